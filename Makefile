@@ -1,0 +1,27 @@
+# The plain commands behind each target, for machines without make, stand in README.md.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: demo test lint
+demo: .venv/main
+	$(PY) prepare_data.py
+	$(PY) train.py config/demo.py
+	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
+	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def " --max_new_tokens 120 --seed 1
+
+test: .venv/dev
+	$(PY) -m pytest
+
+lint: .venv/dev
+	.venv/bin/ruff check .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/main: .venv/bin/python requirements.txt constraints.txt
+	$(PY) -m pip install --quiet -r requirements.txt -c constraints.txt
+	touch $@
+
+.venv/dev: .venv/main requirements-dev.txt
+	$(PY) -m pip install --quiet -r requirements-dev.txt -c constraints.txt
+	touch $@

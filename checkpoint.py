@@ -1,0 +1,194 @@
+"""A run's state <-> checkpoints/<run>/.
+
+Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is whole or it does not
+exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and plain values, not what they mean.
+"""
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+FORMAT = 1
+ROOT = Path("checkpoints")
+STEP_NAME = re.compile(r"step_(\d+)$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing or cannot be used, in a sentence for the user."""
+
+
+def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
+    """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
+
+    state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and plain values.
+    """
+    final = run / f"step_{state['step']:08d}"
+    partial = run / f".{final.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    torch.save(model, partial / "model.pt")
+    torch.save(optimizer, partial / "optimizer.pt")
+    (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
+    files = {name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)} for name in ("model.pt", "optimizer.pt", "tokenizer.json")}
+    write_json(partial / "state.json", {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files})
+    for file in partial.iterdir():
+        sync(file)
+    sync(partial)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    sync(run)
+    return final
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write a small JSON file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    sync(partial)
+    os.replace(partial, path)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's list of names, on the disk itself."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def steps(run: Path) -> list[Path]:
+    """The step folders of a run, oldest first."""
+    return sorted((p for p in run.glob("step_*") if STEP_NAME.search(p.name)), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step in a step folder's name."""
+    return int(STEP_NAME.search(folder.name)[1])
+
+
+def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json")) -> dict:
+    """state.json, after comparing size and checksum of the files `names`. Raises CheckpointError naming what is wrong."""
+    path = folder / "state.json"
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise CheckpointError(f"{path} has format {state['format']}, this code reads format {FORMAT}")
+        for name in names:
+            known, file = state["files"][name], folder / name
+            if not file.exists():
+                raise CheckpointError(f"{file} is missing")
+            if file.stat().st_size != known["bytes"]:
+                raise CheckpointError(f"{file} has {file.stat().st_size:,} bytes, it was saved with {known['bytes']:,}")
+            if sha256(file) != known["sha256"]:
+                raise CheckpointError(f"{file} is damaged: its checksum is not the one it was saved with")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    return state
+
+
+def load_tensors(path: Path) -> dict:
+    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # pickle, zip and torch each have their own
+        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from None
+
+
+def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
+    """The newest whole step folder, its state, and what was wrong with those passed over; (None, {}, ...) if there is none."""
+    problems = []
+    for folder in reversed(steps(run)):
+        try:
+            return folder, read_state(folder), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+    return None, {}, problems
+
+
+def find(path: str | Path | None) -> Path:
+    """The step folder to generate from. path: a step folder; a run, for its best step by validation loss, else its newest;
+    None, for the newest run under checkpoints/. Raises CheckpointError that lists what there is."""
+    if path is None:
+        runs = sorted((p for p in ROOT.glob("*") if steps(p)), key=lambda run: steps(run)[-1].stat().st_mtime)
+        if not runs:
+            raise CheckpointError(f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py")
+        path = runs[-1]
+    path = Path(path)
+    if (path / "state.json").exists() or (STEP_NAME.search(path.name) and path.is_dir()):
+        return path
+    found = steps(path)
+    if not found:
+        raise CheckpointError(f"no checkpoint at {path}; {what_is_there(path)}")
+    best = path / f"step_{(best_of(path) or {}).get('step', -1):08d}"
+    return best if best in found else found[-1]
+
+
+def what_is_there(path: Path) -> str:
+    """In words, what a path that holds no checkpoint holds instead, and where checkpoints are."""
+    if path.is_dir():
+        names = sorted(p.name for p in path.iterdir())
+        here = f"it holds {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else "it is empty"
+    else:
+        here = "it is a file" if path.exists() else "it does not exist"
+    runs = sorted(p.as_posix() for p in ROOT.glob("*") if steps(p))
+    return here + (f"; runs with checkpoints: {', '.join(runs)}" if runs else f"; there are none under {ROOT}/ either")
+
+
+def best_of(run: Path) -> dict | None:
+    """{"step", "val_loss"} of the best evaluation so far, or None."""
+    try:
+        return json.loads((run / "best.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def rotate(run: Path, keep_last: int) -> None:
+    """Delete all step folders but the newest `keep_last` and the best, and what interrupted saves left behind."""
+    best = (best_of(run) or {}).get("step")
+    for folder in steps(run)[:-keep_last]:
+        if step_of(folder) != best:
+            shutil.rmtree(folder, ignore_errors=True)
+    for partial in run.glob(".step_*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def append_log(run: Path, record: dict) -> None:
+    """Add one line to log.jsonl."""
+    with open(run / "log.jsonl", "a", encoding="utf-8", newline="\n") as f:
+        f.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_log(run: Path) -> list[dict]:
+    """The records of log.jsonl; a line cut short by a crash is passed over."""
+    records = []
+    if (run / "log.jsonl").exists():
+        for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                pass
+    return records
+
+
+def write_log(run: Path, records: list[dict]) -> None:
+    """Replace log.jsonl, whole or not at all: a resumed run drops what came after its checkpoint."""
+    partial = run / ".log.jsonl.partial"
+    partial.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8", newline="\n")
+    sync(partial)
+    os.replace(partial, run / "log.jsonl")

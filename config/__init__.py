@@ -1,0 +1,231 @@
+"""Every setting of a training run: its name, type, default and meaning, and how presets and the command line change it.
+
+A preset is a Python file of plain assignments (`learning_rate = 3e-4`); the command line overrides it
+(`--learning_rate=1e-4`). A name or a value that makes no sense is an error, never ignored.
+"""
+import dataclasses
+import difflib
+import json
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used, in a sentence for the user."""
+
+
+def setting(default, meaning, choices=None, low=None):
+    """A field of Config with its meaning for --help, and what values it takes (`low`: the smallest)."""
+    make = {"default_factory": lambda: list(default)} if isinstance(default, list) else {"default": default}
+    return dataclasses.field(**make, metadata={"meaning": meaning, "choices": choices, "low": low})
+
+
+@dataclass
+class Config:
+    """The settings of one run. None stands for "derived from the others", as the meaning says."""
+
+    # data and run
+    data_dir: str = setting("data/python_stdlib", "prepared folder to train on, as prepare_data.py writes it")
+    data_location: str = setting("auto", "where the tokens lie while training: on the GPU when they fit, else in RAM, else memory-mapped", ["auto", "gpu", "ram", "mmap"])
+    checkpoint_dir: str | None = setting(None, "folder of this run, anywhere; None: checkpoints/ and the preset's name")
+    resume: str = setting("auto", "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only start anew", ["auto", "must", "never"])
+    # model
+    n_layer: int = setting(12, "layers", low=1)
+    n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
+    n_embd: int = setting(768, "width of the model", low=1)
+    block_size: int = setting(1024, "context: tokens a sequence", low=1)
+    bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2")
+    dropout: float = setting(0.0, "dropout probability; 0 unless the data is seen many times", low=0)
+    tie_weights: bool = setting(True, "one matrix for the token embedding and the output head, as in GPT-2")
+    # optimisation
+    batch_size: int = setting(32, "sequences an optimiser step, over all accumulation", low=1)
+    micro_batch_size: int | None = setting(None, "sequences in memory at once; must divide batch_size; None: all of them", low=1)
+    learning_rate: float = setting(3e-4, "peak learning rate", low=0)
+    min_lr: float | None = setting(None, "learning rate at the end of the cosine; None: a tenth of learning_rate", low=0)
+    warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
+    weight_decay: float = setting(0.1, "AdamW's weight decay, on matrices only", low=0)
+    beta1: float = setting(0.9, "AdamW's momentum", low=0)
+    beta2: float = setting(0.95, "AdamW's second-moment decay", low=0)
+    grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping", low=0)
+    epochs: float = setting(1.0, "passes over the training data", low=0)
+    max_steps: int | None = setting(None, "optimiser steps in all; overrides epochs", low=1)
+    # looking, logging, saving
+    eval_interval: int = setting(500, "steps between evaluations; 0: only at the end", low=0)
+    eval_batches: int = setting(20, "batches of batch_size in an evaluation, always the same windows; 0: the whole validation split", low=0)
+    log_interval: int = setting(10, "steps between log lines", low=1)
+    save_interval: int = setting(1000, "steps between checkpoints; evaluations and the end save too; 0: only those", low=0)
+    keep_last: int = setting(2, "newest checkpoints kept; the best by validation loss is kept besides", low=1)
+    sample_prompts: list[str] = setting([], "prompts answered at each evaluation, into the log")
+    # machine
+    device: str = setting("auto", "auto, cuda, cuda:1, mps or cpu")
+    dtype: str = setting("auto", "precision of the matrix products; auto: the fastest that the device has", ["auto", "bfloat16", "float16", "float32"])
+    compile: bool = setting(True, "torch.compile the model; where that fails the run goes on without")
+    seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+TYPES = typing.get_type_hints(Config)
+
+
+def load(argv: list[str]) -> Config:
+    """The settings for a command line: `[PRESET.py] [--key=value ...]`. Raises ConfigError; prints the settings and exits for --help."""
+    if "--help" in argv or "-h" in argv:
+        print(help_text())
+        sys.exit(0)
+    config, presets = Config(), [Path(a) for a in argv if not a.startswith("--")]
+    if len(presets) > 1:
+        raise ConfigError(f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as --key=value)")
+    for preset in presets:
+        apply(config, read_preset(preset))
+    for arg in argv:
+        if arg.startswith("--"):
+            name, given, text = arg[2:].partition("=")
+            name = name.replace("-", "_")
+            check_name(name, "the command line")
+            if not given:
+                raise ConfigError(f"--{name} has no value; write --{name}={example(name)}")
+            setattr(config, name, parse(name, text, f"--{name}"))
+    if config.checkpoint_dir is None:
+        config.checkpoint_dir = f"checkpoints/{presets[0].stem if presets else 'run'}"
+    check(config)
+    return config
+
+
+def read_preset(path: Path) -> dict:
+    """The assignments of a preset as {name: (value, where)}. Raises ConfigError for a missing or broken file or an unknown name."""
+    try:
+        code = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        there = sorted(p.as_posix() for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__")
+        near = difflib.get_close_matches(path.name, [Path(p).name for p in there], 1)
+        hint = f"did you mean config/{near[0]}?" if near else "presets here: " + ", ".join("config/" + Path(p).name for p in there)
+        raise ConfigError(f"no preset {path}; {hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    values = {}
+    try:
+        exec(compile(code, str(path), "exec"), values)
+    except Exception as error:
+        line = error.lineno if isinstance(error, SyntaxError) else _line_in(path, error)
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
+    values = {k: v for k, v in values.items() if not k.startswith("_") and not isinstance(v, type(sys))}
+    lines = code.splitlines()
+    settings = {}
+    for name, value in values.items():
+        at = next((n for n, line in enumerate(lines, 1) if line.split("=")[0].strip() == name), None)
+        where = f"{path}, line {at}" if at else str(path)
+        check_name(name, where)
+        settings[name] = (value, where)
+    return settings
+
+
+def _line_in(path, error):
+    """The line of the preset in which an error arose."""
+    trace, line = error.__traceback__, "?"
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def apply(config: Config, settings: dict) -> None:
+    """Set what `read_preset` returned. Raises ConfigError for a value of the wrong type."""
+    for name, (value, where) in settings.items():
+        setattr(config, name, convert(name, value, where))
+
+
+def from_dict(saved: dict) -> tuple[Config, list[str]]:
+    """The settings of an older run: what it lacks takes its default. Also returns the names that are no settings any more."""
+    config = Config()
+    apply(config, {k: (v, "the saved settings") for k, v in saved.items() if k in FIELDS})
+    return config, [k for k in saved if k not in FIELDS]
+
+
+def check_name(name: str, where: str) -> None:
+    """Raises ConfigError, with the nearest real setting, unless `name` is one."""
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, 1, 0.5)
+        raise ConfigError(f"{where}: no setting is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + " (python train.py --help lists all)")
+
+
+def parse(name: str, text: str, where: str):
+    """The value of a setting from the text of a command line."""
+    kind = base_type(name)
+    if text == "None":
+        return convert(name, None, where)
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        if kind is int:
+            return convert(name, int(text) if text.lstrip("+-").replace("_", "").isdigit() else float(text), where)
+        if kind is float:
+            return convert(name, float(text), where)
+        if kind is list:
+            return convert(name, json.loads(text) if text.startswith("[") else [text], where)
+    except (KeyError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}={text}: {name} takes {describe(name)}") from None
+    return convert(name, text, where)
+
+
+def convert(name: str, value, where: str):
+    """`value` in the type of the setting. Raises ConfigError where it does not fit."""
+    kind, choices, low = base_type(name), FIELDS[name].metadata["choices"], FIELDS[name].metadata["low"]
+    if value is None and type(None) in typing.get_args(TYPES[name]):
+        return None
+    if kind is float and type(value) is int or kind is int and type(value) is float and value.is_integer():
+        value = kind(value)  # 1 for 1.0, 2e5 for 200000
+    fits = type(value) is kind and (kind is not list or all(isinstance(v, str) for v in value))
+    if not fits or (choices and value not in choices) or (low is not None and not low <= value < float("inf")):
+        raise ConfigError(f"{where}: {name} = {value!r}, but it takes {describe(name)}")
+    return value
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError where settings contradict each other."""
+    micro = config.micro_batch_size
+    if micro and config.batch_size % micro:
+        fits = max(m for m in range(1, min(micro, config.batch_size) + 1) if config.batch_size % m == 0)
+        raise ConfigError(f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next smaller that does is {fits}")
+    if config.beta1 >= 1 or config.beta2 >= 1:
+        raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")
+    if (config.min_lr or 0) > config.learning_rate:
+        raise ConfigError(f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr = None takes a tenth of it")
+    if not config.max_steps and not config.epochs:
+        raise ConfigError("epochs = 0 and no max_steps: nothing to train")
+
+
+def base_type(name: str) -> type:
+    """int for a setting declared `int | None`, list for `list[str]`, and so on."""
+    kind = TYPES[name]
+    kind = next((t for t in typing.get_args(kind) if t is not type(None)), kind) if type(None) in typing.get_args(kind) else kind
+    return typing.get_origin(kind) or kind
+
+
+def describe(name: str) -> str:
+    """What a setting takes, in words."""
+    kind, meta = base_type(name), FIELDS[name].metadata
+    if meta["choices"]:
+        return "one of " + ", ".join(meta["choices"])
+    words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", list: 'a list of texts, as in \'["Once", "To be"]\''}[kind]
+    return words + (f" of at least {meta['low']}" if meta["low"] is not None else "") + (" or None" if type(None) in typing.get_args(TYPES[name]) else "")
+
+
+def example(name: str) -> str:
+    """A value to show in an error message."""
+    default = FIELDS[name].default
+    return "VALUE" if default in (None, dataclasses.MISSING) else str(default)
+
+
+def help_text() -> str:
+    """All settings, their defaults and meanings, as train.py --help prints them."""
+    lines = ["usage: python train.py [config/PRESET.py] [--key=value ...]", "", "settings, their defaults and meanings:"]
+    for name, field in FIELDS.items():
+        default = [] if field.default is dataclasses.MISSING else field.default
+        choices = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+        lines.append(f"  --{name}={default}".ljust(36) + f" {field.metadata['meaning']}{choices}")
+    return "\n".join(lines)

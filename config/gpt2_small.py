@@ -1,0 +1,18 @@
+# Phase 3: GPT-2 Small with a 32,000 vocabulary, 134,601,216 parameters, on an A100 or better.
+#   python prepare_data.py YOUR_TEXT --out data/main
+#   python train.py config/gpt2_small.py
+data_dir = "data/main"
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 512
+bias = True
+tie_weights = False
+batch_size = 64  # x 512 = 32,768 tokens a step
+learning_rate = 3e-4
+min_lr = 3e-5
+warmup_steps = 2000
+epochs = 10
+eval_interval = 2000
+save_interval = 2000
+sample_prompts = ["Once upon a time", "The meaning of life is", "Hello! How are you?"]

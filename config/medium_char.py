@@ -1,0 +1,15 @@
+# Phase 2: 250 MB of text by characters, about 10 million parameters, on a T4 or V100.
+# Those have no bf16: dtype = "auto" takes fp16 with a GradScaler there.
+#   python prepare_data.py YOUR_TEXT --tokenizer char --out data/medium_char
+#   python train.py config/medium_char.py
+data_dir = "data/medium_char"
+n_layer = 6
+n_head = 6
+n_embd = 384
+block_size = 512
+batch_size = 64  # x 512 = 32,768 tokens a step
+learning_rate = 1e-3
+warmup_steps = 500
+epochs = 1
+eval_interval = 500
+save_interval = 1000

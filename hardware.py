@@ -1,0 +1,69 @@
+"""What the machine offers: device, precision, and how fast it could be. Nothing here knows models or data."""
+import contextlib
+
+import torch
+
+# Dense bf16 or fp16 matrix products, TFLOP/s, from the makers' data sheets. The first name found in the device's name counts.
+PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200": 989, "B200": 2250, "A100": 312, "A800": 312, "L40S": 362, "L4": 121,
+               "A10G": 70, "A10": 125, "A40": 150, "A6000": 155, "V100": 125, "T4": 65, "4090": 165, "3090": 71}  # fmt: skip
+
+
+class DeviceError(ValueError):
+    """A device that is not there, in a sentence for the user."""
+
+
+def find_device(name: str) -> torch.device:
+    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu. Raises DeviceError for one that this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"device = {name!r} is none that PyTorch knows; use auto, cuda, cuda:1, mps or cpu") from None
+    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}.get(device.type, 0)
+    if (device.index or 0) >= count:
+        raise DeviceError(f"device = {name}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}")
+    return device
+
+
+def find_dtype(device: torch.device, name: str) -> torch.dtype:
+    """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
+
+    auto: bfloat16 where the hardware multiplies it (Ampere and later; CPUs with AMX or AVX512-BF16), float16 on older GPUs, else float32.
+    """
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    if device.type == "cpu":
+        return torch.bfloat16 if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported() else torch.float32
+    return torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype):
+    """The context in which a forward runs with matrix products in `dtype` and weights kept in float32."""
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Floating-point operations a second that the device is sold as, or None where it is not in the table."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((tflops * 1e12 for key, tflops in PEAK_TFLOPS.items() if key in name), None)
+
+
+def describe(device: torch.device) -> str:
+    """The device in a few words, for banners and logs."""
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
+    return f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given, so that a clock tells the truth."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
