@@ -3,6 +3,7 @@
 Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is whole or it does not
 exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and plain values, not what they mean.
 """
+import contextlib
 import hashlib
 import json
 import os
@@ -179,10 +180,8 @@ def read_log(run: Path) -> list[dict]:
     records = []
     if (run / "log.jsonl").exists():
         for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
+            with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
-            except ValueError:
-                pass
     return records
 
 

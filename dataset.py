@@ -91,14 +91,16 @@ def read_meta(folder: str | Path) -> Meta:
         raise DataError(f"{path}: dtype = {meta.dtype!r}, but a .bin holds uint16 or int32")
     if meta.vocab_size > 65536 and meta.dtype == "uint16":
         raise DataError(f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is wrong")
-    for name, split in meta.splits.items():
+    for split in meta.splits.values():
         bin_path, expected = folder / split.file, split.tokens * np.dtype(meta.dtype).itemsize
         if not bin_path.exists():
             raise DataError(f"{bin_path} is missing, though {path} names it; copy it here or prepare the data again")
         size = bin_path.stat().st_size
         if size != expected:
             other = "int32" if meta.dtype == "uint16" else "uint16"
-            hint = f"the file fits dtype {other}" if size == split.tokens * np.dtype(other).itemsize else "it is cut off or still being copied" if size < expected else "it is longer than it should be"
+            hint = "it is cut off or still being copied" if size < expected else "it is longer than it should be"
+            if size == split.tokens * np.dtype(other).itemsize:
+                hint = f"the file fits dtype {other}, so {path.name} is wrong or belongs to another file"
             raise DataError(f"{bin_path} has {size:,} bytes, but {path} says {split.tokens:,} {meta.dtype} tokens = {expected:,} bytes: {hint}")
     return meta
 
@@ -129,7 +131,8 @@ class Dataset:
         self.length = meta.splits[split].tokens
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
-            raise DataError(f"{self.path} holds {self.length:,} tokens, too few for one sequence of block_size = {block_size} from any offset: lower block_size to {max(1, self.length // 2)}, or prepare more text" + (" or a larger --val_fraction" if split == "val" else ""))
+            more = "with a larger --val_fraction" if split == "val" else "from more text"
+            raise DataError(f"{self.path} holds {self.length:,} tokens, too few for sequences of block_size = {block_size}: lower block_size to {max(1, self.length // 2)} or less, or prepare the data {more}")
         self.location = location if location != "auto" else find_location(self.path, device)
         self.tokens = self._load()
         self._order = {}  # epoch -> (offset, order of its windows)

@@ -5,6 +5,7 @@ All are kept as one `tokenizer.json` in the format of Hugging Face's `tokenizers
 `tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster. Knows no model and no data set.
 """
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -230,9 +231,11 @@ def _word_pattern(description: dict, source: str) -> str | None:
     kinds = [s.get("type") for s in steps]
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
         return GPT2_PATTERN
-    if kinds == ["Split", "ByteLevel"] and "Regex" in steps[0].get("pattern", {}) and steps[0].get("behavior") == "Isolated" and not steps[0].get("invert"):
-        if not steps[1].get("use_regex", True) and not steps[1].get("add_prefix_space"):
-            return steps[0]["pattern"]["Regex"]
+    if kinds == ["Split", "ByteLevel"]:
+        split, level = steps
+        isolates = "Regex" in split.get("pattern", {}) and split.get("behavior") == "Isolated" and not split.get("invert")
+        if isolates and not level.get("use_regex", True) and not level.get("add_prefix_space"):
+            return split["pattern"]["Regex"]
     raise TokenizerError(f"{source} cuts text in a way that is not supported here ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without prefix space")
 
 
@@ -245,7 +248,7 @@ def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            pair_ranks = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:], strict=False)]
+            pair_ranks = [ranks.get(a + b, rank) for a, b in itertools.pairwise(parts)]
             at = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:

@@ -427,10 +427,9 @@ def train(config: Config) -> None:
     try:
         loop(run, signals)
     except Stop as stop:
-        with contextlib.suppress(Stop):
-            with signals:
-                if run.saved_step < run.progress.step:
-                    run.save()
+        with contextlib.suppress(Stop), signals:
+            if run.saved_step < run.progress.step:
+                run.save()
         leave(stop.signum, f"step {run.progress.step:,} is saved in {run.folder}; the same command continues")
     best = f", best validation loss {run.best:.4f}" if run.val_data else ""
     print(f"finished: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{best}\n  {generate_command(run)}")
