@@ -132,7 +132,7 @@ class Dataset:
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
-            raise DataError(f"{self.path} holds {self.length:,} tokens, too few for sequences of block_size = {block_size}: lower block_size to {max(1, self.length // 2)} or less, or prepare the data {more}")
+            raise DataError(f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}")
         self.location = location if location != "auto" else find_location(self.path, device)
         self.tokens = self._load()
         self._order = {}  # epoch -> (offset, order of its windows)
