@@ -36,7 +36,8 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     torch.save(optimizer, partial / "optimizer.pt")
     (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
     files = {name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)} for name in ("model.pt", "optimizer.pt", "tokenizer.json")}
-    write_json(partial / "state.json", {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files})
+    state = {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files}
+    write_json(partial / "state.json", state | {"sha256": fingerprint(state)})
     for file in partial.iterdir():
         sync(file)
     sync(partial)
@@ -71,6 +72,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def fingerprint(state: dict) -> str:
+    """Checksum of state.json's values, but for the checksum itself."""
+    values = {k: v for k, v in state.items() if k != "sha256"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def steps(run: Path) -> list[Path]:
     """The step folders of a run, oldest first."""
     return sorted((p for p in run.glob("step_*") if STEP_NAME.search(p.name)), key=step_of)
@@ -88,6 +95,8 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
             raise CheckpointError(f"{path} has format {state['format']}, this code reads format {FORMAT}")
+        if state["sha256"] != fingerprint(state):
+            raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
         for name in names:
             known, file = state["files"][name], folder / name
             if not file.exists():

@@ -1,0 +1,67 @@
+"""What tests share: small prepared folders made of real text, and the scripts run as a user runs them."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
+
+
+def pytest_collection_modifyitems(items):
+    """Tests marked gpu are skipped where there is no CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+def run_script(*command, cwd=ROOT, timeout=300, **env):
+    """Run `python *command` to its end; returns the CompletedProcess, its output as text."""
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, env=os.environ | {"PYTHONPATH": str(ROOT)} | env)
+
+
+def fails_clearly(result, *words, status=2):
+    """Assert that a command ended with `status`, a message of a few lines that holds `words`, and no traceback."""
+    text = result.stderr.strip()
+    assert result.returncode == status, (result.returncode, result.stdout, text)
+    assert "Traceback" not in text and len(text.splitlines()) <= 8, text
+    for word in words:
+        assert str(word) in text, (word, text)
+
+
+def prose() -> str:
+    """About 200 KB of real text on every machine: Python's own licence and help topics."""
+    import pydoc_data.topics
+
+    return "".join(pydoc_data.topics.topics.values())[:200_000]
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    """A file of real text."""
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text(prose(), encoding="utf-8", newline="\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def char_data(tmp_path_factory, text_file):
+    """A prepared folder at character level."""
+    out = tmp_path_factory.mktemp("data") / "char"
+    result = run_script("prepare_data.py", text_file, "--tokenizer", "char", "--out", out)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def bpe_data(tmp_path_factory, text_file):
+    """A prepared folder with a byte-level BPE of 512."""
+    out = tmp_path_factory.mktemp("data") / "bpe"
+    result = run_script("prepare_data.py", text_file, "--vocab_size", 512, "--out", out)
+    assert result.returncode == 0, result.stderr
+    return out

@@ -1,0 +1,97 @@
+"""checkpoint.py: whole-or-nothing step folders, what is found, and what damage is answered with."""
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+
+import checkpoint
+from checkpoint import CheckpointError
+
+
+def save(run, step, value=1.0):
+    """A small checkpoint."""
+    return checkpoint.save(run, {"step": step}, {"w": torch.full((100,), value)}, {"optimizer": {"state": {0: {"m": torch.zeros(3)}}}}, "{}\n")
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    folder = save(tmp_path, 7)
+    assert folder.name == "step_00000007" and not list(tmp_path.glob(".*"))
+    assert checkpoint.read_state(folder)["step"] == 7
+    assert torch.equal(checkpoint.load_tensors(folder / "model.pt")["w"], torch.ones(100))
+    assert checkpoint.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "optimizer.pt", "tokenizer.json", "state.json"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, name, damage):
+    save(tmp_path, 1)
+    file = save(tmp_path, 2) / name
+    data = bytearray(file.read_bytes())
+    if damage == "remove":
+        file.unlink()
+    else:
+        if damage == "flip":
+            data[len(data) // 2] ^= 0x40
+        file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    folder, _, problems = checkpoint.latest(tmp_path)
+    assert folder.name == "step_00000001" and len(problems) == 1 and name in problems[0]
+
+
+def test_an_unfinished_save_is_no_checkpoint(tmp_path):
+    folder = save(tmp_path, 1)
+    shutil.copytree(folder, tmp_path / ".step_00000002.partial")
+    assert checkpoint.steps(tmp_path) == [folder]
+    checkpoint.rotate(tmp_path, 1)
+    assert not list(tmp_path.glob(".step*"))
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    for step in (1, 2, 3, 4, 5):
+        save(tmp_path, step)
+    checkpoint.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
+    checkpoint.rotate(tmp_path, 2)
+    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path)] == [2, 4, 5]
+    assert checkpoint.find(tmp_path).name == "step_00000002"
+    assert checkpoint.find(tmp_path / "step_00000004").name == "step_00000004"
+
+
+def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint under checkpoints/"):
+        checkpoint.find(None)
+    save(tmp_path / "checkpoints" / "old", 9)
+    save(tmp_path / "checkpoints" / "new", 1)
+    assert checkpoint.find(None).as_posix() == "checkpoints/new/step_00000001"
+
+
+def test_a_path_without_a_checkpoint_lists_what_it_holds(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"it holds notes\.txt"):
+        checkpoint.find(tmp_path)
+    with pytest.raises(CheckpointError, match="it does not exist"):
+        checkpoint.find(tmp_path / "nowhere")
+
+
+def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return open, (str(tmp_path / "executed"), "w")
+
+    for name, write in (("plain", lambda f: pickle.dump({"w": Evil()}, f)), ("torch", lambda f: torch.save({"w": Evil()}, f))):
+        with open(tmp_path / name, "wb") as f:
+            write(f)
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            checkpoint.load_tensors(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
+    for step in (1, 2, 3):
+        checkpoint.append_log(tmp_path, {"step": step, "loss": 0.1 * step})
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(log.read_bytes()[:-6])
+    assert [r["step"] for r in checkpoint.read_log(tmp_path)] == [1, 2]
+    checkpoint.write_log(tmp_path, checkpoint.read_log(tmp_path))
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]

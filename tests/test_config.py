@@ -1,0 +1,95 @@
+"""config/: typed settings, presets, overrides, and what a mistake is answered with."""
+from pathlib import Path
+
+import pytest
+
+import config
+from config import Config, ConfigError
+
+PRESETS = sorted(p.as_posix() for p in Path(config.__file__).parent.glob("*.py") if p.stem != "__init__")
+
+
+def preset(tmp_path, text):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("path", PRESETS)
+def test_every_preset_loads(path):
+    assert config.load([path]).checkpoint_dir == f"checkpoints/{Path(path).stem}"
+
+
+def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
+    path = preset(tmp_path, "learning_rate = 1e-3\nn_layer = 2 * 3\nsample_prompts = ['a']\n")
+    for argv in ([path, "--learning_rate=5e-4"], ["--learning_rate=5e-4", path]):
+        c = config.load(argv)
+        assert (c.learning_rate, c.n_layer, c.sample_prompts) == (5e-4, 6, ["a"])
+
+
+@pytest.mark.parametrize(("text", "name", "value"), [
+    ("--max_steps=None", "max_steps", None),
+    ("--max_steps=2e3", "max_steps", 2000),
+    ("--max_steps=2_000", "max_steps", 2000),
+    ("--compile=false", "compile", False),
+    ("--compile=True", "compile", True),
+    ("--epochs=2", "epochs", 2.0),
+    ("--sample_prompts=Once", "sample_prompts", ["Once"]),
+    ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
+    ("--batch-size=8", "batch_size", 8),
+])  # fmt: skip
+def test_values_are_read_in_their_type(text, name, value):
+    got = getattr(config.load([text]), name)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
+    ("--compile=maybe", ["--compile=maybe", "True or False"]),
+    ("--n_layer=six", ["--n_layer=six", "whole number"]),
+    ("--n_layer=0", ["n_layer = 0", "at least 1"]),
+    ("--n_layer=2.5", ["n_layer", "whole number"]),
+    ("--learning_rate=nan", ["learning_rate", "a number"]),
+    ("--learning_rate=inf", ["learning_rate", "a number"]),
+    ("--dtype=bf16", ["dtype", "bfloat16"]),
+    ("--batch_size", ["--batch_size has no value"]),
+    ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
+    ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
+    ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
+    ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
+    ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
+])  # fmt: skip
+def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
+    with pytest.raises(ConfigError) as error:
+        config.load([text])
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
+    ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
+    ("compile = 1\n", ["mine.py, line 1", "True or False"]),
+    ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
+    ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
+])  # fmt: skip
+def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
+    with pytest.raises(ConfigError) as error:
+        config.load([preset(tmp_path, text)])
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_two_presets_are_refused():
+    with pytest.raises(ConfigError, match="one preset"):
+        config.load(PRESETS[:2])
+
+
+def test_old_settings_take_the_defaults_of_newer_ones():
+    loaded, gone = config.from_dict({"n_layer": 3, "a_setting_of_long_ago": 1})
+    assert loaded == Config(n_layer=3) and gone == ["a_setting_of_long_ago"]
+
+
+def test_help_lists_every_setting(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        config.load(["--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0 and all(f"--{name}=" in text for name in config.FIELDS)

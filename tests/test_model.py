@@ -1,0 +1,136 @@
+"""model.py: shape, equality with Hugging Face's GPT-2, initialisation, sampling, errors."""
+import math
+
+import pytest
+import torch
+
+import config
+from model import GPT, IGNORE, GPTConfig, sample
+
+TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
+
+
+def randomised(**changes):
+    """A tiny model whose biases and norms are not at their initial values."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    return model
+
+
+def huggingface_twin(model):
+    """transformers' GPT2LMHeadModel with the same weights: theirs are laid out [in, out] in the layers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    c = model.config
+    hf = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head, tie_word_embeddings=c.tie_weights)).eval()
+    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    weights = {("" if k.startswith("lm_head") else "transformer.") + k: v.t() if k.endswith(transposed) else v for k, v in model.state_dict().items()}
+    missing, unexpected = hf.load_state_dict(weights, strict=False)
+    assert not unexpected and all("attn.bias" in k or "masked_bias" in k for k in missing)
+    return hf
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_those_of_transformers(tied):
+    model = randomised(tie_weights=tied)
+    idx = torch.randint(97, (2, 32))
+    with torch.no_grad():
+        ours, theirs = model(idx), huggingface_twin(model)(idx).logits
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_gpt2_small_has_its_parameters():
+    c = config.load(["config/gpt2_small.py"])
+    model = GPT(GPTConfig(32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights))
+    assert model.num_parameters() == 134_601_216
+    assert model.flops_per_token() == pytest.approx(714e6, rel=1e-3)
+
+
+def test_gpt2_medium_has_its_parameters():
+    c = config.load(["config/gpt2_medium.py"])
+    with torch.device("meta"):
+        model = GPT(GPTConfig(50257, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights))
+    assert model.num_parameters() == 354_823_168  # as published
+
+
+def test_initialisation_is_gpt2s():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(1000, 64, 6, 4, 128))
+    assert model.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.h[0].attn.c_attn.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for proj in (model.h[3].attn.c_proj, model.h[3].mlp.c_proj):
+        assert proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(12), rel=0.05)
+        assert not proj.bias.any()
+    loss = model(torch.randint(1000, (4, 64)), torch.randint(1000, (4, 64)))
+    assert loss.item() == pytest.approx(math.log(1000), abs=0.1)
+
+
+def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
+    model = randomised()
+    idx, targets = torch.randint(97, (2, 16)), torch.randint(97, (2, 16))
+    targets[0, :5] = IGNORE
+    logits = model(idx)
+    picked = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    assert model(idx, targets).item() == pytest.approx(-picked[targets != IGNORE].mean().item(), rel=1e-5)
+
+
+def test_no_token_sees_what_comes_after_it():
+    model = randomised()
+    idx = torch.randint(97, (1, 32))
+    changed = idx.clone()
+    changed[0, 20:] = (changed[0, 20:] + 1) % 97
+    assert torch.equal(model(idx)[0, :20], model(changed)[0, :20])
+
+
+def test_tied_weights_are_one_tensor_and_count_once():
+    tied, untied = GPT(GPTConfig(**TINY, tie_weights=True)), GPT(GPTConfig(**TINY, tie_weights=False))
+    assert untied.num_parameters() - tied.num_parameters() == 97 * 64
+    assert tied.lm_head.weight is tied.wte.weight
+
+
+def test_without_bias_there_is_none():
+    assert not [name for name, _ in GPT(GPTConfig(**TINY, bias=False)).named_parameters() if "bias" in name]
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"n_head": 5}, ["n_head = 5", "n_embd = 64", "n_head = 4"]),
+    ({"n_layer": 0}, ["n_layer = 0"]),
+    ({"dropout": 1.0}, ["dropout = 1.0"]),
+])  # fmt: skip
+def test_impossible_shapes_are_sentences(changes, words):
+    with pytest.raises(ValueError) as error:
+        GPTConfig(**TINY | changes)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_too_long_a_sequence_and_ids_beyond_the_vocabulary_are_sentences():
+    model = randomised()
+    with pytest.raises(ValueError, match=r"33 tokens is longer than .* \(block_size = 32\)"):
+        model(torch.zeros(1, 33, dtype=torch.int64))
+    with pytest.raises(ValueError, match="token id 97 is outside the model's vocabulary of 97"):
+        model(torch.tensor([[0, 97]]))
+    with pytest.raises(ValueError, match="token id -3 is outside"):
+        model(torch.tensor([[0, -3]]))
+
+
+def test_generation_beyond_the_context_goes_on():
+    model = randomised()
+    ids = list(model.generate(torch.zeros(2, 30, dtype=torch.int64), 10, generator=torch.Generator().manual_seed(0)))
+    assert len(ids) == 10 and ids[0].shape == (2,)
+
+
+def test_sampling_takes_only_what_the_settings_allow():
+    torch.manual_seed(0)
+    logits = torch.log(torch.tensor([[0.05, 0.5, 0.3, 0.1, 0.05]])).repeat(4000, 1)
+    assert sample(logits, temperature=0).unique().tolist() == [1]
+    assert sample(logits, top_k=2).unique().tolist() == [1, 2]
+    assert sample(logits, top_p=0.75).unique().tolist() == [1, 2]
+    assert sample(logits, top_p=0.81).unique().tolist() == [1, 2, 3]
+    assert sample(logits, top_p=1e-9).unique().tolist() == [1]
+    assert sample(logits, vocab_size=2).unique().tolist() == [0, 1]
+    counts = sample(logits).bincount() / 4000
+    assert torch.allclose(counts, torch.tensor([0.05, 0.5, 0.3, 0.1, 0.05]), atol=0.03)
+    assert torch.equal(sample(logits, generator=torch.Generator().manual_seed(5)), sample(logits, generator=torch.Generator().manual_seed(5)))
