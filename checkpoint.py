@@ -9,6 +9,8 @@ import json
 import os
 import re
 import shutil
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,11 +29,26 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
     state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and plain values.
+    Raises OSError when the disk does not take it; nothing of it is left then.
     """
     final = run / f"step_{state['step']:08d}"
     partial = run / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+        check_room(run, tensor_bytes(model) + tensor_bytes(optimizer))
+        _write(partial, state, model, optimizer, tokenizer_json)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+        sync(run)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _write(partial, state, model, optimizer, tokenizer_json):
+    """All files of a step folder, flushed to the disk."""
     torch.save(model, partial / "model.pt")
     torch.save(optimizer, partial / "optimizer.pt")
     (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
@@ -41,10 +58,104 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     for file in partial.iterdir():
         sync(file)
     sync(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-    sync(run)
-    return final
+
+
+class Saver:
+    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is in flight at most.
+
+    saved: the step last written whole. A save that fails is reported, and the run goes on.
+    """
+
+    def __init__(self, run: Path, keep_last: int, saved: int = 0):
+        self.run, self.keep_last, self.saved = run, keep_last, saved
+        self.thread, self.buffers = None, {}
+
+    def reserve(self, model: dict) -> None:
+        """Have memory for the copies at hand before the first save: for the weights, and AdamW's two tensors for each. Touching
+        new memory takes longer than the copy does."""
+        self.thread = threading.Thread(target=self._reserve, args=(list(_tensors(model)),), daemon=True)
+        self.thread.start()
+
+    def _reserve(self, tensors):
+        for t in tensors:
+            self.buffers.setdefault(_kind(t), []).extend(_buffer(t) for _ in range(3))
+
+    def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
+        """Copy the state and have it written; waits for the save before, if that is still being written."""
+        self.wait()
+        free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
+        copies = {}  # by address: tied weights are copied once, and stay tied
+        model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.thread = threading.Thread(target=self._save, args=(state, model, optimizer, tokenizer_json))
+        self.thread.start()
+
+    def _copy(self, value, free, copies):
+        if isinstance(value, dict):
+            return {k: self._copy(v, free, copies) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(v, free, copies) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        key = (value.data_ptr(), _kind(value))
+        if key not in copies:
+            if not free.get(key[1]):
+                buffer = _buffer(value)
+                self.buffers.setdefault(key[1], []).append(buffer)
+                free.setdefault(key[1], []).append(buffer)
+            copies[key] = free[key[1]].pop().copy_(value, non_blocking=True)
+        return copies[key]
+
+    def _save(self, state, model, optimizer, tokenizer_json):
+        try:
+            save(self.run, state, model, optimizer, tokenizer_json)
+            rotate(self.run, self.keep_last)
+            self.saved = state["step"]
+        except Exception as error:  # OSError, and whatever torch.save makes of one
+            print(f"\nstep {state['step']:,} could not be saved in {self.run}: {error}. Training goes on; the last checkpoint is step {self.saved:,}", file=sys.stderr, flush=True)
+
+    def wait(self) -> None:
+        """Until what was begun is written."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return self.thread is not None and self.thread.is_alive()
+
+
+def _kind(tensor):
+    """Tensors of one kind can share a buffer, one after the other."""
+    return tensor.shape, tensor.dtype, tensor.device.type
+
+
+def _buffer(tensor):
+    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it several times faster."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").zero_()
+
+
+def _tensors(value):
+    """All tensors in nested dicts and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(v)
+
+
+def tensor_bytes(value) -> int:
+    """Bytes of all tensors in nested dicts and lists; what shares memory counts once."""
+    return sum({t.data_ptr(): t.nbytes for t in _tensors(value)}.values())
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raises OSError where a file system has not `size` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.02 + (1 << 20):
+        raise OSError(f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower keep_last")
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -145,7 +256,7 @@ def find(path: str | Path | None) -> Path:
     found = steps(path)
     if not found:
         raise CheckpointError(f"no checkpoint at {path}; {what_is_there(path)}")
-    best = path / f"step_{(best_of(path) or {}).get('step', -1):08d}"
+    best = path / f"step_{best_of(path) or 0:08d}"
     return best if best in found else found[-1]
 
 
@@ -160,17 +271,29 @@ def what_is_there(path: Path) -> str:
     return here + (f"; runs with checkpoints: {', '.join(runs)}" if runs else f"; there are none under {ROOT}/ either")
 
 
-def best_of(run: Path) -> dict | None:
-    """{"step", "val_loss"} of the best evaluation so far, or None."""
+def read_json(path: Path) -> dict | None:
+    """A small JSON file, or None where there is none or it is damaged."""
     try:
-        return json.loads((run / "best.json").read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
+def best_of(run: Path) -> int | None:
+    """The step of the best evaluation so far."""
+    return (read_json(run / "best.json") or {}).get("step")
+
+
+def set_aside(run: Path, step: int) -> None:
+    """Rename step folders beyond `step`: damaged ones, that a resumed run passed over and that must not count as its newest."""
+    for folder in steps(run):
+        if step_of(folder) > step:
+            os.replace(folder, folder.with_name(f"damaged_{folder.name}_{time.time_ns()}"))
+
+
 def rotate(run: Path, keep_last: int) -> None:
     """Delete all step folders but the newest `keep_last` and the best, and what interrupted saves left behind."""
-    best = (best_of(run) or {}).get("step")
+    best = best_of(run)
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best:
             shutil.rmtree(folder, ignore_errors=True)

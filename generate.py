@@ -81,7 +81,8 @@ def main(argv):
     device = hardware.find_device(args.device)
     folder = checkpoint.find(args.checkpoint)
     model, tokenizer, state = load_model(folder, device)
-    loss = "" if state.get("best_val_loss") is None else f", validation loss {state['best_val_loss']:.4f}"
+    best = checkpoint.read_json(folder.parent / "best.json") or {}
+    loss = f", validation loss {best['val_loss']:.4f}" if best.get("step") == state["step"] else ""
     print(f"[{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen{loss}]", file=sys.stderr)
     texts = complete(model, tokenizer, args.prompt, args.num_samples, args.max_new_tokens, args.seed, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     for n, text in enumerate(texts):

@@ -55,9 +55,15 @@ class Config:
     eval_interval: int = setting(500, "steps between evaluations; 0: only at the end", low=0)
     eval_batches: int = setting(20, "batches of batch_size in an evaluation, always the same windows; 0: the whole validation split", low=0)
     log_interval: int = setting(10, "steps between log lines", low=1)
-    save_interval: int = setting(1000, "steps between checkpoints; evaluations and the end save too; 0: only those", low=0)
+    save_interval: int = setting(1000, "steps between checkpoints; evaluations, signals and the end save too; 0: only those", low=0)
+    save_minutes: float = setting(15.0, "minutes between checkpoints, whatever the steps; 0: only by steps", low=0)
     keep_last: int = setting(2, "newest checkpoints kept; the best by validation loss is kept besides", low=1)
     sample_prompts: list[str] = setting([], "prompts answered at each evaluation, into the log")
+    max_bad_steps: int = setting(10, "steps in a row whose loss or gradient is no number, all skipped, before the run stops", low=1)
+    # budget
+    cost_per_hour: float = setting(0.0, "price of the machine an hour, in any unit; the log then shows what was spent", low=0)
+    max_cost: float | None = setting(None, "stop with a save when this much is spent", low=0)
+    max_hours: float | None = setting(None, "stop with a save after this many hours, over all starts of the run", low=0)
     # machine
     device: str = setting("auto", "auto, cuda, cuda:1, mps or cpu")
     dtype: str = setting("auto", "precision of the matrix products; auto: the fastest that the device has", ["auto", "bfloat16", "float16", "float32"])
@@ -195,6 +201,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr = None takes a tenth of it")
+    if config.max_cost is not None and not config.cost_per_hour:
+        raise ConfigError(f"max_cost = {config.max_cost} needs cost_per_hour, the price of the machine an hour")
     if not config.max_steps and not config.epochs:
         raise ConfigError("epochs = 0 and no max_steps: nothing to train")
 

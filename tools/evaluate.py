@@ -17,8 +17,8 @@ from checkpoint import CheckpointError
 from dataset import DataError, Dataset, read_meta
 from generate import load_model
 from hardware import DeviceError
+from step import evaluate
 from tokenizer_bpe import Tokenizer, TokenizerError
-from train import evaluate
 
 
 def evaluate_checkpoint(folder: Path, data_dir: str | None, device, dtype) -> tuple[str, dict]:

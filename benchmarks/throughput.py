@@ -1,0 +1,120 @@
+"""Training speed of train.py beside nanoGPT's, whole scripts both, at the shape of a preset.
+
+    python -m benchmarks.throughput [--preset config/gpt2_small.py] [--nanogpt PATH] [--rounds 3] [--steps 8] [--key=value ...]
+
+Each round starts every contender once, in turn, on the same tokens; a contender's time a step is the median of its steps in a
+round, the first few (compilation, warm-up) left out. Ratios are taken round by round, so that a machine whose speed drifts
+still compares fairly. PATH is a checkout of nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also
+with the bf16 autocast that it lacks there.
+"""
+import argparse
+import json
+import pickle
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import checkpoint
+import config as settings
+import hardware
+from dataset import read_meta
+from run import model_config
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def ours(c, extra, steps, folder):
+    """Seconds of each step of train.py, and its tokens/s log."""
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
+    subprocess.run([sys.executable, "train.py", *extra, *quiet], check=True, stdout=subprocess.DEVNULL)
+    return [c.batch_size * c.block_size / r["tokens_per_second"] for r in checkpoint.read_log(run) if "loss" in r]
+
+
+def prepare_nanogpt(path, c, folder, autocast):
+    """A copy of the checkout with the same tokens beside it, and the command that trains the same shape."""
+    copy = folder / f"nanogpt_{autocast}"
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
+    data = copy / "data" / "same"
+    data.mkdir(parents=True)
+    for name in ("train.bin", "val.bin"):
+        (data / name).symlink_to((Path(c.data_dir) / name).absolute())
+    with open(data / "meta.pkl", "wb") as f:
+        pickle.dump({"vocab_size": model_config(c, read_meta(c.data_dir)).vocab_size}, f)
+    if autocast:
+        script = copy / "train.py"
+        text = script.read_text()
+        plain = "nullcontext() if device_type == 'cpu' else "
+        assert plain in text, "this nanoGPT chooses autocast in another way"
+        script.write_text(text.replace(plain, ""))
+    micro = c.micro_batch_size or c.batch_size
+    device = hardware.find_device(c.device)
+    return copy, [sys.executable, "train.py", "--dataset=same", f"--device={device.type}", f"--n_layer={c.n_layer}", f"--n_head={c.n_head}", f"--n_embd={c.n_embd}",
+                  f"--block_size={c.block_size}", f"--batch_size={micro}", f"--gradient_accumulation_steps={c.batch_size // micro}", f"--bias={c.bias}", f"--dropout={c.dropout}",
+                  f"--compile={c.compile}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", "--log_interval=1", "--always_save_checkpoint=False"]  # fmt: skip
+
+
+def nanogpt(prepared, steps):
+    """Seconds of each step of nanoGPT's train.py, from the lines that it prints."""
+    copy, command = prepared
+    out = subprocess.run([*command, f"--max_iters={steps}"], cwd=copy, check=True, capture_output=True, text=True).stdout
+    return [float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", out)][1:]  # the first includes an evaluation
+
+
+def main(argv):
+    """The command line's work."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="config/gpt2_small.py")
+    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="steps in a round")
+    parser.add_argument("--skip", type=int, default=3, help="first steps of a round that do not count")
+    parser.add_argument("--name", help="name of the result file; default: throughput_ and the preset's")
+    args, extra = parser.parse_known_args(argv)
+    extra = [args.preset, *extra]
+    c = settings.load(extra)
+    device = hardware.find_device(c.device)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        contenders = {"ours": lambda: ours(c, extra, args.steps, folder)}
+        if args.nanogpt:
+            as_it_comes = prepare_nanogpt(args.nanogpt, c, folder, False)
+            contenders["nanoGPT"] = lambda: nanogpt(as_it_comes, args.steps)
+            if device.type == "cpu":
+                with_autocast = prepare_nanogpt(args.nanogpt, c, folder, True)
+                contenders["nanoGPT with bf16 autocast"] = lambda: nanogpt(with_autocast, args.steps)
+        rounds = []
+        for n in range(args.rounds):
+            rounds.append({name: statistics.median(run()[args.skip :]) for name, run in contenders.items()})
+            print(f"round {n + 1}: " + ", ".join(f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s" for name, s in rounds[-1].items()), flush=True)
+    model = model_config(c, read_meta(c.data_dir))
+    result = {
+        "device": hardware.describe(device),
+        "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "dtype": str(hardware.find_dtype(device, c.dtype)),
+        "model": vars(model),
+        "tokens_a_step": c.batch_size * c.block_size,
+        "seconds_a_step_by_round": rounds,
+        "tokens_per_second_median": {name: round(c.batch_size * c.block_size / statistics.median(r[name] for r in rounds), 1) for name in rounds[0]},
+        "ours_over": {name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3) for name in rounds[0] if name != "ours"},
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{args.name or 'throughput_' + Path(args.preset).stem}_{device.type}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    for name, speed in result["tokens_per_second_median"].items():
+        ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
+        print(f"{name:30}{speed:12,.0f} tokens/s{ratio}")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""What may end a run before its last step, and how that is made harmless: signals, a second trainer, memory that runs out.
+
+Knows processes and folders; no model, no data.
+"""
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, in a sentence for the user; the exit status is 1."""
+
+
+class Stop(BaseException):
+    """Raised by a signal wherever the program is, but for the moments under `with signals`. No `except Exception` swallows it."""
+
+    def __init__(self, signum: int):
+        self.signum = signum
+
+
+class Signals:
+    """SIGTERM, SIGHUP and Ctrl-C end a run with a save; a second Ctrl-C ends it at once.
+
+    `with signals:` holds them back for what must happen whole, such as a change of the weights with its counters.
+    """
+
+    def __init__(self):
+        self.received, self.held = None, False
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._on_signal)
+
+    def _on_signal(self, signum, frame):
+        if self.received:
+            if signum == signal.SIGINT:
+                os.write(2, b"\nleft at once; the last checkpoint is whole\n")
+                os._exit(130)
+            return
+        self.received = signum
+        if not self.held:
+            raise Stop(signum)
+
+    def __enter__(self):
+        self.held = True
+
+    def __exit__(self, *error):
+        self.held = False
+        if self.received and not error[0]:
+            raise Stop(self.received)
+
+
+def leave(signum: int, message: str):
+    """End the process with the status that a signal calls for: 130 after Ctrl-C, 143 after SIGTERM."""
+    print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
+    sys.exit(128 + signum)
+
+
+class Lock:
+    """One trainer a run: a locked file that names its holder. The system unlocks it when the process dies, however it dies.
+
+    Other machines on a shared folder do not see that lock; for them the file counts as held until it has not been refreshed
+    for `stale_s` seconds. So it is where there is no flock (Windows).
+    """
+
+    stale_s = 600
+
+    def __init__(self, folder: Path):
+        """Take the lock. Raises RunError naming the trainer that holds it."""
+        self.file, self.touched = open(folder / ".lock", "a+"), time.monotonic()  # noqa: SIM115 - open as long as it is held
+        locked = True
+        if fcntl:
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                locked = False
+            except OSError:
+                pass  # a mount without locks
+        self.file.seek(0)
+        held = self.file.read().split("\t")
+        if len(held) == 3:
+            pid, host, since = held
+            elsewhere = host != socket.gethostname() or not fcntl
+            fresh = time.time() - os.stat(self.file.name).st_mtime < self.stale_s
+            if not locked or elsewhere and fresh:
+                wait = "" if not locked else f" (if it is dead, wait {self.stale_s // 60} minutes or delete {self.file.name})"
+                self.file.close()
+                raise RunError(f"{folder} is being trained by process {pid} on {host} since {since}; stop that one first, or choose another checkpoint_dir{wait}")
+        elif not locked:
+            raise RunError(f"{folder} is being trained by another process; stop that one first, or choose another checkpoint_dir")
+        self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
+
+    def _write(self, text):
+        self.file.seek(0)
+        self.file.truncate()
+        self.file.write(text)
+        self.file.flush()
+
+    def refresh(self) -> None:
+        """Show other machines that this trainer is alive; cheap enough to call at every log line."""
+        if time.monotonic() - self.touched > self.stale_s / 10:
+            self.touched = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self.file.name)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        with contextlib.suppress(OSError):
+            self._write("")
+            self.file.close()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device's memory, or the machine's, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)

@@ -1,0 +1,356 @@
+"""One training run: model, data, optimiser and counters, and what is done with all of them together.
+
+A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates, saves itself and writes
+its log. When it does what is the business of train.py; how files look is that of checkpoint.py and dataset.py.
+"""
+import gc
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+import checkpoint
+import hardware
+from checkpoint import CheckpointError
+from config import Config, ConfigError
+from dataset import Dataset, Meta, read_meta
+from guard import RunError, out_of_memory
+from model import GPT, GPTConfig
+from step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
+from tokenizer_bpe import Tokenizer
+
+
+@dataclass
+class Progress:
+    """How far a run is; saved with every checkpoint."""
+
+    step: int = 0
+    sequences: int = 0  # drawn from the training data so far: the position in the data order
+    elapsed_s: float = 0.0  # of training, compilation included, evaluation and saving not
+    running_s: float = 0.0  # of everything, over all starts: what a rented machine costs
+    # Since the last log line: the sum of losses and how many; and bad steps in a row, and in all. On the device while training.
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+
+
+class Run:
+    """One training run: what `train` sets up, and what it then does with all of it together."""
+
+    def __init__(self, config: Config):
+        """Find device and data, build the model, continue from a checkpoint if there is one. Writes nothing."""
+        self.started = time.monotonic()
+        self.config, self.folder = config, Path(config.checkpoint_dir)
+        self.device = hardware.find_device(config.device)
+        self.dtype = hardware.find_dtype(self.device, config.dtype)
+        self.meta = read_meta(config.data_dir)
+        self.tokenizer = Tokenizer.load(Path(config.data_dir) / self.meta.tokenizer["file"])
+        self.model_config = model_config(config, self.meta)
+        resumed, state = self.find_resume()
+
+        place = config.block_size, self.device, config.data_location
+        self.train_data = Dataset(config.data_dir, self.meta, "train", *place)
+        self.val_data = Dataset(config.data_dir, self.meta, "val", *place) if self.meta.splits["val"].tokens else None
+
+        torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
+        torch.manual_seed(config.seed)
+        self.model = GPT(self.model_config).to(self.device)
+        self.forward = self.model  # until compile()
+        self.optimizer = make_optimizer(self.model, config, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.progress = self.load(resumed, state) if resumed else Progress()
+        self.sums = torch.tensor(self.progress.sums, device=self.device)
+        self.running_before = self.progress.running_s
+        self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step)
+        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+
+        left = math.ceil((config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size)
+        self.total_steps = config.max_steps or self.progress.step + max(0, left)
+        self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
+        self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
+        self.best = min((r["val_loss"] for r in self.log if r.get("val_loss") is not None), default=math.inf)
+        self.micro_batch = self.eval_micro_batch = config.micro_batch_size or config.batch_size
+        self.recall_memory()
+
+    def find_resume(self):
+        """The step folder to continue from and its state, or (None, {}). Raises CheckpointError where `resume` forbids what is there."""
+        mode = self.config.resume
+        if mode == "never" and checkpoint.steps(self.folder):
+            raise CheckpointError(f"{self.folder} already holds a run, and resume = never: choose another checkpoint_dir, or remove that folder")
+        folder, state, self.problems = checkpoint.latest(self.folder)
+        for problem in self.problems:
+            print(f"passed over: {problem}")
+        if not folder and self.problems:
+            raise CheckpointError(f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir")
+        if not folder and mode == "must":
+            raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
+        if folder:
+            check_same(state, {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed}, folder)
+            print(changes(state["settings"], asdict(self.config)), end="")
+        return folder, state
+
+    def load(self, folder, state) -> Progress:
+        """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
+        self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
+        saved = checkpoint.load_tensors(folder / "optimizer.pt")
+        now = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group, values in zip(self.optimizer.param_groups, now, strict=True):
+            group.update(values)
+        if saved["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(saved["scaler"])
+        return Progress(**{k: v for k, v in state["progress"].items() if k in asdict(Progress())})
+
+    def cast(self):
+        """Autocast to the run's dtype."""
+        return hardware.autocast(self.device, self.dtype)
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens seen so far."""
+        return self.progress.sequences * self.config.block_size
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far."""
+        return self.progress.sequences / self.train_data.windows
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the run has taken in all, over all its starts."""
+        return self.running_before + time.monotonic() - self.started
+
+    @property
+    def cost(self) -> float | None:
+        """What the run has cost so far, in the unit of cost_per_hour."""
+        return self.running_s / 3600 * self.config.cost_per_hour if self.config.cost_per_hour else None
+
+    @property
+    def over_budget(self) -> str | None:
+        """Which budget is used up, in words, or None."""
+        c = self.config
+        if c.max_hours is not None and self.running_s > c.max_hours * 3600:
+            return f"max_hours = {c.max_hours}"
+        return f"max_cost = {c.max_cost}" if c.max_cost is not None and self.cost > c.max_cost else None
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether this step is one to evaluate at, and has not been yet."""
+        step, interval = self.progress.step, self.config.eval_interval
+        due = step == self.total_steps or interval and step % interval == 0
+        return bool(self.val_data and step > self.evaluated and due)
+
+    @property
+    def save_due(self) -> bool:
+        """Whether to save now. An evaluation is preceded by a save: it may be what runs out of memory."""
+        step, interval, minutes = self.progress.step, self.config.save_interval, self.config.save_minutes
+        timed = minutes and time.monotonic() > self.saved_at + 60 * minutes and not self.saver.busy
+        return step > self.saved_step and bool(self.evaluation_due or step == self.total_steps or timed or interval and step % interval == 0)
+
+    def compile(self) -> str | None:
+        """Compile the model; returns why it was not, if it was not."""
+        self.forward, problem = self.within_memory("micro_batch", lambda micro: compile_or_not(self.model, *self.train_data.batch(0, micro, self.config.seed), self.cast, self.scaler))
+        return problem
+
+    def train_step(self, signals) -> torch.Tensor:
+        """One optimiser step; returns the gradients' norm, on the device."""
+        config, progress = self.config, self.progress
+        x, y = self.train_data.batch(progress.sequences, config.batch_size, config.seed)
+        loss = self.within_memory("micro_batch", lambda micro: forward_backward(self.forward, x, y, micro, self.cast, self.scaler))
+        with signals:
+            lr = learning_rate_at(progress.step, self.total_steps, config)
+            norm = optimizer_step(self.model, self.optimizer, self.scaler, lr, config.grad_clip)
+            good = (loss if self.scaler.is_enabled() else norm).isfinite()  # the scaler's own skips are no bad steps
+            kept, bad = torch.where(good, loss, 0.0), (~good).float()
+            self.sums = torch.stack((self.sums[0] + kept, self.sums[1] + 1 - bad, (self.sums[2] + 1) * bad, self.sums[3] + bad))
+            progress.step += 1
+            progress.sequences += config.batch_size
+        return norm
+
+    def within_memory(self, which: str, work):
+        """work(sequences at once), with half as many each time that the memory does not suffice. which: "micro_batch" or
+        "eval_micro_batch". Raises RunError when a single sequence is too much."""
+        while True:
+            try:
+                if self.config.dropout:  # dropout follows from (seed, step) as the data does: resuming needs no random state
+                    torch.manual_seed((self.config.seed * 0x9E3779B97F4A7C15 + self.progress.step) % 2**63)
+                return work(getattr(self, which))
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            # Out of the except clause: the error's traceback held on to the tensors.
+            self.model.zero_grad(set_to_none=True)
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            now, c = getattr(self, which), self.config
+            if now == 1:
+                raise RunError(
+                    f"out of memory on {hardware.describe(self.device)} with a single sequence of {c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, "
+                    f"a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})" + (", dtype = bfloat16" if self.dtype == torch.float32 else "") + "; or end what else uses the memory"
+                )
+            fits = max(m for m in range(1, now // 2 + 1) if c.batch_size % m == 0)
+            setattr(self, which, fits)
+            print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
+            self.record({"event": "out of memory", which: fits})
+            checkpoint.write_json(self.folder / "memory.json", self.memory())
+
+    def memory(self) -> dict:
+        """What memory.json records: the sequences at once that fitted, and where."""
+        return {"device": hardware.describe(self.device), "micro_batch": self.micro_batch, "eval_micro_batch": self.eval_micro_batch}
+
+    def recall_memory(self):
+        """Begin with the sequences at once that an earlier start on such a device ended with."""
+        known = checkpoint.read_json(self.folder / "memory.json") or {}
+        if known.get("device") == hardware.describe(self.device):
+            for which in ("micro_batch", "eval_micro_batch"):
+                if self.config.batch_size % known[which] == 0:
+                    setattr(self, which, min(getattr(self, which), known[which]))
+
+    def record(self, values: dict) -> dict:
+        """Write a line to the log, with step and time; returns it."""
+        line = {"step": self.progress.step, **values, "elapsed_s": round(self.progress.elapsed_s, 3), "cost": self.cost and round(self.cost, 4)}
+        checkpoint.append_log(self.folder, line)
+        return line
+
+    def log_step(self, norm: float, speed: float) -> dict:
+        """Write the log's line for this step and start new sums. norm: of the gradients; speed: tokens/s since the line before."""
+        total, count, _, bad = self.sums.tolist()
+        peak = hardware.peak_flops(self.device)
+        line = {
+            "tokens": self.tokens,
+            "epoch": round(self.epoch, 6),
+            "loss": total / count if count else None,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm if math.isfinite(norm) else None,
+            "tokens_per_second": round(speed, 1),
+            "mfu": round(speed * self.model.flops_per_token() / peak, 4) if peak else None,
+            "bad_steps": int(bad),
+        }
+        self.sums[:2] = 0.0
+        return self.record(line)
+
+    def check_numbers(self):
+        """Raises RunError after max_bad_steps steps in a row whose loss or gradients are no numbers."""
+        in_a_row = int(self.sums[2])
+        if in_a_row >= self.config.max_bad_steps:
+            self.saver.wait()
+            fp16 = ", dtype = bfloat16 instead of float16" if self.dtype == torch.float16 else ""
+            raise RunError(
+                f"{in_a_row} steps in a row, up to step {self.progress.step:,}, had a loss or gradients that are no numbers; the weights took none of them. The last good checkpoint is "
+                f"{self.folder}/step_{self.saver.saved:08d}. What helps: a lower learning_rate (now {self.config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
+            )
+
+    def versions(self) -> dict:
+        """What the run runs on."""
+        return {"torch": torch.__version__, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def save(self) -> None:
+        """Copy the state of this step and have it written."""
+        progress = self.progress
+        progress.sums, progress.running_s = self.sums.tolist(), self.running_s
+        state = {
+            "step": progress.step,
+            "tokens": self.tokens,
+            "epoch": self.epoch,
+            "best_val_loss": None if self.best == math.inf else self.best,
+            "seed": self.config.seed,
+            "progress": asdict(progress),
+            "model": asdict(self.model_config),
+            "data": self.meta.identity(),
+            "settings": asdict(self.config),
+            "versions": self.versions(),
+        }
+        optimizer = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        self.saver.save(state, self.model.state_dict(), optimizer, self.tokenizer.to_json())
+        self.saved_step, self.saved_at = progress.step, time.monotonic()
+
+    def save_now(self) -> bool:
+        """Have this step on the disk before returning; False if that failed."""
+        self.saver.wait()
+        if self.saver.saved < self.progress.step:
+            self.save()
+            self.saver.wait()
+        return self.saver.saved == self.progress.step
+
+    def evaluate(self) -> float:
+        """Validation loss, the answers to sample_prompts, and whether this step is the best: all into the run's folder."""
+        config, step = self.config, self.progress.step
+        windows = config.eval_batches * config.batch_size
+        loss = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
+        if config.sample_prompts:
+            self.record({"samples": [{"prompt": prompt, "text": self.complete(prompt)} for prompt in config.sample_prompts]})
+        if loss < self.best:
+            self.best = loss
+            checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
+        finite = math.isfinite(loss)
+        self.record({"val_loss": loss if finite else None, "bits_per_byte": self.bits_per_byte(loss) if finite else None})  # last: what has it is done with
+        self.evaluated = step
+        return loss
+
+    def bits_per_byte(self, loss: float) -> float:
+        """Validation loss in nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
+        val = self.meta.splits["val"]
+        return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
+
+    def complete(self, prompt: str, max_new_tokens: int = 64) -> str:
+        """What the model writes after a prompt; it differs between evaluations by the weights alone."""
+        ids = torch.tensor(self.tokenizer.encode(prompt).astype("int64"), device=self.device)[None]
+        generator = torch.Generator(self.device).manual_seed(self.config.seed)
+        out = []
+        self.model.eval()
+        with self.cast():
+            for next_id in self.model.generate(ids, max_new_tokens, 0.8, 50, vocab_size=self.tokenizer.vocab_size, generator=generator):
+                if next_id == self.tokenizer.eot_id:
+                    break
+                out.append(int(next_id))
+        self.model.train()
+        return self.tokenizer.decode(out)
+
+    def banner(self) -> str:
+        """What is about to run, in a few lines."""
+        c = self.config
+        where = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}[self.train_data.location]
+        saves = [f"{c.save_interval:,} steps"] * bool(c.save_interval) + [f"{c.save_minutes:g} minutes"] * bool(c.save_minutes)
+        lines = {
+            "device": f"{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}",
+            "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
+            "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
+            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < c.batch_size else ""),
+            "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch" + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
+            "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it" if c.warmup_steps >= self.total_steps else "",
+            "checkpoints": f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder),
+        }
+        return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)
+
+
+def model_config(config: Config, meta: Meta) -> GPTConfig:
+    """The model's shape for these settings and data. Large vocabularies are rounded up to a multiple of 64, as tensor cores
+    like it (GPT-2's 50,257 becomes 50,304); the ids so added are never sampled."""
+    vocab_size = meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64
+    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout", "tie_weights")}
+    try:
+        return GPTConfig(vocab_size=vocab_size, **shape)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def check_same(saved: dict, now: dict, folder: Path) -> None:
+    """Raises CheckpointError listing every way in which shape, data or seed differ from what a checkpoint was made with."""
+    differences = []
+    for part, values in now.items():
+        pairs = values.items() if isinstance(values, dict) else [(None, values)]
+        for name, value in pairs:
+            was = saved[part].get(name, value) if name else saved[part]
+            if was != value and name != "dropout":
+                differences.append(f"  {f'{part} {name}' if name else part}: {was} in the checkpoint, {value} now")
+    if differences:
+        raise CheckpointError(f"{folder} cannot be continued with these settings; set them back, or choose another checkpoint_dir:\n" + "\n".join(differences))
+
+
+def changes(saved: dict, now: dict) -> str:
+    """A table of the settings that a resumed run changes; empty if there are none."""
+    rows = [(name, str(saved[name]), str(value)) for name, value in now.items() if name in saved and saved[name] != value and name not in ("resume", "checkpoint_dir")]
+    if not rows:
+        return ""
+    return "\n".join(f"{a:18}{b:>24}{c:>24}" for a, b, c in [("changed", "checkpoint", "now"), *rows]) + "\n"

@@ -1,0 +1,106 @@
+"""The parts of an optimiser step: learning rate, gradients, clipping, AdamW; and the loss over a validation split.
+
+Functions of a model, tensors and plain values; they know no run, no files and no settings beyond those that they name.
+"""
+import math
+
+import torch
+
+from guard import out_of_memory
+
+
+def learning_rate_at(step: int, total_steps: int, config) -> float:
+    """The learning rate of step `step` (from 0): linear warm-up, then a cosine that ends at min_lr with the last step.
+
+    config: anything with learning_rate, min_lr (None: a tenth of that) and warmup_steps.
+    """
+    low = config.learning_rate / 10 if config.min_lr is None else config.min_lr
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
+    return low + (config.learning_rate - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are left alone.
+
+    config: anything with learning_rate, beta1, beta2 and weight_decay.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-8, fused=device.type in ("cuda", "cpu"))
+
+
+def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:
+    """Gradients of the mean loss over x, y: int64 [B, T], `micro_batch` sequences at a time. Returns that loss, on the device."""
+    total = torch.zeros((), device=x.device)
+    parts = len(x) // micro_batch
+    for part_x, part_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        with cast():
+            loss = model(part_x, part_y) / parts
+        scaler.scale(loss).backward()
+        total += loss.detach()
+    return total
+
+
+def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> torch.Tensor:
+    """Clip the gradients, take the step, clear them. Returns their norm before clipping, on the device.
+
+    A norm that is not finite leaves weights and optimiser as they are. Fused AdamW takes the clipping factor and that
+    decision as tensors, in its one pass over the gradients, so nothing waits for the device.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    fused = optimizer.defaults.get("fused") and not scaler.is_enabled()
+    if fused:
+        optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0) if grad_clip else None
+        optimizer.found_inf = 1.0 - norm.isfinite().float()
+    elif grad_clip:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), grad_clip, norm)
+    if fused or scaler.is_enabled() or norm.isfinite():
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def evaluate(model, data, windows: int, micro_batch: int, cast) -> float:
+    """Mean loss in nats a token over `windows` fixed windows of a split (dataset.Dataset), all of it for 0.
+
+    Runs with gradients enabled but never uses them: so the compiled forward is the one of training, with its memory and no second compilation.
+    """
+    dropout = model.config.dropout
+    if dropout:
+        model.eval()
+    total, count = 0.0, 0
+    for x, y, predictions in data.evaluation(windows, micro_batch):
+        with cast():
+            total = total + model(x, y).detach() * predictions
+        count += predictions
+    if dropout:
+        model.train()
+    return float(total) / count
+
+
+def compile_or_not(model, x, y, cast, scaler):
+    """The compiled model after one trial forward and backward on x, y; or the model as it is, with the reason why."""
+    try:
+        compiled = torch.compile(model, dynamic=False)
+        with cast():
+            loss = compiled(x, y)
+        scaler.scale(loss).backward()
+        return compiled, None
+    except Exception as error:  # a missing compiler, an old GPU, a bug: none of them is a reason not to train
+        if out_of_memory(error):
+            raise
+        torch._dynamo.reset()
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        return model, f"{type(error).__name__}: {lines[0]}"
+    finally:
+        model.zero_grad(set_to_none=True)
