@@ -259,8 +259,9 @@ def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
 def safe_cut(text: str, limit: int) -> int:
     """Where to cut `text`, at or before `limit`, so that encoding the two parts gives the same ids as encoding the whole.
 
-    After a line break between two characters that are not white space, or before a space between two letters: there GPT-2's
-    expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever stands further away. 0 where there is no such place.
+    After a line break between two characters that are not white space, before a space between two letters, or before a Chinese or
+    Japanese punctuation mark after a letter: there GPT-2's expression, and those of GPT-4, Llama 3 and Qwen, begin a new word
+    whatever stands further away. 0 where there is no such place.
     """
     start = limit
     while start > 0:  # look back in growing strides, nearest first
@@ -271,4 +272,4 @@ def safe_cut(text: str, limit: int) -> int:
     return 0
 
 
-_CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[A-Za-z])(?= [A-Za-z])")
+_CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")

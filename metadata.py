@@ -1,0 +1,169 @@
+"""What a prepared folder, data/<name>/, says of itself: meta.json.
+
+Owner of that format: prepare_data.py writes it, dataset.py reads it, and every count in it is checked against the files.
+Knows neither text nor tensors, so that preparing need not import torch.
+"""
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FORMAT = 1
+
+
+class DataError(ValueError):
+    """A prepared folder that cannot be used, in a sentence for the user."""
+
+
+@dataclass
+class Split:
+    """One .bin file and what is known of it. text_bytes: UTF-8 bytes of the text that the tokens stand for.
+
+    compressed: {"file", "bytes", "sha256"} of a .gz copy, which can stand in for the file. parts: of a folder of shards, the
+    files that one after the other make up the split.
+    """
+
+    file: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    sha256: str
+    compressed: dict | None = None
+    parts: list["Split"] = dataclasses.field(default_factory=list)
+
+
+@dataclass
+class Meta:
+    """The content of meta.json."""
+
+    dtype: str
+    vocab_size: int
+    eot_id: int
+    tokenizer: dict  # {"kind", "file", "sha256"}
+    splits: dict[str, Split]
+    sources: list[dict]
+    settings: dict
+    created: str
+    format: int = FORMAT
+
+    def identity(self) -> dict:
+        """What a checkpoint must agree on to continue on this data."""
+        return {
+            "tokenizer_sha256": self.tokenizer["sha256"],
+            "dtype": self.dtype,
+            "vocab_size": self.vocab_size,
+            "tokens": {name: split.tokens for name, split in self.splits.items()},
+            "text_bytes": {name: split.text_bytes for name, split in self.splits.items()},
+            "sha256": {name: split.sha256 for name, split in self.splits.items()},
+        }
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The smallest of the two types on disk that holds every id: "uint16" or "int32"."""
+    return "uint16" if vocab_size <= 65536 else "int32"
+
+
+def write_meta(folder: str | Path, meta: Meta) -> None:
+    """Write meta.json whole or not at all: its presence means that the folder is finished."""
+    path = Path(folder) / "meta.json"
+    partial = path.with_name(".meta.json.partial")
+    with open(partial, "w", encoding="utf-8", newline="\n") as f:
+        json.dump(_without_empty(dataclasses.asdict(meta)), f, indent=1, ensure_ascii=False)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(partial, path)
+
+
+def _without_empty(raw):
+    raw["splits"] = {name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v} for name, split in raw["splits"].items()}
+    return raw
+
+
+def read_meta(folder: str | Path) -> Meta:
+    """Read meta.json and check it against the files beside it; a folder of shards, shard-I-of-N, reads as one dataset.
+
+    Raises DataError for all that does not fit together.
+    """
+    folder = Path(folder)
+    path = folder / "meta.json"
+    if not path.exists():
+        if any(folder.glob("shard-*-of-*")):
+            return _join_shards(folder)
+        raise DataError(_what_to_run(folder))
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        meta = Meta(**raw | {"splits": {name: Split(**split) for name, split in raw["splits"].items()}})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or restore the file from a copy") from None
+    if meta.format != FORMAT:
+        raise DataError(f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data again")
+    if meta.dtype not in ("uint16", "int32"):
+        raise DataError(f"{path}: dtype = {meta.dtype!r}, but a .bin holds uint16 or int32")
+    if meta.vocab_size > 65536 and meta.dtype == "uint16":
+        raise DataError(f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is wrong")
+    for split in meta.splits.values():
+        _check_size(folder, split, meta.dtype)
+    return meta
+
+
+def _check_size(folder, split, dtype):
+    """Raises DataError unless the .bin, or else its compressed copy, has the size that it should have."""
+    path, expected = folder / split.file, split.tokens * np.dtype(dtype).itemsize
+    if not path.exists() and split.compressed and (folder / split.compressed["file"]).exists():
+        copy = folder / split.compressed["file"]
+        if copy.stat().st_size != split.compressed["bytes"]:
+            raise DataError(f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says {split.compressed['bytes']:,}: it is cut off or still being copied")
+        return
+    if not path.exists():
+        raise DataError(f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare the data again")
+    size = path.stat().st_size
+    if size != expected:
+        other = "int32" if dtype == "uint16" else "uint16"
+        hint = "it is cut off or still being copied" if size < expected else "it is longer than it should be"
+        if size == split.tokens * np.dtype(other).itemsize:
+            hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
+        raise DataError(f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype} tokens = {expected:,} bytes: {hint}")
+
+
+def _join_shards(folder):
+    """One Meta for the shards of a folder, in their order. Raises DataError when one is missing or was made with another tokenizer."""
+    count = max(int(p.name.rpartition("-")[2]) for p in folder.glob("shard-*-of-*"))
+    names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
+    missing = [name for name in names if not (folder / name / "meta.json").exists()]
+    if missing:
+        raise DataError(f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with --shard, or copy it here")
+    metas = [read_meta(folder / name) for name in names]
+    first = metas[0]
+    for name, meta in zip(names, metas, strict=True):
+        if meta.tokenizer["sha256"] != first.tokenizer["sha256"]:
+            raise DataError(f"{folder / name} was made with another tokenizer than {folder / names[0]}: make one of them again with the other's, as --tokenizer")
+    splits = {}
+    for kind in first.splits:
+        parts = [_under(name, meta.splits[kind]) for name, meta in zip(names, metas, strict=True)]
+        sha256 = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+        splits[kind] = Split(kind, *(sum(getattr(part, field) for part in parts) for field in ("tokens", "documents", "text_bytes")), sha256, parts=parts)
+    sources = [source for meta in metas for source in meta.sources]
+    return dataclasses.replace(first, tokenizer=first.tokenizer | {"file": f"{names[0]}/{first.tokenizer['file']}"}, splits=splits, sources=sources)
+
+
+def _under(name, split):
+    compressed = split.compressed and split.compressed | {"file": f"{name}/{split.compressed['file']}"}
+    return dataclasses.replace(split, file=f"{name}/{split.file}", compressed=compressed)
+
+
+def _what_to_run(folder):
+    prepared = sorted(p.parent.as_posix() for p in Path("data").glob("*/meta.json"))
+    there = "prepared here: " + ", ".join(prepared) if prepared else "nothing is prepared yet"
+    if folder.name == "shakespeare_char":
+        command = f"python prepare_data.py shakespeare --tokenizer char --out {folder}"
+    elif folder.name == "python_stdlib":
+        command = "python prepare_data.py"
+    else:
+        command = f"python prepare_data.py YOUR_TEXT --out {folder}"
+    state = "is not a finished data set (no meta.json)" if folder.exists() else "does not exist"
+    return f"data folder {folder} {state}; run\n  {command}\n({there})"
