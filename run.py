@@ -350,7 +350,7 @@ def check_same(saved: dict, now: dict, folder: Path) -> None:
 
 def changes(saved: dict, now: dict) -> str:
     """A table of the settings that a resumed run changes; empty if there are none."""
-    rows = [(name, str(saved[name]), str(value)) for name, value in now.items() if name in saved and saved[name] != value and name not in ("resume", "checkpoint_dir")]
+    rows = [(name, str(saved[name]), str(value)) for name, value in now.items() if name in saved and saved[name] != value and name not in ("resume", "checkpoint_dir", "dry_run")]
     if not rows:
         return ""
     return "\n".join(f"{a:18}{b:>24}{c:>24}" for a, b, c in [("changed", "checkpoint", "now"), *rows]) + "\n"

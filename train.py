@@ -19,6 +19,7 @@ from config import Config, ConfigError
 from dataset import DataError
 from guard import Lock, RunError, Signals, Stop, leave
 from hardware import DeviceError
+from plan import plan
 from run import Run
 from tokenizer_bpe import TokenizerError
 
@@ -51,6 +52,9 @@ def train(config: Config) -> None:
     except Stop as stop:
         leave(stop.signum, "nothing had begun")
     print(run.banner(), flush=True)
+    if config.dry_run:
+        print("\n" + plan(run))
+        return
     if run.progress.step >= run.total_steps and not run.evaluation_due:
         print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
         return

@@ -31,6 +31,7 @@ class Config:
     data_location: str = setting("auto", "where the tokens lie while training: on the GPU when they fit, else in RAM, else memory-mapped", ["auto", "gpu", "ram", "mmap"])
     checkpoint_dir: str | None = setting(None, "folder of this run, anywhere; None: checkpoints/ and the preset's name")
     resume: str = setting("auto", "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only start anew", ["auto", "must", "never"])
+    dry_run: bool = setting(False, "print what the run will take in memory, disk, hours and money; write nothing")
     # model
     n_layer: int = setting(12, "layers", low=1)
     n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)

@@ -2,9 +2,9 @@
 import json
 
 import pytest
-from conftest import fails_clearly, run_script
 
 import checkpoint
+from tests.conftest import fails_clearly, run_script
 
 
 @pytest.fixture(scope="module", params=["char", "bpe"])

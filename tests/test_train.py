@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fails_clearly, run_script
 
 import checkpoint
 import hardware
 from config import Config
 from model import GPT, GPTConfig
 from step import forward_backward, learning_rate_at, make_optimizer, optimizer_step
+from tests.conftest import ROOT, fails_clearly, run_script
 from train import duration
 
 SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=8", "--compile=False", "--device=cpu",
