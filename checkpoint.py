@@ -301,10 +301,10 @@ def rotate(run: Path, keep_last: int) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def append_log(run: Path, record: dict) -> None:
-    """Add one line to log.jsonl."""
+def append_log(run: Path, *records: dict) -> None:
+    """Add lines to log.jsonl."""
     with open(run / "log.jsonl", "a", encoding="utf-8", newline="\n") as f:
-        f.write(json.dumps(record, ensure_ascii=False) + "\n")
+        f.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def read_log(run: Path) -> list[dict]:

@@ -3,8 +3,10 @@
 A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates, saves itself and writes
 its log. When it does what is the business of train.py; how files look is that of checkpoint.py and dataset.py.
 """
+import contextlib
 import gc
 import math
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,6 +65,7 @@ class Run:
         self.running_before = self.progress.running_s
         self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step)
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+        self.unwritten, self.complained = [], False
 
         left = math.ceil((config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size)
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
@@ -193,7 +196,8 @@ class Run:
             setattr(self, which, fits)
             print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
             self.record({"event": "out of memory", which: fits})
-            checkpoint.write_json(self.folder / "memory.json", self.memory())
+            with self.tolerate_disk():
+                checkpoint.write_json(self.folder / "memory.json", self.memory())
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -208,10 +212,23 @@ class Run:
                     setattr(self, which, min(getattr(self, which), known[which]))
 
     def record(self, values: dict) -> dict:
-        """Write a line to the log, with step and time; returns it."""
+        """Write a line to the log, with step and time; returns it. A line that the disk does not take waits for the next."""
         line = {"step": self.progress.step, **values, "elapsed_s": round(self.progress.elapsed_s, 3), "cost": self.cost and round(self.cost, 4)}
-        checkpoint.append_log(self.folder, line)
+        self.unwritten.append(line)
+        with self.tolerate_disk():
+            checkpoint.append_log(self.folder, *self.unwritten)
+            self.unwritten.clear()
         return line
+
+    @contextlib.contextmanager
+    def tolerate_disk(self):
+        """What is not needed to continue the run does not end it when its folder takes no writes; said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self.complained:
+                print(f"\n{self.folder} takes no writes: {error}; training goes on", file=sys.stderr, flush=True)
+            self.complained = True
 
     def log_step(self, norm: float, speed: float) -> dict:
         """Write the log's line for this step and start new sums. norm: of the gradients; speed: tokens/s since the line before."""
@@ -282,7 +299,8 @@ class Run:
             self.record({"samples": [{"prompt": prompt, "text": self.complete(prompt)} for prompt in config.sample_prompts]})
         if loss < self.best:
             self.best = loss
-            checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
+            with self.tolerate_disk():
+                checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
         finite = math.isfinite(loss)
         self.record({"val_loss": loss if finite else None, "bits_per_byte": self.bits_per_byte(loss) if finite else None})  # last: what has it is done with
         self.evaluated = step

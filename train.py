@@ -17,7 +17,7 @@ import hardware
 from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError
-from guard import Lock, RunError, Signals, Stop, leave
+from guard import Lock, RunError, Signals, Stop, leave, out_of_memory
 from hardware import DeviceError
 from plan import plan
 from run import Run
@@ -142,12 +142,22 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> None:
+    """The command line's work, with errors as sentences."""
     try:
-        train(settings.load(sys.argv[1:]))
+        train(settings.load(argv))
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         sys.exit(2)
-    except RunError as error:
+    except (RunError, OSError) as error:
         print(f"\ntrain.py: {error}", file=sys.stderr)
         sys.exit(1)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        print("train.py: out of memory before the first step: weights, AdamW or data do not fit. What takes less: n_layer, n_embd, data_location = mmap", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

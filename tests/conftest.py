@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread, and processes side by side lose
 ROOT = Path(__file__).parent.parent
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 

@@ -1,0 +1,270 @@
+"""What must not lose a run: two trainers, full disks, memory that runs out, numbers that are none, budgets, plans."""
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoint
+import config
+from guard import Lock, RunError, out_of_memory
+from run import Run
+from tests.conftest import ROOT, fails_clearly, run_script
+from tests.test_train import SMALL, losses, train_small
+from tests.torture import torture
+
+
+def small_run(data, folder, *more):
+    """A Run of the small settings in this process, its folder made."""
+    run = Run(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_path):
+    torture(char_data, tmp_path, kills=3, steps=60)
+
+
+# -- one writer ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
+    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", *SMALL, "--max_steps=100000", "--eval_interval=0"]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        while not losses(tmp_path)[0]:
+            time.sleep(0.1)
+        fails_clearly(train_small(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0"), f"process {first.pid}", "checkpoint_dir", status=1)
+    finally:
+        first.kill()
+        first.wait()
+    assert train_small(char_data, tmp_path, "--max_steps=10").returncode == 0  # the dead one's lock does not count
+
+
+def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
+    (tmp_path / ".lock").write_text("17\tanother-host\t2026-01-01 00:00:00")
+    with pytest.raises(RunError, match="process 17 on another-host"):
+        Lock(tmp_path)
+    os.utime(tmp_path / ".lock", (0, time.time() - 2 * Lock.stale_s))
+    Lock(tmp_path).release()
+
+
+# -- saving -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
+    saver = checkpoint.Saver(tmp_path, 2)
+    tensors = {"w": torch.ones(1_000_000), "tied": None}
+    tensors["tied"] = tensors["w"]
+    saver.reserve(tensors)
+    for step in (1, 2):
+        tensors["w"].fill_(step)
+        saver.save({"step": step}, tensors, {"m": [torch.full((3,), float(step))]}, "{}")
+        tensors["w"].fill_(-1)
+    saver.wait()
+    for step in (1, 2):
+        loaded = checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "model.pt")
+        assert (loaded["w"] == step).all() and loaded["tied"].data_ptr() == loaded["w"].data_ptr()
+        assert checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0] == step
+
+
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capsys):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        model, saver = {"w": torch.zeros(700_000)}, checkpoint.Saver(disk / "run", 2)
+        saver.save({"step": 1}, model, {}, "{}")
+        saver.wait()
+        (disk / "filler").write_bytes(bytes(4_000_000))
+        saver.save({"step": 2}, model, {}, "{}")  # the room is looked at first
+        saver.wait()
+        assert "step 2 could not be saved" in (said := capsys.readouterr().err) and "MB are free" in said
+        assert saver.saved == 1 and [p.name for p in (disk / "run").iterdir()] == ["step_00000001"]
+        (disk / "filler").unlink()
+        saver.save({"step": 3}, model, {}, "{}")
+        saver.wait()
+        assert saver.saved == 3 and checkpoint.latest(disk / "run")[0].name == "step_00000003"
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(tmp_path, capsys):
+    """The room was there when it was looked at; another process took it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        saver = checkpoint.Saver(disk / "run", 2)
+        (disk / "run").mkdir()
+        filler = threading.Thread(target=fill, args=(disk / "filler", 36_000_000, disk / "run"))
+        filler.start()
+        saver.save({"step": 1}, {"w": torch.zeros(8_000_000)}, {}, "{}")
+        saver.wait()
+        filler.join()
+        assert "could not be saved" in capsys.readouterr().err and not list((disk / "run").iterdir())
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def fill(path, size, after):
+    """Write a file as soon as something appears in the folder `after`."""
+    while not list(after.iterdir()):
+        pass
+    with open(path, "wb", buffering=0) as f:
+        while size > 0:
+            try:
+                size -= f.write(bytes(1 << 16))
+            except OSError:
+                return
+
+
+def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
+    """In mid-run nothing can be created in it any more: saves fail and are reported, the run ends with status 1 and the last checkpoint whole."""
+    folder = tmp_path / "run"
+    often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
+    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={folder}", *SMALL, *often]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not checkpoint.steps(folder):
+        time.sleep(0.01)
+    if subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:  # holds for root too, unlike permissions
+        process.kill()
+        pytest.skip("may not make a folder immutable here")
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        subprocess.run(["chattr", "-i", folder], check=True)
+    assert process.returncode == 1 and "could not be saved" in err and "Traceback" not in err, err
+    assert checkpoint.latest(folder)[0] is not None
+    assert train_small(char_data, folder, *often).returncode == 0  # with the folder back, the same command goes on
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(char_data, tmp_path):
+    folder = tmp_path / "run"
+    assert train_small(char_data, folder, "--max_steps=20").returncode == 0
+    newest = checkpoint.steps(folder)[-1]
+    data = bytearray((newest / "optimizer.pt").read_bytes())
+    data[len(data) // 2] ^= 4
+    (newest / "optimizer.pt").write_bytes(data)
+    result = train_small(char_data, folder, "--max_steps=40")
+    assert result.returncode == 0 and "passed over" in result.stdout and "optimizer.pt is damaged" in result.stdout
+    assert "continues at step 10" in result.stdout
+    assert [checkpoint.step_of(p) for p in checkpoint.steps(folder)] == [30, 40] and len(list(folder.glob("damaged_*"))) == 1
+
+
+@pytest.mark.parametrize("moment", ["compiling", "evaluating"])
+def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path, moment):
+    more = {"compiling": ["--compile=True"], "evaluating": ["--eval_interval=5", "--eval_batches=0", "--eval_interval=1"]}[moment]
+    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", *SMALL, "--max_steps=100000", *more]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+    ready = {"compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")), "evaluating": lambda: checkpoint.steps(tmp_path / "run")}[moment]
+    while process.poll() is None and not ready():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err and ("no step was done yet" if moment == "compiling" else "is saved in") in out
+
+
+# -- memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_allocators_error_is_recognised():
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, limit[1]))
+    try:
+        with pytest.raises(RuntimeError) as error:
+            torch.empty(1 << 41, dtype=torch.uint8)
+        assert out_of_memory(error.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert not out_of_memory(RuntimeError("shapes do not match"))
+
+
+def under_a_limit(data, folder, limit, *more):
+    """Train in a process that may take `limit` bytes of address space beyond what it starts with."""
+    code = (
+        "import sys, resource, train; "
+        "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + int(sys.argv[1]); "
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); train.main(sys.argv[2:])"
+    )
+    return run_script("-c", code, limit, f"--data_dir={data}", f"--checkpoint_dir={folder}", *more)
+
+
+BIG = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=256", "--batch_size=64", "--compile=False", "--device=cpu", "--dtype=float32", "--eval_interval=4", "--eval_batches=1",
+       "--log_interval=1", "--max_steps=4", "--warmup_steps=1"]  # fmt: skip
+
+
+def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):
+    free = run_script("train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'free'}", *BIG)
+    assert free.returncode == 0, free.stderr
+    tight = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG)
+    assert tight.returncode == 0, tight.stderr
+    assert "out of memory with 64 sequences at once; from here on" in tight.stdout
+    for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    events = [r for r in checkpoint.read_log(tmp_path / "tight") if r.get("event") == "out of memory"]
+    assert events and checkpoint.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
+    again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
+    assert again.returncode == 0 and "out of memory" not in again.stdout and "sequences at a time" in again.stdout
+
+
+def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
+    result = under_a_limit(char_data, tmp_path / "run", 60_000_000, *BIG, "--n_embd=512", "--n_layer=8")
+    fails_clearly(result, "out of memory", status=1)
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run", "--max_bad_steps=3")
+    held = contextlib.nullcontext()
+    before = {k: v.clone() for k, v in run.model.state_dict().items()}
+    weight = run.model.lm_head.weight
+    with torch.no_grad():
+        good, weight[0, 0] = weight[0, 0].item(), float("nan")
+    run.train_step(held)
+    with torch.no_grad():
+        weight[0, 0] = good
+    assert all(torch.equal(before[k], v) for k, v in run.model.state_dict().items())
+    run.check_numbers()
+    run.train_step(held)
+    line = run.log_step(1.0, 1.0)
+    assert line["bad_steps"] == 1 and line["step"] == 2 and np.isfinite(line["loss"])
+    with torch.no_grad():
+        weight[0, 0] = float("nan")
+    for _ in range(3):
+        run.train_step(held)
+    with pytest.raises(RunError, match="3 steps in a row") as error:
+        run.check_numbers()
+    assert "learning_rate" in str(error.value)
+
+
+# -- plans and budgets --------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
+    result = train_small(char_data, tmp_path / "run", "--dry_run=True", "--cost_per_hour=8", "--max_steps=1000")
+    assert result.returncode == 0, result.stderr
+    for words in ("parameters", "FLOPs a token", "activations", "a checkpoint", "A100", "H200", "here", "tokens/s, measured on cpu"):
+        assert words in result.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
+    result = train_small(char_data, tmp_path / "run", "--max_steps=1000000", "--cost_per_hour=3600", "--max_cost=8", "--eval_interval=0")
+    assert result.returncode == 0, result.stderr
+    assert "stopped by max_cost = 8.0" in result.stdout
+    assert checkpoint.read_state(checkpoint.steps(tmp_path / "run")[-1])["step"] > 0
+    assert [r["cost"] for r in checkpoint.read_log(tmp_path / "run")][-1] > 1
+    fails_clearly(train_small(char_data, tmp_path / "other", "--max_cost=5"), "cost_per_hour")
