@@ -1,0 +1,159 @@
+"""tokenizer_bpe.py: every string comes back, ids are those of the saved tokenizer.json, and what is read from files is checked."""
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HFTokenizer
+
+import tokenizer_bpe
+from tests.conftest import prose
+from tokenizer_bpe import EOT, Tokenizer, TokenizerError, safe_cut
+
+BPE = Tokenizer.train([prose()], 600)
+CHARS = Tokenizer.characters(prose() + "é\u4e2d\U0001f600")
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+PARTS = ["'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "word", " Word", "12", " 345", "...", "!?", EOT,
+         "é", "e\u0301", "\u4e2d\u6587", "\U0001f600", "\x00", "\x1c", "\u200d", "\ufeff", "\u093c"]  # fmt: skip
+TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
+
+
+def known_to_both(text):
+    """Whether Python's Unicode data knows every character: engines differ on letters that are newer than their tables."""
+    return all(unicodedata.category(c) != "Cn" for c in text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(ANY_TEXT, TRICKY))
+def test_every_string_comes_back(text):
+    assert BPE.decode(BPE.encode(text)) == text
+    assert BPE.decode_bytes(BPE.encode(text).tolist()) == text.encode()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The files of both tokenizers, as tokenizers loads them."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    for name, tokenizer in (("bpe", BPE), ("char", CHARS)):
+        tokenizer.save(folder / f"{name}.json")
+    return folder
+
+
+def test_ids_are_those_of_tokenizers(saved):
+    hf = HFTokenizer.from_file(str(saved / "bpe.json"))
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.one_of(ANY_TEXT, TRICKY).filter(lambda t: EOT not in t and known_to_both(t)))
+    def check(text):
+        assert BPE.encode(text).tolist() == hf.encode(text).ids
+
+    check()
+    assert BPE.encode(prose()).tolist() == hf.encode(prose()).ids
+    assert hf.token_to_id(EOT) == BPE.eot_id == 0 and hf.get_vocab_size() == BPE.vocab_size == 600
+
+
+def test_character_ids_are_those_of_tokenizers(saved):
+    hf = HFTokenizer.from_file(str(saved / "char.json"))
+    text = prose()[:3000] + "é\u4e2d\U0001f600"
+    assert CHARS.encode(text).tolist() == hf.encode(text).ids
+    assert CHARS.decode(CHARS.encode(text)) == text == hf.decode(hf.encode(text).ids)
+    assert CHARS.kind == "char" and CHARS.eot_id == 0 and hf.get_vocab_size() == CHARS.vocab_size
+
+
+def test_what_is_loaded_is_what_was_saved(saved):
+    for name, tokenizer in (("bpe", BPE), ("char", CHARS)):
+        loaded = Tokenizer.load(saved / f"{name}.json")
+        assert (loaded.kind, loaded.vocab_size, loaded.eot_id, loaded.to_json()) == (tokenizer.kind, tokenizer.vocab_size, 0, tokenizer.to_json())
+        assert loaded.encode("The text")[:3].tolist() == tokenizer.encode("The text")[:3].tolist()
+
+
+def test_characters_over_a_block_and_an_unknown_one_names_itself():
+    text = "ab\n" * 500_000
+    tokenizer = Tokenizer.characters("ab\n")
+    assert tokenizer.encode(text).tolist() == [2, 3, 1] * 500_000
+    assert tokenizer.encode("").tolist() == []
+    with pytest.raises(TokenizerError, match=r"'x' \(U\+0078\) at position 1500001 "):
+        tokenizer.encode(text + "ax")
+    for bad in ("é", "\U0010ffff", "\x00"):
+        with pytest.raises(TokenizerError, match="at position 1 is not among the 3 characters"):
+            tokenizer.encode("a" + bad)
+
+
+def test_half_a_surrogate_pair_is_a_sentence():
+    for tokenizer in (BPE, CHARS):
+        with pytest.raises(TokenizerError, match="surrogate"):
+            tokenizer.encode("a\ud800")
+
+
+def test_end_of_text_in_a_text_is_text():
+    ids = BPE.encode(f"a{EOT}b")
+    assert BPE.eot_id not in ids and BPE.decode(ids) == f"a{EOT}b"
+    assert BPE.decode([BPE.eot_id]) == EOT
+
+
+def test_ids_beyond_the_vocabulary_are_sentences():
+    for tokenizer in (BPE, CHARS):
+        with pytest.raises(TokenizerError, match=f"token id {tokenizer.vocab_size} is outside"):
+            tokenizer.decode([tokenizer.vocab_size])
+
+
+def test_a_vocabulary_that_the_text_does_not_support():
+    with pytest.raises(TokenizerError, match=r"supports a vocabulary of \d+ only, not 5,000: use --vocab_size \d+"):
+        Tokenizer.train(["only a few words"], 5000)
+    with pytest.raises(TokenizerError, match="at least 257"):
+        Tokenizer.train(["text"], 100)
+
+
+def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(TokenizerError) as error:
+        Tokenizer.gpt2()
+    assert tokenizer_bpe.GPT2_URL in str(error.value) and str(tmp_path / "data" / "r50k_base.tiktoken") in str(error.value)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "r50k_base.tiktoken").write_text("something else")
+    with pytest.raises(TokenizerError, match="is not the file it should be"):
+        Tokenizer.gpt2()
+
+
+def test_merges_are_recovered_from_ranks():
+    """GPT-2's vocabulary comes as ranks alone; from those of a trained tokenizer exactly its merges come back."""
+    vocab = BPE.description["model"]["vocab"]
+    alphabet = tokenizer_bpe.byte_alphabet()
+    ranks = {bytes(alphabet[c] for c in token): i for token, i in vocab.items() if token != EOT}
+    assert tokenizer_bpe._vocab_and_merges(ranks)["merges"] == [tuple(m) for m in BPE.description["model"]["merges"]]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda d: d.pop("model"), "no model.vocab"),
+    (lambda d: d["added_tokens"].clear(), "has no <|endoftext|>"),
+    (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
+    (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
+    (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "cuts text in a way"),
+    (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
+    (lambda d: d["model"]["vocab"].update({"中": 900}), "stands for no byte"),
+])  # fmt: skip
+def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change, words):
+    description = json.loads(BPE.to_json())
+    change(description)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(TokenizerError, match=words.replace("|", r"\|")):
+        Tokenizer.load(tmp_path)
+
+
+def test_no_tokenizer_or_no_json(tmp_path):
+    with pytest.raises(TokenizerError, match="no tokenizer at"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="cannot be read as a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ANY_TEXT, TRICKY, st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80)), st.integers(1, 80))
+def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
+    at = safe_cut(text, limit)
+    assert 0 <= at <= limit
+    assert [*BPE.encode(text[:at]), *BPE.encode(text[at:])] == BPE.encode(text).tolist()
