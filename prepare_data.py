@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import sys
@@ -224,7 +225,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 @dataclass
 class Encoded:
     """The documents of a piece. ids: their tokens, each document ended by end-of-text; of a part of a long document, only its tokens.
-    tokens, text_bytes, hashes: one entry a document; a hash is the first 64 bits of the text's BLAKE2b."""
+    tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text, white space at its end aside."""
 
     ids: np.ndarray
     tokens: np.ndarray
@@ -253,7 +254,7 @@ def encode_piece(tokenizer_path: str, dtype: str, options: Options, piece: Piece
     if ids.size and int(ids.max()) > min(tokenizer.vocab_size - 1, np.iinfo(dtype).max):
         raise TokenizerError(f"token id {ids.max()} does not fit a vocabulary of {tokenizer.vocab_size} in {dtype}")
     raw = [text.encode() for text in texts]
-    hashes = [int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") for data in raw]
+    hashes = [int.from_bytes(hashlib.blake2b(data.rstrip() if piece.ends else data, digest_size=8).digest(), "little") for data in raw]
     counts = np.array([len(part) + len(eot) for part in parts], np.int64), np.array([len(data) for data in raw], np.int64)
     return Encoded(ids.astype(dtype), *counts, np.array(hashes, np.uint64), report, piece.begins, piece.ends, piece.after)
 
@@ -780,20 +781,20 @@ def finished(out: Path, settings: dict, sources: list[Source], args) -> bool:
 
 
 def begin(work: Path, settings: dict, sources: list[Source], args) -> None:
-    """Note what this work is, or check that it is the work begun here. Raises InputError when it is not."""
+    """Note what this work is; what was finished of it stays. Raises InputError when the folder holds finished parts of other work."""
     plan, path = {"settings": settings, "sources": [asdict(s) for s in sources]}, work / "plan.json"
-    if path.exists() and args.overwrite:
-        for old in work.iterdir():
-            if old.name != "lock" and not old.name.startswith("stdin"):
-                old.unlink()
-    if path.exists():
-        old = json.loads(path.read_text(encoding="utf-8"))
-        changed = differences(old["settings"], settings, old["sources"], plan["sources"])
-        if changed:
-            problem = f"{work.parent} holds unfinished work on other input or settings: {'; '.join(changed)}"
-            raise InputError(f"{problem}.\nRepeat the former command to finish it, give another --out, or start anew with --overwrite")
-    else:
-        write_whole(path, json.dumps(plan, ensure_ascii=False))
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+    if old["settings"]["on_error"] == "stop":  # nothing broken came up to where it stopped, so the bytes are the same
+        old["settings"]["on_error"] = settings["on_error"]
+    changed = differences(old["settings"], settings, old["sources"], plan["sources"])
+    if changed and not args.overwrite and any(path.stat().st_size for path in work.glob("*.bin")):
+        problem = f"{work.parent} holds unfinished work on other input or settings: {'; '.join(changed)}"
+        raise InputError(f"{problem}.\nRepeat the former command to finish it, give another --out, or start anew with --overwrite")
+    if changed or args.overwrite:
+        for file in work.iterdir():
+            if file.name != "lock" and not file.name.startswith("stdin"):
+                file.unlink()
+    write_whole(path, json.dumps(plan, ensure_ascii=False))
 
 
 def check_room(out: Path, work: Path, sources: list[Source], args) -> None:
@@ -870,6 +871,7 @@ def parse_args(argv):
     add("--shard", metavar="I/N", help="prepare only the I-th of N shares of the input, into FOLDER/shard-I-of-N")
     add("--overwrite", action="store_true", help="make a finished dataset anew, or forget unfinished work")
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
+    parser.usage = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ... (--help lists all)"
     args = parser.parse_args(argv)
     default_input = not args.input
     if args.tokenizer != "bpe" and args.vocab_size:
@@ -887,11 +889,10 @@ def parse_args(argv):
             parser.error(f"--{name} {value}: it must be {allowed}")
     args.sample_bytes = int(args.sample_bytes)
     if args.shard:
-        try:
-            args.shard = tuple(int(n) for n in args.shard.split("/"))
-            assert len(args.shard) == 2 and 1 <= args.shard[0] <= args.shard[1]
-        except (ValueError, AssertionError):
+        numbers = re.fullmatch(r"(\d+)/(\d+)", args.shard)
+        if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
             parser.error(f"--shard {args.shard}: it must be I/N, as in 1/4, with I from 1 to N")
+        args.shard = int(numbers[1]), int(numbers[2])
         if args.tokenizer in ("bpe", "char") or args.input == ["-"]:
             parser.error("--shard needs files and one tokenizer for all shards: train it first with --tokenizer_only, then give it with --tokenizer FOLDER/tokenizer.json")
     if "-" in args.input and len(args.input) > 1:
