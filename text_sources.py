@@ -270,7 +270,7 @@ def _cut_documents(buffer, ended, at, source):
         if len(buffer) < limit + AHEAD:
             return (len(buffer), True) if ended else (0, False)
         for back in (1 << 14, PIECE):  # nearly always the first does
-            tail = buffer[limit - back : limit + AHEAD]
+            tail = buffer[max(0, limit - back) : limit + AHEAD]
             tail = tail[next(n for n in range(4) if tail[n] & 0xC0 != 0x80 or n == 3) :]
             text = tail.decode("utf-8", "surrogateescape")  # a broken byte stays one character, and encodes back
             cut = safe_cut(text, len(tail[:-AHEAD].decode("utf-8", "surrogateescape")))
