@@ -97,7 +97,7 @@ def read_meta(folder: str | Path) -> Meta:
         raise DataError(_what_to_run(folder))
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        meta = Meta(**raw | {"splits": {name: Split(**split) for name, split in raw["splits"].items()}})
+        meta = Meta(**raw | {"splits": {name: Split(**raw["splits"][name]) for name in ("train", "val")}})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or restore the file from a copy") from None
     if meta.format != FORMAT:

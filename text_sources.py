@@ -23,7 +23,7 @@ PIECE = 1 << 20  # bytes that a worker takes at a time; encoding much more in on
 NO_CUT = 16 * PIECE  # text without any place to cut for so long is cut all the same
 AHEAD = 8  # bytes after a place to cut that are looked at
 LONGEST_LINE = 256 * PIECE
-SEPARATOR = re.compile(rb"(?:^|(?<=\n))" + re.escape(EOT.encode()) + rb"[ \t\r]*(?:\n|\Z)")
+MARK = EOT.encode()
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
 
 
@@ -264,13 +264,13 @@ def _cut_documents(buffer, ended, at, source):
     if ended and len(buffer) <= PIECE and not at.inside:
         return len(buffer), True
     for limit in range(PIECE, NO_CUT + 1, PIECE):
-        separators = list(_separators(buffer, limit, ended))
-        if separators:
-            return separators[-1 if limit == PIECE and not at.inside else 0], True
+        separator = next(_separators(buffer, limit, ended, last=limit == PIECE and not at.inside), None)
+        if separator:
+            return separator[1], True
         if len(buffer) < limit + AHEAD:
             return (len(buffer), True) if ended else (0, False)
         for back in (1 << 14, PIECE):  # nearly always the first does
-            tail = buffer[limit - back : limit + AHEAD]
+            tail = buffer[max(0, limit - back) : limit + AHEAD]
             tail = tail[next(n for n in range(4) if tail[n] & 0xC0 != 0x80 or n == 3) :]
             text = tail.decode("utf-8", "surrogateescape")  # a broken byte stays one character, and encodes back
             cut = safe_cut(text, len(tail[:-AHEAD].decode("utf-8", "surrogateescape")))
@@ -279,11 +279,25 @@ def _cut_documents(buffer, ended, at, source):
     return next(NO_CUT - n for n in range(4) if buffer[NO_CUT - n] & 0xC0 != 0x80 or n == 3), False
 
 
-def _separators(buffer, limit, ended):
-    """Ends of the end-of-text lines that end within `limit`, or at the very end of the input."""
-    for match in SEPARATOR.finditer(buffer, 0, limit) if EOT.encode() in buffer else ():
-        if buffer[match.end() - 1] == 10 or (ended and match.end() == len(buffer)):
-            yield match.end()
+def _separators(data, limit, ended, last=False):
+    """Start and end of the end-of-text lines that end within `limit`, in order or, with `last`, backwards.
+
+    By find(), because a regular expression for it took 28 ms a piece, as long as encoding."""
+    at = data.rfind(MARK, 0, limit) if last else data.find(MARK, 0, limit)
+    while at >= 0:
+        end = data.find(b"\n", at, min(at + 64, limit)) + 1 or (len(data) if ended and len(data) <= min(at + 64, limit) else 0)
+        if end and (at == 0 or data[at - 1] == 10) and not data[at + len(MARK) : end].strip():
+            yield at, end
+        at = data.rfind(MARK, 0, at) if last else data.find(MARK, at + 1, limit)
+
+
+def _split(data):
+    """The documents of whole pieces of a text file."""
+    start = 0
+    for at, end in _separators(data, len(data), True):
+        yield data[start:at]
+        start = end
+    yield data[start:]
 
 
 def _read_rows(source, raw, at, options):
@@ -383,7 +397,7 @@ def texts_of(piece: Piece, options: Options) -> tuple[list[str], Report]:
 
 
 def _plain_texts(piece, options, report):
-    for part in SEPARATOR.split(piece.data) if EOT.encode() in piece.data else [piece.data]:
+    for part in _split(piece.data):
         try:
             yield part.decode()
         except UnicodeDecodeError as error:
