@@ -1,0 +1,75 @@
+"""What only a GPU can show. Run with `pytest -m gpu`."""
+import pytest
+import torch
+
+import checkpoint
+import config
+import hardware
+from dataset import Dataset
+from metadata import read_meta
+from run import Run
+from tests.test_train import SMALL, losses
+from train import train
+
+pytestmark = pytest.mark.gpu
+GPU = [*(s for s in SMALL if "device" not in s), "--device=cuda"]
+
+
+def settings_for(data, folder, *more):
+    """The small settings on the GPU."""
+    return config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *GPU, *more])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_every_precision_learns_as_the_cpu_does(char_data, tmp_path, dtype, compiled):
+    train(config.load([f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'cpu'}", *SMALL, "--max_steps=40", "--dtype=float32"]))
+    train(settings_for(char_data, tmp_path / "gpu", "--max_steps=40", f"--dtype={dtype}", f"--compile={compiled}"))
+    assert losses(tmp_path / "gpu")[1][40] == pytest.approx(losses(tmp_path / "cpu")[1][40], abs=0.05)
+
+
+def test_batches_are_the_same_wherever_the_tokens_lie(char_data):
+    meta, device = read_meta(char_data), torch.device("cuda")
+    places = [Dataset(char_data, meta, "train", 32, device, place) for place in ("gpu", "ram", "mmap")]
+    for first in (0, 8, places[0].windows - 3):
+        batches = [data.batch(first, 8, 7) for data in places]
+        assert all(torch.equal(batches[0][i], b[i]) and b[i].device.type == "cuda" and b[i].dtype == torch.int64 for b in batches for i in (0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, dtype):
+    import contextlib
+
+    run = Run(settings_for(char_data, tmp_path, f"--dtype={dtype}", "--data_location=gpu"))
+    run.train_step(contextlib.nullcontext())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            run.train_step(contextlib.nullcontext())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path):
+    big = ["--n_embd=512", "--n_head=8", "--n_layer=8", "--block_size=256", "--batch_size=512", "--max_steps=3", "--eval_interval=0", "--log_interval=1"]
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(6e9 / total)
+    try:
+        train(settings_for(char_data, tmp_path / "run", *big))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    events = [r for r in checkpoint.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
+    assert events and len(losses(tmp_path / "run")[0]) == 3
+
+
+def test_a_resumed_run_goes_on_with_the_same_losses(char_data, tmp_path):
+    train(settings_for(char_data, tmp_path / "whole", "--max_steps=40"))
+    train(settings_for(char_data, tmp_path / "part", "--max_steps=20", "--learning_rate=3e-3", "--min_lr=3e-4"))
+    whole, part = losses(tmp_path / "whole")[0], losses(tmp_path / "part")[0]
+    assert part[5] == pytest.approx(whole[5], rel=1e-3)
+
+
+def test_the_gpu_is_known_or_its_mfu_is_not_claimed():
+    device = hardware.find_device("auto")
+    assert device.type == "cuda" and (hardware.peak_flops(device) or 0) >= 0
+    assert hardware.find_dtype(device, "auto") in (torch.bfloat16, torch.float16)
