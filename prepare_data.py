@@ -269,7 +269,7 @@ def prepare(args) -> None:
             args.val_fraction = min(0.1, VAL_BYTES / sources[0].size) if args.val_fraction is None else args.val_fraction
         settings = settings_of(args, options, given)
         if finished(out, settings, sources, args):
-            return shutil.rmtree(work)
+            return None if (work / "plan.json").exists() else shutil.rmtree(work)
         begin(work, settings, sources, args)
         check_room(out, work, sources, args)
         path, peak, words = work / "tokenizer.json", 0, "as the run before made it"
@@ -356,7 +356,7 @@ def begin(work: Path, settings: dict, sources: list[Source], args) -> None:
     if changed and not args.overwrite and any(path.stat().st_size for path in work.glob("*.bin")):
         problem = f"{work.parent} holds unfinished work on other input or settings: {'; '.join(changed)}"
         raise InputError(f"{problem}.\nRepeat the former command to finish it, give another --out, or start anew with --overwrite")
-    if changed or args.overwrite:
+    if changed:
         for file in work.iterdir():
             if file.name != "lock" and not file.name.startswith("stdin"):
                 file.unlink()
@@ -435,7 +435,7 @@ def parse_args(argv):
     add("--min_letters", type=float, default=Options.min_letters, metavar="F", help="--clean drops documents of which letters and digits make up less, white space aside; default %(default)s")
     add("--compress", action="store_true", help="also write train.bin.gz and val.bin.gz, to upload")
     add("--shard", metavar="I/N", help="prepare only the I-th of N shares of the input, into FOLDER/shard-I-of-N")
-    add("--overwrite", action="store_true", help="make a finished dataset anew, or forget unfinished work")
+    add("--overwrite", action="store_true", help="replace a finished dataset, or unfinished work on other input or settings")
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
     parser.usage = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ... (--help lists all)"
     args = parser.parse_args(argv)
@@ -491,7 +491,7 @@ def main(argv) -> int:
             prepare(args)
         return 0
     except (InputError, TokenizerError, DataError) as error:
-        message, status = error, 1 if isinstance(error, DataError) else 2
+        message, status = error, 1 if isinstance(error, DataError) and args.verify else 2
     except PrepareError as error:
         message, status = error, 1
     except OSError as error:

@@ -66,15 +66,16 @@ class Pool:
                     self._talk(worker.send, (sent, function, item))
                     self.load[worker] += 1
                     sent += 1
-            while returned in results:
+            if returned in results:
                 result = results.pop(returned)
                 returned += 1
                 if isinstance(result, Exception):
                     raise result
                 yield result
-            for worker in connection.wait([w for w in self.load if self.load[w]], timeout=0 if returned < sent and not ended and min(self.load.values()) < 2 else None) if returned < sent else ():
-                index, results[index], self.peaks[worker] = self._talk(worker.recv)
-                self.load[worker] -= 1
+            elif returned < sent:
+                for worker in connection.wait([w for w in self.load if self.load[w]]):
+                    index, results[index], self.peaks[worker] = self._talk(worker.recv)
+                    self.load[worker] -= 1
 
     def _talk(self, call, *args):
         try:
@@ -310,7 +311,7 @@ class Output:
             path, size = work / f"{name}.bin", getattr(self.journal, name).tokens * self.dtype.itemsize
             self.files[name] = open(path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115
             if os.fstat(self.files[name].fileno()).st_size < size:
-                raise PrepareError(f"{path} is shorter than it was when the work stopped; the disk lost data: start anew with --overwrite")
+                raise PrepareError(f"{path} is shorter than it was when the work stopped; the disk lost data: delete {work} and start anew")
             self.files[name].truncate(size)
             self.files[name].seek(size)
         self.seen = Seen(work, self.journal.seen) if dedupe else None

@@ -263,12 +263,13 @@ def safe_cut(text: str, limit: int) -> int:
     Japanese punctuation mark after a letter: there GPT-2's expression, and those of GPT-4, Llama 3 and Qwen, begin a new word
     whatever stands further away. 0 where there is no such place.
     """
-    start = limit
-    while start > 0:  # look back in growing strides, nearest first
-        start = max(0, limit - 4096 if start == limit else start - 65536)
-        cuts = [m.end() for m in _CUT.finditer(text, start, min(limit + 1, len(text))) if m.end() <= limit]
+    end = limit
+    while end > 0:  # look back in strides, nearest first
+        start = max(0, end - (4096 if end == limit else 65536))
+        cuts = [m.end() for m in _CUT.finditer(text, start, min(end + 1, len(text))) if m.end() <= end]
         if cuts:
             return cuts[-1]
+        end = start
     return 0
 
 

@@ -4,6 +4,7 @@ The text is real: sources of the standard library and of installed packages, and
 with the paragraphs of each document in another order every time. Writes benchmarks/results/prepare*.json.
 """
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -29,31 +30,40 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 
 
-def documents():
+@functools.cache
+def documents() -> list[bytes]:
     """Real texts of this machine, each one file, always in the same order."""
     roots = [Path(sysconfig.get_paths()["stdlib"]), Path(sysconfig.get_paths()["purelib"]), Path("/usr/share/doc")]
+    found = []
     for root in dict.fromkeys(roots):
         for path in sorted(root.rglob("*")):
             if path.is_file() and (path.suffix == ".py" or "doc" in root.parts and path.suffix != ".gz"):
                 data = path.read_bytes()
-                if data.isascii() and b"\0" not in data and EOT.encode() not in data and len(data) > 200:
-                    yield data
+                if utf8(data) and b"\0" not in data and EOT.encode() not in data and len(data) > 200:
+                    found.append(data)
+    return found
+
+
+def utf8(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def make_text(path: Path, size: int) -> None:
-    """Write a text file of `size` bytes: the documents, and then again and again with their paragraphs shuffled."""
-    texts, shuffle = list(documents()), random.Random(1)
+    """Write a text file of `size` bytes or a little more: the documents, and then again and again with their paragraphs shuffled."""
+    shuffle, rounds = random.Random(1), 0
     with open(path, "wb") as file:
-        for text in texts:
-            file.write(text.rstrip(b"\n") + b"\n" + EOT.encode() + b"\n")
-        while file.tell() < size:
-            for text in shuffle.sample(texts, len(texts)):
+        while True:
+            for text in documents():
                 paragraphs = text.rstrip(b"\n").split(b"\n\n")
-                shuffle.shuffle(paragraphs)
+                if rounds:
+                    shuffle.shuffle(paragraphs)
                 file.write(b"\n\n".join(paragraphs) + b"\n" + EOT.encode() + b"\n")
                 if file.tell() >= size:
-                    break
-        file.truncate(size)
+                    return
+            rounds += 1
 
 
 def run(command: list, cwd=ROOT) -> dict:
@@ -110,14 +120,12 @@ def stage(work: Path, tokenizer: Path, rounds: int, workers: int) -> dict:
     """The tokenising stage against bare loops, alternated."""
     text = work / "stage.txt"
     make_text(text, 200_000_000)
-    small = work / "bare.txt"
-    make_text(small, 50_000_000)
     speeds = {"bare_mb_s": [], "bare_all_cores_mb_s": [], "prepare_mb_s": []}
     for _ in range(rounds):
         shutil.rmtree(work / "stage", ignore_errors=True)
-        speeds["bare_mb_s"].append(round(bare(tokenizer, small), 2))
+        speeds["bare_mb_s"].append(round(bare(tokenizer, text), 2))
         speeds["prepare_mb_s"].append(prepare(text, "--tokenizer", tokenizer, "--workers", workers, "--out", work / "stage")["tokenising_mb_s"])
-        speeds["bare_all_cores_mb_s"].append(round(bare_together(tokenizer, small, workers), 2))
+        speeds["bare_all_cores_mb_s"].append(round(bare_together(tokenizer, text, workers), 2))
     one, together, ours = (statistics.median(speeds[k]) for k in ("bare_mb_s", "bare_all_cores_mb_s", "prepare_mb_s"))
     return {"megabytes": 200, "workers": workers, **speeds, "of_workers_times_bare": round(ours / workers / one, 3), "of_bare_on_all_cores": round(ours / together, 3)}
 
@@ -185,7 +193,8 @@ def main(argv):
     parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="folder for text and results, several times the text's size; default %(default)s")
     parser.add_argument("--gpuburnout", type=Path, metavar="PATH", help="a clone of GPUburnout/gpt2-from-scratch, to compare with")
     parser.add_argument("--gigabytes", type=float, default=0, metavar="G", help="only a large run of this size, as with 12")
-    parser.add_argument("--kills", type=int, default=10, metavar="N", help="SIGKILLs on the way; 0: none; default %(default)s")
+    parser.add_argument("--only", nargs="+", default=["tokenising", "characters", "gpuburnout", "kills"], metavar="PART", help="parts to measure; the others keep their results; default: %(default)s")
+    parser.add_argument("--kills", type=int, default=10, metavar="N", help="SIGKILLs on the way; default %(default)s")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="of prepare and bare loops in turn; default %(default)s")
     args = parser.parse_args(argv)
     work = args.work.resolve()
@@ -196,15 +205,14 @@ def main(argv):
         results["large"] = large(work, args.gigabytes)
         name = f"prepare_{args.gigabytes:g}gb.json"
     else:
-        name, small = "prepare.json", work / "tokenizer.txt"
+        name, small, tokenizer = "prepare.json", work / "tokenizer.txt", work / "tokenizer"
+        before = json.loads((RESULTS / name).read_text(encoding="utf-8")) if (RESULTS / name).exists() else {}
         make_text(small, 40_000_000)
-        prepare(small, "--out", work / "tokenizer")
-        results["tokenising"] = stage(work, work / "tokenizer", args.rounds, cores)
-        results["characters"] = characters(work)
-        if args.gpuburnout:
-            results["gpuburnout"] = against_gpuburnout(work, args.gpuburnout.resolve())
-        if args.kills:
-            results["kills"] = kills(work, work / "tokenizer", args.kills)
+        prepare(small, "--out", tokenizer)
+        parts = {"tokenising": lambda: stage(work, tokenizer, args.rounds, cores), "characters": lambda: characters(work)}
+        parts |= {"gpuburnout": lambda: against_gpuburnout(work, args.gpuburnout.resolve())} if args.gpuburnout else {}
+        parts |= {"kills": lambda: kills(work, tokenizer, args.kills)}
+        results = before | results | {part: parts[part]() for part in args.only if part in parts}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / name).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=1))

@@ -11,6 +11,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 import zstandard
 from conftest import ROOT, fails_clearly, prose, run_script
@@ -261,6 +262,13 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     inputs = []
     fails("--workers 0", options=["--workers", 0])
     fails("--shard 3/2", options=["--shard", "3/2"])
+    inputs = [tmp_path / "good.txt"]
+    inputs[0].write_text(prose()[:5000])
+    fails_clearly(prepare(*inputs, "--vocab_size", 32000, "--out", tmp_path / "out"), "supports a vocabulary of", "--vocab_size")
+    fails_clearly(prepare(*inputs, "--vocab_size", 100, "--out", tmp_path / "out"), "at least 257")
+    other = tmp_path / "other.json"
+    Tokenizer.characters("abc").save(other)
+    fails_clearly(prepare(*inputs, "--tokenizer", other, "--out", tmp_path / "out"), "good.txt", "is not among the 3 characters")
     fails("no tokenizer at", options=["--tokenizer", tmp_path / "none.json"])
 
 
@@ -286,6 +294,35 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer):
     ok(subprocess.run(command, capture_output=True, text=True))
     ok(prepare(tmp_path / "a.txt", "--tokenizer", tokenizer, "--out", tmp_path / "other"))
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
+
+
+def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
+    command = [sys.executable, ROOT / "prepare_data.py", tmp_path / "a.txt", "--tokenizer", tokenizer, "--workers", 2, "--out", tmp_path / "out"]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = []
+    while not workers:
+        workers = [p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+    workers[0].kill()
+    output, errors = process.communicate()
+    fails_clearly(subprocess.CompletedProcess(command, process.returncode, output, errors), "a worker process died (exit code -9)", "fewer --workers", status=1)
+    ok(prepare(*command[2:]))
+    ok(prepare("--verify", tmp_path / "out"))
+
+
+def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
+    arguments = [tmp_path / "a.txt", "--out", tmp_path / "out", "--tokenizer"]
+    ok(prepare(*arguments, tokenizer))
+    before = sha(tmp_path / "out")
+    process = subprocess.Popen([sys.executable, ROOT / "prepare_data.py", *arguments, "char", "--overwrite"], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "out/.partial/train.bin").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert sha(tmp_path / "out") == before
+    ok(prepare(*arguments, "char", "--overwrite"))
+    assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer):
