@@ -32,6 +32,8 @@ class Dataset:
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
             raise DataError(f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}")
+        if location == "gpu" and device.type == "cpu":
+            raise DataError("data_location = gpu, but training runs on the cpu; set data_location = auto or ram")
         self.location = location if location != "auto" else find_location(self.length * np.dtype(meta.dtype).itemsize, device)
         self.tokens = self._load()
         self._order = {}  # epoch -> (offset, order of its windows)

@@ -91,7 +91,8 @@ def plan(run) -> str:
     lines += [
         "",
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is being written: {kept * size / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}"
-        + ("" if kept * size < free else "  << too little"),
+        + ("" if kept * size < free else "  << too little")
+        + f"\n{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
         "",
         f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak" + ("" if c.cost_per_hour else "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"),
     ]

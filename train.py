@@ -8,6 +8,7 @@ settings in config/__init__.py (or --help). Stopped in any way, the same command
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from tqdm import tqdm
 
@@ -46,8 +47,9 @@ class Clock:
 
 def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
-    signals = Signals()
+    signals, folder = Signals(), Path(config.checkpoint_dir)
     try:
+        lock = Lock(folder) if folder.is_dir() and not config.dry_run else None  # before anything in it is read
         run = Run(config)
     except Stop as stop:
         leave(stop.signum, "nothing had begun")
@@ -58,12 +60,12 @@ def train(config: Config) -> None:
     if run.progress.step >= run.total_steps and not run.evaluation_due:
         print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
         return
-    run.folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(run.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock or Lock(folder)
     try:
-        checkpoint.set_aside(run.folder, run.progress.step)
-        checkpoint.write_json(run.folder / "config.json", asdict(config))
-        checkpoint.write_log(run.folder, run.log)
+        checkpoint.set_aside(folder, run.progress.step)
+        checkpoint.write_json(folder / "config.json", asdict(config))
+        checkpoint.write_log(folder, run.log)
         run.record({"event": "start", **run.versions()})
         ending = loop(run, signals, lock)
         with signals:
@@ -73,11 +75,11 @@ def train(config: Config) -> None:
         step = f"step {run.progress.step:,}"
         if not run.progress.step:
             leave(stop.signum, "no step was done yet")
-        leave(stop.signum, f"{step} is saved in {run.folder}; the same command continues" if run.save_now() else f"{step} could not be saved")
+        leave(stop.signum, f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved")
     finally:
         lock.release()
     if not saved:
-        raise RunError(f"step {run.progress.step:,} could not be saved in {run.folder}; make room or choose another checkpoint_dir, and start the same command again")
+        raise RunError(f"step {run.progress.step:,} could not be saved in {folder}; make room or choose another checkpoint_dir, and start the same command again")
     best = f", best validation loss {run.best:.4f}" if run.best < float("inf") else ""
     print(f"{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{best}\n  {generate_command(run)}")
 

@@ -1,0 +1,80 @@
+"""The plan of --dry_run beside what really happens: peak memory and time a step.
+
+    python -m benchmarks.plan --data data/NAME [--micro 1 2 4] [--key=value ...]
+
+GPT-2 Small's shape on the present device. Memory is measured in a process of its own for each micro-batch: on a GPU what PyTorch
+allocated at most, on a CPU the peak of resident memory during steps after the first, less what the process holds at rest beyond
+weights and optimiser (Python, libraries, compiled code). Time is the plan's beside that of train.py, from its log.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import checkpoint
+import hardware
+
+RESULTS = Path(__file__).parent / "results"
+CHILD = """
+import contextlib, gc, json, sys, torch
+import config, hardware, plan
+from run import Run
+run = Run(config.load(sys.argv[1:]))
+c, parameters, cuda = run.config, run.model.num_parameters(), run.device.type == "cuda"
+if c.compile:
+    run.compile()
+def status(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+def steps(n):
+    for _ in range(n):
+        run.train_step(contextlib.nullcontext())
+    hardware.synchronize(run.device)
+steps(2)
+gc.collect()
+if cuda:
+    torch.cuda.reset_peak_memory_stats()
+    steps(3)
+    peak = torch.cuda.max_memory_allocated()
+else:
+    rest = status("VmRSS") - 12 * parameters
+    open("/proc/self/clear_refs", "w").write("5")
+    steps(3)
+    peak = status("VmHWM") - rest
+planned = plan.memory(run.model_config, parameters, run.micro_batch, run.micro_batch < c.batch_size, run.dtype.itemsize == 2)
+print(json.dumps({"micro_batch": run.micro_batch, "planned": planned["peak"], "measured": peak, "planned_seconds": plan.measure(run, 15.0)[0]}))
+"""
+
+
+def main(argv):
+    """The command line's work."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=8, help="steps of the real run")
+    args, extra = parser.parse_known_args(argv)
+    common = ["config/gpt2_small.py", f"--data_dir={args.data}", "--warmup_steps=2", *extra]
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for micro in args.micro:
+            settings = [*common, f"--batch_size={micro}", f"--checkpoint_dir={temporary}/{micro}"]
+            out = subprocess.run([sys.executable, "-c", CHILD, *settings], check=True, capture_output=True, text=True).stdout
+            row = json.loads(out.splitlines()[-1])
+            run = [sys.executable, "train.py", *settings, f"--max_steps={args.steps}", "--log_interval=1", "--eval_interval=0", "--eval_batches=1"]
+            subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+            speeds = [r["tokens_per_second"] for r in checkpoint.read_log(Path(temporary) / str(micro)) if "loss" in r][2:]
+            row["measured_seconds"] = micro * 512 / statistics.median(speeds)
+            rows.append(row)
+            print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "
+                  f"step {row['planned_seconds']:.2f} s planned, {row['measured_seconds']:.2f} measured ({row['planned_seconds'] / row['measured_seconds'] - 1:+.1%})", flush=True)  # fmt: skip
+    device = hardware.find_device("auto")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"plan_{device.type}.json"
+    path.write_text(json.dumps({"device": hardware.describe(device), "torch": hardware.torch.__version__, "rows": rows}, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
