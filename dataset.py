@@ -11,7 +11,7 @@ import torch
 
 from metadata import DataError, Meta, Split, dtype_for, read_meta, write_meta
 
-__all__ = ["IGNORE", "DataError", "Dataset", "Meta", "Split", "dtype_for", "read_meta", "write_meta"]
+__all__ = ["IGNORE", "DataError", "Dataset", "Meta", "Split", "dtype_for", "read_meta", "read_tokens", "write_meta"]
 
 IGNORE = -1  # the target where nothing is to be predicted; model.py's value
 
@@ -26,7 +26,7 @@ class Dataset:
     def __init__(self, folder: str | Path, meta: Meta, split: str, block_size: int, device: torch.device, location: str = "auto"):
         """Raises DataError when the split is shorter than one window or holds an id beyond the vocabulary."""
         self.folder, self.meta, self.block_size, self.device = Path(folder), meta, block_size, device
-        self.parts = meta.splits[split].parts or [meta.splits[split]]  # files that follow one another: one, or one a shard
+        self.split, self.parts = split, meta.splits[split].files()
         self.path, self.length = self.folder / meta.splits[split].file, meta.splits[split].tokens
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
@@ -41,13 +41,9 @@ class Dataset:
     def _load(self):
         kind = torch.int16 if self.meta.dtype == "uint16" else torch.int32
         if self.location == "mmap":
-            mapped = [self._map(part, kind) for part in self.parts]
+            mapped = [self._map(part, kind) for part in self.parts if part.tokens]
             return mapped[0] if len(mapped) == 1 else mapped
-        tokens = np.empty(self.length, self.meta.dtype)
-        start = 0
-        for part in self.parts:
-            self._fill(tokens[start : start + part.tokens], part)
-            start += part.tokens
+        tokens = read_tokens(self.folder, self.meta, self.split)
         self._check_ids(tokens)
         tokens = torch.from_numpy(tokens.view(np.int16) if kind == torch.int16 else tokens)
         return tokens.to(self.device) if self.location == "gpu" else tokens
@@ -57,22 +53,6 @@ class Dataset:
         if not path.exists():
             raise DataError(f"{path} is there only compressed, and can be read so only into memory: unpack it with gunzip -k {self.folder / part.compressed['file']}, or use --data_location=ram")
         return torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind)
-
-    def _fill(self, target, part):
-        """Read one file into its place, or its compressed copy where only that is there. Raises DataError when it is cut off or damaged."""
-        path = self.folder / part.file
-        packed = not path.exists()
-        if packed:
-            path = self.folder / part.compressed["file"]
-        try:
-            with gzip.open(path) if packed else open(path, "rb") as file:
-                view, at = memoryview(target).cast("B"), 0
-                while at < len(view) and (count := file.readinto(view[at : at + (1 << 24)])):
-                    at += count
-                if at < len(view) or file.read(1):
-                    raise DataError(f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again")
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path} is damaged ({error}); copy it again") from None
 
     def _check_ids(self, ids):
         low, high = int(ids.min()), int(ids.max())
@@ -152,6 +132,33 @@ class Dataset:
             if part[-1] == whole * T:
                 y[len(part) - 1, rest:] = IGNORE
             yield x, y, int((y != IGNORE).sum())
+
+
+def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
+    """All tokens of a split in memory, [tokens] of meta.dtype: from one file, from its compressed copy where only that is there, or
+    from shards in their order. Raises DataError for a file that is cut off or damaged."""
+    tokens, start = np.empty(meta.splits[split].tokens, meta.dtype), 0
+    for part in meta.splits[split].files():
+        _fill(tokens[start : start + part.tokens], Path(folder), part)
+        start += part.tokens
+    return tokens
+
+
+def _fill(target, folder, part):
+    """Read one file into its place."""
+    path = folder / part.file
+    packed = not path.exists()
+    if packed:
+        path = folder / part.compressed["file"]
+    try:
+        with gzip.open(path) if packed else open(path, "rb") as file:
+            view, at = memoryview(target).cast("B"), 0
+            while at < len(view) and (count := file.readinto(view[at : at + (1 << 24)])):
+                at += count
+            if at < len(view) or file.read(1):
+                raise DataError(f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); copy it again") from None
 
 
 def find_location(size: int, device: torch.device) -> str:

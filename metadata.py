@@ -35,6 +35,10 @@ class Split:
     compressed: dict | None = None
     parts: list["Split"] = dataclasses.field(default_factory=list)
 
+    def files(self) -> list["Split"]:
+        """The files that one after the other make up the split: itself, or one a shard."""
+        return self.parts or [self]
+
 
 @dataclass
 class Meta:

@@ -165,7 +165,7 @@ def verify(folder: Path) -> str:
     found = hashlib.sha256((folder / meta.tokenizer["file"]).read_bytes()).hexdigest()
     if found != meta.tokenizer["sha256"]:
         raise DataError(f"{folder / meta.tokenizer['file']} is not the tokenizer that made this data: sha256 {found}, meta.json says {meta.tokenizer['sha256']}")
-    splits = [part for split in meta.splits.values() for part in split.parts or [split]]
+    splits = [part for split in meta.splits.values() for part in split.files()]
     words = []
     with progress_bar(sum(s.tokens for s in splits) * np.dtype(meta.dtype).itemsize, 0, "verifying") as bar:
         for split in splits:

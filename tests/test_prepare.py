@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
-from conftest import ROOT, fails_clearly, prose, run_script
 
 from metadata import read_meta
+from tests.conftest import ROOT, fails_clearly, prose, run_script
 from tokenizer_bpe import EOT, Tokenizer
 
 DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]

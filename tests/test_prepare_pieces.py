@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import text_sources
 from prepare_data import spread_sample
+from tests.conftest import prose
 from text_sources import Options, Position, find_sources, read_pieces, texts_of
 from token_writer import Seen, encode
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
