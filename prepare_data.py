@@ -84,7 +84,7 @@ def follow(pieces, bar):
 
 def characters_of(options: Options, pieces: list[Piece]) -> tuple[str, Position]:
     """The different characters of some pieces, and where the next one begins."""
-    return "".join(set().union(*(text for piece in pieces for text in texts_of(piece, options)[0]))), pieces[-1].after
+    return "".join(set().union(*(text for piece in pieces for text in texts_of(piece.loaded(), options)[0]))), pieces[-1].after
 
 
 def make_tokenizer(spec: str, sources: list[Source], options: Options, args, path: Path) -> tuple[str, int]:

@@ -142,7 +142,7 @@ def batches(pieces):
     """Pieces in lists of about PIECE bytes together: small files are not worth a message to a worker each."""
     batch, size = [], 0
     for piece in pieces:
-        batch.append(piece)
+        batch.append(piece.light())
         size += piece.size
         if size >= PIECE // 2:
             yield batch
@@ -166,6 +166,11 @@ def load_tokenizer(path: str) -> Tokenizer:
     return Tokenizer.load(path)
 
 
+def load_tokenizer_once(path: str) -> None:
+    """Let a worker be ready."""
+    load_tokenizer(path)
+
+
 @dataclass
 class Encoded:
     """The documents of a piece. ids: their tokens, each document ended by end-of-text; of a part of a long document, only its tokens.
@@ -182,7 +187,7 @@ class Encoded:
 
 
 def encode_pieces(tokenizer_path: str, dtype: str, options: Options, pieces: list[Piece]) -> list[Encoded]:
-    return [encode_piece(tokenizer_path, dtype, options, piece) for piece in pieces]
+    return [encode_piece(tokenizer_path, dtype, options, piece.loaded()) for piece in pieces]
 
 
 def encode_piece(tokenizer_path: str, dtype: str, options: Options, piece: Piece) -> Encoded:
@@ -419,6 +424,9 @@ def encode_all(sources: list[Source], options: Options, args, work: Path, dtype:
     if not output.journal.split:
         function = functools.partial(encode_pieces, str(work / "tokenizer.json"), dtype, options)
         with Pool(worker_count(args.workers, sources)) as pool, progress_bar(sum(s.size for s in sources), start.on_disk, "tokenising") as bar:
+            for _ in pool.map(load_tokenizer_once, [str(work / "tokenizer.json")] * len(pool.processes)):
+                pass
+            output.saved = output.started = time.monotonic()  # from here on it is tokenising
             for parts in pool.map(function, batches(read_pieces(sources, start, options))):
                 for part in parts:
                     output.add(part)
