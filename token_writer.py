@@ -55,10 +55,10 @@ class Pool:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def map(self, function, items):
-        """Yield function(item) for each item, at most three items a worker ahead. Raises what the function raises, and PrepareError when a worker dies."""
+        """Yield function(item) for each item, at most four items a worker ahead. Raises what the function raises, and PrepareError when a worker dies."""
         items, results, sent, returned, ended = iter(items), {}, 0, 0, False
         while not ended or returned < sent:
-            while not ended and sent - returned < 3 * len(self.load) and min(self.load.values()) < 2:
+            while not ended and sent - returned < 4 * len(self.load) and min(self.load.values()) < 3:
                 item = next(items, self)
                 ended = item is self
                 if not ended:
@@ -100,7 +100,7 @@ class Pool:
 
 def _work(channel):
     """The life of a worker process: it ends when the main process closes its end of the channel, or dies."""
-    tasks = queue.SimpleQueue()
+    tasks, results = queue.SimpleQueue(), queue.SimpleQueue()
 
     def receive():
         with contextlib.suppress(EOFError, OSError):
@@ -108,7 +108,13 @@ def _work(channel):
                 tasks.put(channel.recv())
         os._exit(0)
 
-    threading.Thread(target=receive, daemon=True).start()
+    def send():  # apart, because the main process may just be waiting for the disk
+        with contextlib.suppress(OSError):
+            while True:
+                channel.send(results.get())
+
+    for job in (receive, send):
+        threading.Thread(target=job, daemon=True).start()
     while True:
         index, function, item = tasks.get()
         try:
@@ -117,8 +123,7 @@ def _work(channel):
             result = error
         except Exception as error:
             result = PrepareError(f"{type(error).__name__} in a worker process: {error}")
-        with contextlib.suppress(OSError):
-            channel.send((index, result, peak_memory()))
+        results.put((index, result, peak_memory()))
 
 
 def peak_memory() -> int:
