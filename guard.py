@@ -30,7 +30,7 @@ class Stop(BaseException):
 
 
 class Signals:
-    """SIGTERM, SIGHUP and Ctrl-C end a run with a save; a second Ctrl-C ends it at once.
+    """SIGTERM, SIGHUP (but under nohup) and Ctrl-C end a run with a save; a second Ctrl-C ends it at once.
 
     `with signals:` holds them back for what must happen whole, such as a change of the weights with its counters.
     """
@@ -38,7 +38,8 @@ class Signals:
     def __init__(self):
         self.received, self.held = None, False
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            if hasattr(signal, name):
+            ignored = name == "SIGHUP" and hasattr(signal, name) and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
+            if hasattr(signal, name) and not ignored:
                 signal.signal(getattr(signal, name), self._on_signal)
 
     def _on_signal(self, signum, frame):

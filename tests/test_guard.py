@@ -268,3 +268,13 @@ def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
     assert checkpoint.read_state(checkpoint.steps(tmp_path / "run")[-1])["step"] > 0
     assert [r["cost"] for r in checkpoint.read_log(tmp_path / "run")][-1] > 1
     fails_clearly(train_small(char_data, tmp_path / "other", "--max_cost=5"), "cost_per_hour")
+
+
+def test_nohup_is_respected(char_data, tmp_path):
+    command = ["nohup", sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", *SMALL, "--max_steps=300"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not losses(tmp_path)[0]:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "finished: 300 steps" in out, err

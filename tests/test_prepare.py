@@ -128,6 +128,11 @@ def test_workers_do_not_change_the_bytes(tmp_path, tokenizer):
     assert sha(tmp_path / "1") == sha(tmp_path / "3")
 
 
+def heed_ctrl_c():
+    """A test suite in the background of a shell has it ignored, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     random.seed(int(stop))
@@ -139,7 +144,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     kills, continued, wait = 0, 0, 0.3
     while True:
         command = [sys.executable, ROOT / "prepare_data.py", *map(str, arguments), "--workers", str(1 + kills % 3), "--out", str(tmp_path / "killed")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
         try:
             _, errors = process.communicate(timeout=wait)
         except subprocess.TimeoutExpired:
