@@ -77,17 +77,22 @@ class Saver:
         self.thread.start()
 
     def _reserve(self, tensors):
-        for t in tensors:
-            self.buffers.setdefault(_kind(t), []).extend(_buffer(t) for _ in range(3))
+        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say that memory is short
+            for t in tensors:
+                self.buffers.setdefault(_kind(t), []).extend(_buffer(t) for _ in range(3))
 
     def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
         """Copy the state and have it written; waits for the save before, if that is still being written."""
         self.wait()
         free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
         copies = {}  # by address: tied weights are copied once, and stay tied
-        model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        try:
+            devices = {t.device for t in _tensors([model, optimizer]) if t.is_cuda}
+            model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
+            for device in devices:
+                torch.cuda.synchronize(device)
+        except (RuntimeError, MemoryError) as error:  # no memory for the copy
+            return self._failed(state["step"], str(error).splitlines()[0])
         self.thread = threading.Thread(target=self._save, args=(state, model, optimizer, tokenizer_json))
         self.thread.start()
 
@@ -104,7 +109,7 @@ class Saver:
                 buffer = _buffer(value)
                 self.buffers.setdefault(key[1], []).append(buffer)
                 free.setdefault(key[1], []).append(buffer)
-            copies[key] = free[key[1]].pop().copy_(value, non_blocking=True)
+            copies[key] = free[key[1]].pop().copy_(value, non_blocking=value.is_cuda)
         return copies[key]
 
     def _save(self, state, model, optimizer, tokenizer_json):
@@ -113,7 +118,10 @@ class Saver:
             rotate(self.run, self.keep_last)
             self.saved = state["step"]
         except Exception as error:  # OSError, and whatever torch.save makes of one
-            print(f"\nstep {state['step']:,} could not be saved in {self.run}: {error}. Training goes on; the last checkpoint is step {self.saved:,}", file=sys.stderr, flush=True)
+            self._failed(state["step"], error)
+
+    def _failed(self, step, why):
+        print(f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last checkpoint is step {self.saved:,}", file=sys.stderr, flush=True)
 
     def wait(self) -> None:
         """Until what was begun is written."""
@@ -173,6 +181,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some network mounts sync no folders
+            raise
     finally:
         os.close(handle)
 
@@ -311,7 +322,7 @@ def read_log(run: Path) -> list[dict]:
     """The records of log.jsonl; a line cut short by a crash is passed over."""
     records = []
     if (run / "log.jsonl").exists():
-        for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").split("\n"):  # not splitlines(): a text may hold U+2028
             with contextlib.suppress(ValueError):
                 records.append(json.loads(line))
     return records

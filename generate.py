@@ -13,6 +13,7 @@ import torch
 import checkpoint
 import hardware
 from checkpoint import CheckpointError
+from guard import out_of_memory
 from hardware import DeviceError
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -78,6 +79,7 @@ def parse_args(argv):
 def main(argv):
     """The command line's work."""
     args = parse_args(argv)
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     device = hardware.find_device(args.device)
     folder = checkpoint.find(args.checkpoint)
     model, tokenizer, state = load_model(folder, device)
@@ -97,3 +99,8 @@ if __name__ == "__main__":
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        print("generate.py: out of memory; fewer --num_samples, or --device cpu, take less", file=sys.stderr)
+        sys.exit(1)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class Signals:
 
 def leave(signum: int, message: str):
     """End the process with the status that a signal calls for: 130 after Ctrl-C, 143 after SIGTERM."""
-    print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be what has gone
+        print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
     sys.exit(128 + signum)
 
 
@@ -74,11 +76,11 @@ class Lock:
     for `stale_s` seconds. So it is where there is no flock (Windows).
     """
 
-    stale_s = 600
+    stale_s = 180
 
     def __init__(self, folder: Path):
         """Take the lock. Raises RunError naming the trainer that holds it."""
-        self.file, self.touched = open(folder / ".lock", "a+"), time.monotonic()  # noqa: SIM115 - open as long as it is held
+        self.file = open(folder / ".lock", "a+")  # noqa: SIM115 - open as long as it is held
         locked = True
         if fcntl:
             try:
@@ -100,6 +102,8 @@ class Lock:
         elif not locked:
             raise RunError(f"{folder} is being trained by another process; stop that one first, or choose another checkpoint_dir")
         self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self.released = threading.Event()
+        threading.Thread(target=self._refresh, daemon=True).start()
 
     def _write(self, text):
         self.file.seek(0)
@@ -107,15 +111,15 @@ class Lock:
         self.file.write(text)
         self.file.flush()
 
-    def refresh(self) -> None:
-        """Show other machines that this trainer is alive; cheap enough to call at every log line."""
-        if time.monotonic() - self.touched > self.stale_s / 10:
-            self.touched = time.monotonic()
+    def _refresh(self):
+        """Show other machines that this trainer is alive, whatever it is busy with."""
+        while not self.released.wait(self.stale_s / 6):
             with contextlib.suppress(OSError):
                 os.utime(self.file.name)
 
     def release(self) -> None:
         """Give the lock back."""
+        self.released.set()
         with contextlib.suppress(OSError):
             self._write("")
             self.file.close()
@@ -123,4 +127,4 @@ class Lock:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device's memory, or the machine's, did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error)

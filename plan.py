@@ -7,7 +7,7 @@ import statistics
 import time
 
 import hardware
-from guard import out_of_memory
+from guard import RunError, out_of_memory
 from model import GPTConfig
 from step import forward_backward, optimizer_step
 
@@ -44,6 +44,7 @@ def measure(run, seconds: float = 20.0) -> tuple[float, int]:
     micro = run.micro_batch if run.device.type != "cpu" else max(1, min(run.micro_batch, 4096 // c.block_size))
     while True:
         try:
+            run.micro_batch = micro
             x, y = run.train_data.batch(0, micro, c.seed)
             if c.compile:
                 run.compile()
@@ -100,7 +101,12 @@ def plan(run) -> str:
         hours = total_flops / (tflops * 1e12 * UTILISATION) / 3600
         fits = max((m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0 and memory(run.model_config, parameters, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}")
-    seconds, micro = measure(run)
+    try:
+        seconds, micro = measure(run)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error) and not isinstance(error, RunError):
+            raise
+        return "\n".join([*lines, f"{'here':15}{'':>20}   not one sequence fits the memory of {hardware.describe(run.device)}"])
     hours = seconds * steps / 3600
     here = f"{seconds:,.3f} s a step, {tokens_per_step / seconds:,.0f} tokens/s, measured on {hardware.describe(run.device)} with {micro} sequences at once"
     lines.append(f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {here}")

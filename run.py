@@ -17,11 +17,11 @@ import checkpoint
 import hardware
 from checkpoint import CheckpointError
 from config import Config, ConfigError
-from dataset import Dataset, Meta, read_meta
+from dataset import DataError, Dataset, Meta, read_meta
 from guard import RunError, out_of_memory
 from model import GPT, GPTConfig
 from step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 
 
 @dataclass
@@ -45,8 +45,11 @@ class Run:
         self.config, self.folder = config, Path(config.checkpoint_dir)
         self.device = hardware.find_device(config.device)
         self.dtype = hardware.find_dtype(self.device, config.dtype)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.meta = read_meta(config.data_dir)
-        self.tokenizer = Tokenizer.load(Path(config.data_dir) / self.meta.tokenizer["file"])
+        self.tokenizer = load_tokenizer(config.data_dir, self.meta)
+        self.prompts = encode_prompts(self.tokenizer, config.sample_prompts)
         self.model_config = model_config(config, self.meta)
         resumed, state = self.find_resume()
 
@@ -71,7 +74,9 @@ class Run:
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
         self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
         self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
-        self.best = min((r["val_loss"] for r in self.log if r.get("val_loss") is not None), default=math.inf)
+        best = checkpoint.read_json(self.folder / "best.json") or {"step": math.inf}
+        known = [best["val_loss"]] if best["step"] <= self.progress.step else []
+        self.best = min((r["val_loss"] for r in [*self.log, *({"val_loss": v} for v in known)] if r.get("val_loss") is not None), default=math.inf)
         self.micro_batch = self.eval_micro_batch = config.micro_batch_size or config.batch_size
         self.recall_memory()
 
@@ -96,10 +101,9 @@ class Run:
         """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
         self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
         saved = checkpoint.load_tensors(folder / "optimizer.pt")
-        now = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        for group, now in zip(saved["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+            group.update({k: v for k, v in now.items() if k != "params"})
         self.optimizer.load_state_dict(saved["optimizer"])
-        for group, values in zip(self.optimizer.param_groups, now, strict=True):
-            group.update(values)
         if saved["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(saved["scaler"])
         return Progress(**{k: v for k, v in state["progress"].items() if k in asdict(Progress())})
@@ -195,9 +199,10 @@ class Run:
             fits = max(m for m in range(1, now // 2 + 1) if c.batch_size % m == 0)
             setattr(self, which, fits)
             print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
-            self.record({"event": "out of memory", which: fits})
-            with self.tolerate_disk():
-                checkpoint.write_json(self.folder / "memory.json", self.memory())
+            if not c.dry_run:
+                self.record({"event": "out of memory", which: fits})
+                with self.tolerate_disk():
+                    checkpoint.write_json(self.folder / "memory.json", self.memory())
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -296,8 +301,10 @@ class Run:
         windows = config.eval_batches * config.batch_size
         loss = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
         if config.sample_prompts:
-            self.record({"samples": [{"prompt": prompt, "text": self.complete(prompt)} for prompt in config.sample_prompts]})
+            self.record({"samples": [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]})
         if loss < self.best:
+            self.saver.wait()
+        if loss < self.best and self.saver.saved == step:  # what could not be saved cannot be the best that is kept
             self.best = loss
             with self.tolerate_disk():
                 checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
@@ -311,9 +318,9 @@ class Run:
         val = self.meta.splits["val"]
         return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
-    def complete(self, prompt: str, max_new_tokens: int = 64) -> str:
-        """What the model writes after a prompt; it differs between evaluations by the weights alone."""
-        ids = torch.tensor(self.tokenizer.encode(prompt).astype("int64"), device=self.device)[None]
+    def complete(self, prompt: list[int], max_new_tokens: int = 64) -> str:
+        """What the model writes after the tokens of a prompt; it differs between evaluations by the weights alone."""
+        ids = torch.tensor([prompt], device=self.device)
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
         self.model.eval()
@@ -340,6 +347,23 @@ class Run:
             "checkpoints": f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder),
         }
         return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)
+
+
+def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:
+    """The tokenizer of a prepared folder. Raises DataError if it is not the one that made the data."""
+    path = Path(data_dir) / meta.tokenizer["file"]
+    tokenizer = Tokenizer.load(path)
+    if checkpoint.sha256(path) != meta.tokenizer["sha256"] or tokenizer.vocab_size != meta.vocab_size:
+        raise DataError(f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in meta.json; copy the right one there, or prepare the data again")
+    return tokenizer
+
+
+def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
+    """Token ids of sample_prompts, before a run begins. Raises ConfigError for one that the tokenizer cannot encode."""
+    try:
+        return [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
+    except TokenizerError as error:
+        raise ConfigError(f"sample_prompts = {prompts}: {error}; choose others, or --sample_prompts=[]") from None
 
 
 def model_config(config: Config, meta: Meta) -> GPTConfig:

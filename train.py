@@ -47,44 +47,54 @@ class Clock:
 
 def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
-    signals, folder = Signals(), Path(config.checkpoint_dir)
+    signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
     try:
-        lock = Lock(folder) if folder.is_dir() and not config.dry_run else None  # before anything in it is read
+        if folder.is_dir() and not config.dry_run:
+            lock = Lock(folder)  # before anything in it is read
         run = Run(config)
+        print(run.banner(), flush=True)
+        if config.dry_run:
+            return print("\n" + plan(run))
+        if run.progress.step >= run.total_steps and not run.evaluation_due:
+            return print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if not lock:
+            lock = Lock(folder)
+            if checkpoint.steps(folder):
+                raise RunError(f"another trainer has just begun in {folder}; start the same command again to continue its run")
+        finish(run, signals)
     except Stop as stop:
-        leave(stop.signum, "nothing had begun")
-    print(run.banner(), flush=True)
-    if config.dry_run:
-        print("\n" + plan(run))
-        return
-    if run.progress.step >= run.total_steps and not run.evaluation_due:
-        print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = lock or Lock(folder)
+        leave(stop.signum, "no step was done yet")
+    finally:
+        if lock:
+            lock.release()
+
+
+def finish(run: Run, signals: Signals) -> None:
+    """From the step where a run is to its last one, or to a signal; either way its state is on the disk then."""
+    folder, begun = run.folder, run.progress.step
     try:
         checkpoint.set_aside(folder, run.progress.step)
-        checkpoint.write_json(folder / "config.json", asdict(config))
+        checkpoint.write_json(folder / "config.json", asdict(run.config))
         checkpoint.write_log(folder, run.log)
         run.record({"event": "start", **run.versions()})
-        ending = loop(run, signals, lock)
+        ending = loop(run, signals)
         with signals:
             saved = run.save_now()
     except Stop as stop:
         signals.held = True  # the save that follows is not stopped but by a second Ctrl-C
+        if run.progress.step == begun == 0:
+            raise
         step = f"step {run.progress.step:,}"
-        if not run.progress.step:
-            leave(stop.signum, "no step was done yet")
-        leave(stop.signum, f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved")
-    finally:
-        lock.release()
+        leave(stop.signum, f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}")
     if not saved:
-        raise RunError(f"step {run.progress.step:,} could not be saved in {folder}; make room or choose another checkpoint_dir, and start the same command again")
+        last = f"the last checkpoint there is step {run.saver.saved:,}" if run.saver.saved else "there is no checkpoint yet"
+        raise RunError(f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again")
     best = f", best validation loss {run.best:.4f}" if run.best < float("inf") else ""
     print(f"{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{best}\n  {generate_command(run)}")
 
 
-def loop(run: Run, signals: Signals, lock: Lock) -> str:
+def loop(run: Run, signals: Signals) -> str:
     """Step until the run is done or its budget is; log, save and evaluate on the way. Returns how it ended, in a word or two."""
     config, progress = run.config, run.progress
     tokens_per_step = config.batch_size * config.block_size
@@ -120,7 +130,6 @@ def loop(run: Run, signals: Signals, lock: Lock) -> str:
                 speed = (progress.step - logged) * tokens_per_step / clock.since_log
                 line = run.log_step(float(norm), speed)
                 logged, clock.since_log = progress.step, 0.0
-                lock.refresh()
             loss = f"{line['loss']:.4f}" if line["loss"] is not None else "no number"
             bar.set_postfix_str(f"loss {loss}, {speed:,.0f} tok/s, MFU " + (f"{line['mfu']:.1%}" if line["mfu"] else "n/a") + (f", cost {line['cost']:.2f}" if line["cost"] else ""))
             if bar.disable and time.monotonic() > printed + 20:

@@ -200,6 +200,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next smaller that does is {fits}")
     if config.beta1 >= 1 or config.beta2 >= 1:
         raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")
+    if config.seed >= 2**32:
+        raise ConfigError(f"seed = {config.seed}: it must be below 2**32")
+    if not config.checkpoint_dir or Path(config.checkpoint_dir).is_file():
+        raise ConfigError(f"checkpoint_dir = {config.checkpoint_dir!r}: it must be a folder, there or to be made")
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr = None takes a tenth of it")
     if config.max_cost is not None and not config.cost_per_hour:

@@ -9,12 +9,10 @@ import math
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import checkpoint
 import hardware
 from checkpoint import CheckpointError
-from dataset import DataError, Dataset, read_meta
+from dataset import DataError, Dataset, read_meta, read_tokens
 from generate import load_model
 from hardware import DeviceError
 from step import evaluate
@@ -42,7 +40,7 @@ def evaluate_checkpoint(folder: Path, data_dir: str | None, device, dtype) -> tu
 def validation_text(data_dir: str) -> bytes:
     """The text of a validation split, end-of-text markers left out."""
     meta = read_meta(data_dir)
-    ids = np.fromfile(Path(data_dir) / meta.splits["val"].file, dtype=meta.dtype)
+    ids = read_tokens(data_dir, meta, "val")
     return Tokenizer.load(Path(data_dir) / meta.tokenizer["file"]).decode_bytes(ids[ids != meta.eot_id].tolist())
 
 
