@@ -87,6 +87,12 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_log_keeps_every_character_of_a_sample(tmp_path):
+    record = {"step": 1, "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}]}
+    checkpoint.append_log(tmp_path, record, {"step": 2})
+    assert checkpoint.read_log(tmp_path) == [record, {"step": 2}]
+
+
 def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     for step in (1, 2, 3):
         checkpoint.append_log(tmp_path, {"step": step, "loss": 0.1 * step})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,21 @@ def fill(path, size, after):
                 size -= f.write(bytes(1 << 16))
             except OSError:
                 return
+
+
+def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(tmp_path, capsys):
+    limit, saver = resource.getrlimit(resource.RLIMIT_AS), checkpoint.Saver(tmp_path, 1)
+    tensors = {"w": torch.zeros(50_000_000)}
+    resource.setrlimit(resource.RLIMIT_AS, (int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 100_000_000, limit[1]))
+    try:
+        saver.save({"step": 1}, tensors, {}, "{}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    saver.wait()
+    assert "step 1 could not be saved" in capsys.readouterr().err and saver.saved == 0
+    saver.save({"step": 2}, tensors, {}, "{}")
+    saver.wait()
+    assert saver.saved == 2
 
 
 def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):

@@ -219,6 +219,10 @@ def test_no_data(tmp_path):
     (["--block_size=100000"], ["too few", "block_size"]),
     (["--resume=must"], ["resume = must", "does not exist"]),
     (["--data_location=gpu"], ["data_location = gpu", "cpu"]),
+    (["--sample_prompts=snow ☃"], ["sample_prompts", "U+2603"]),
+    (["--seed=99999999999999999999"], ["seed", "2**32"]),
+    (["--checkpoint_dir="], ["checkpoint_dir"]),
+    (["--checkpoint_dir=train.py"], ["checkpoint_dir = 'train.py'", "folder"]),
 ])  # fmt: skip
 def test_a_mistake_is_a_sentence_and_writes_nothing(char_data, tmp_path, arguments, words):
     fails_clearly(train_small(char_data, tmp_path / "run", *arguments), *words)
@@ -245,6 +249,7 @@ def test_never_refuses_to_write_over_a_run(finished, char_data):
     (lambda d: (d / "meta.json").write_text("[]"), ["meta.json is damaged"]),
     (lambda d: (d / "val.bin").unlink(), ["val.bin is missing"]),
     (lambda d: (d / "tokenizer.json").unlink(), ["no tokenizer at"]),
+    (lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text() + "\n"), ["not the tokenizer that made"]),
     (lambda d: np.full((d / "train.bin").stat().st_size // 2, 60000, np.uint16).tofile(d / "train.bin"), ["token id 60000"]),
 ])  # fmt: skip
 @pytest.mark.parametrize("location", ["ram", "mmap"])
