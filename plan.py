@@ -28,11 +28,11 @@ def memory(config: GPTConfig, parameters: int, micro_batch: int, accumulates: bo
     tokens, width = micro_batch * config.block_size, config.n_embd
     layer = (2 * 4 + item * (1 + 3 + 1 + 1 + 4 + 4)) * width
     logits = config.vocab_size * 2 * item
-    activations = tokens * (config.n_layer * layer + logits) + (2 * parameters if low_precision else 0)
-    parts = {"weights": 4 * parameters, "gradients": 4 * parameters, "optimizer": 8 * parameters, "activations": activations}
+    activations, copies = tokens * (config.n_layer * layer + logits), 2 * parameters if low_precision else 0
+    weights, gradients, optimizer = 4 * parameters, 4 * parameters, 8 * parameters
     # Without accumulation the gradients appear while the activations go: the peak holds the larger of the two.
-    peak = parts["weights"] + parts["optimizer"] + (sum((parts["gradients"], activations)) if accumulates else max(parts["gradients"], activations))
-    return parts | {"peak": peak}
+    peak = weights + optimizer + copies + (gradients + activations if accumulates else max(gradients, activations))
+    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": activations + copies, "peak": peak}
 
 
 def measure(run, seconds: float = 20.0) -> tuple[float, int]:

@@ -54,7 +54,7 @@ def main(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True)
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--steps", type=int, default=8, help="steps of the real run")
+    parser.add_argument("--steps", type=int, default=12, help="steps of the real run")
     args, extra = parser.parse_known_args(argv)
     common = ["config/gpt2_small.py", f"--data_dir={args.data}", "--warmup_steps=2", *extra]
     rows = []
@@ -65,7 +65,7 @@ def main(argv):
             row = json.loads(out.splitlines()[-1])
             run = [sys.executable, "train.py", *settings, f"--max_steps={args.steps}", "--log_interval=1", "--eval_interval=0", "--eval_batches=1"]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
-            speeds = [r["tokens_per_second"] for r in checkpoint.read_log(Path(temporary) / str(micro)) if "loss" in r][2:]
+            speeds = [r["tokens_per_second"] for r in checkpoint.read_log(Path(temporary) / str(micro)) if "loss" in r][args.steps // 2 :]  # the first half warms up
             row["measured_seconds"] = micro * 512 / statistics.median(speeds)
             rows.append(row)
             print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "
