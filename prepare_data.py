@@ -32,7 +32,7 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-NOT_IN_STDLIB = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+NOT_IN_STDLIB = {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}
 VAL_BYTES = 20_000_000  # a tenth of the text is validation, but of large inputs no more than about so much
 SLICE = 1 << 18  # bytes that a sample takes from one place
 
@@ -196,7 +196,7 @@ def first_document(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
 
 
 def standard_library() -> list[str]:
-    """The sources of the Python that runs this, without its tests."""
+    """The sources of the Python that runs this, without its tests, its tables of character sets and its help pages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return sorted(p.as_posix() for p in root.rglob("*.py") if p.stat().st_size and not NOT_IN_STDLIB & set(p.relative_to(root).parts))
 
