@@ -73,7 +73,7 @@ class Saver:
     def reserve(self, model: dict) -> None:
         """Have memory for the copies at hand before the first save: for the weights, and AdamW's two tensors for each. Touching
         new memory takes longer than the copy does."""
-        self.thread = threading.Thread(target=self._reserve, args=(list({t.data_ptr(): t for t in _tensors(model)}.values()),), daemon=True)
+        self.thread = threading.Thread(target=self._reserve, args=(list({t.data_ptr(): t for t in _tensors(model)}.values()),))
         self.thread.start()
 
     def _reserve(self, tensors):
