@@ -72,6 +72,7 @@ def train_tokenizer(sources: list[Source], options: Options, vocab_size: int, sa
 
 
 def train_here(arguments):
+    """train_tokenizer, as a worker process is given it: one argument."""
     return train_tokenizer(*arguments)
 
 
@@ -145,6 +146,7 @@ def compress(folder: Path, splits: dict[str, Split], workers: int) -> None:
 
 
 def gzip_block(block: bytes) -> bytes:
+    """One gzip member of its own; members one after the other are a gzip file."""
     return gzip.compress(block, 6, mtime=0)
 
 

@@ -168,6 +168,7 @@ def progress_bar(total: int, start: int, what: str) -> tqdm:
 
 @functools.lru_cache(maxsize=1)
 def load_tokenizer(path: str) -> Tokenizer:
+    """The tokenizer at a path, read once a process."""
     return Tokenizer.load(path)
 
 
@@ -192,6 +193,7 @@ class Encoded:
 
 
 def encode_pieces(tokenizer_path: str, dtype: str, options: Options, pieces: list[Piece]) -> list[Encoded]:
+    """encode_piece for each of a batch, the data read from its file where it was not sent."""
     return [encode_piece(tokenizer_path, dtype, options, piece.loaded()) for piece in pieces]
 
 
@@ -270,6 +272,8 @@ class Seen:
 
 @dataclass
 class Counts:
+    """What one split holds so far."""
+
     tokens: int = 0
     documents: int = 0
     text_bytes: int = 0
