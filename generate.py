@@ -12,6 +12,7 @@ import torch
 
 import checkpoint
 import hardware
+import sampling
 from checkpoint import CheckpointError
 from guard import out_of_memory
 from hardware import DeviceError
@@ -32,16 +33,15 @@ def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict
     return model.to(device).eval(), Tokenizer.load(folder / "tokenizer.json"), state
 
 
-def complete(model: GPT, tokenizer: Tokenizer, prompt: str, samples: int, max_new_tokens: int, seed: int | None, **sampling) -> list[str]:
-    """`samples` continuations of one prompt, each ended by end-of-text or max_new_tokens. sampling: as in model.sample."""
+def complete(model: GPT, tokenizer: Tokenizer, prompt: str, samples: int, max_new_tokens: int, seed: int | None, **settings) -> list[str]:
+    """`samples` continuations of one prompt, each ended by end-of-text or max_new_tokens. settings: as in sampling.generate."""
     device = model.wte.weight.device
     ids = tokenizer.encode(prompt).tolist() or [tokenizer.eot_id]  # without a prompt, the start of a document
     generator = torch.Generator(device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
-    idx = torch.tensor(ids, device=device).repeat(samples, 1)
     written, done = [[] for _ in range(samples)], [False] * samples
-    for next_ids in model.generate(idx, max_new_tokens, vocab_size=tokenizer.vocab_size, generator=generator, **sampling):
-        for i, next_id in enumerate(next_ids.tolist()):
+    for next_ids in sampling.generate(model, [ids] * samples, max_new_tokens, vocab_size=tokenizer.vocab_size, generator=generator, **settings):
+        for i, next_id in enumerate(next_ids):
             done[i] = done[i] or next_id == tokenizer.eot_id
             if not done[i]:
                 written[i].append(next_id)

@@ -40,20 +40,52 @@ class GPTConfig:
             raise ValueError(f"dropout = {self.dropout}: must be at least 0 and below 1")
 
 
+class Cache:
+    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones alone: [B, heads, slots, C / heads].
+
+    A slot for each position of the context. Rows may differ in length: `place` says where the coming tokens stand in each, and a
+    token sees the slots up to its own. What lies beyond is left over from padding, and overwritten before it is seen.
+    """
+
+    def __init__(self, config: GPTConfig, device):
+        self.slots = torch.arange(config.block_size, device=device)
+        self.keys, self.values = [None] * config.n_layer, [None] * config.n_layer
+
+    def place(self, positions, used=None):
+        """Before a forward: the positions of its tokens, int64 [B, T]. used: no slot from here on is read; spares work where it is known."""
+        self.rows = torch.arange(len(positions), device=positions.device)[:, None]
+        self.positions = positions
+        self.used = used or len(self.slots)
+        self.mask = self.slots[: self.used] <= positions[:, None, :, None]  # [B, 1, T, used]
+
+    def add(self, layer, k, v):
+        """Keep keys and values of the tokens placed, [B, heads, T, C / heads]; returns all that a layer has, [B, heads, used, C / heads]."""
+        if self.keys[layer] is None:
+            self.keys[layer], self.values[layer] = (t.new_zeros(t.shape[0], t.shape[1], len(self.slots), t.shape[3]) for t in (k, v))
+        for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
+            kept[self.rows, :, self.positions] = new.transpose(1, 2)
+        return self.keys[layer][:, :, : self.used], self.values[layer][:, :, : self.used]
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
+        self.layer = layer
         self.n_head = config.n_head
         self.dropout = config.dropout
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # query, key and value at once
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x):  # x: [B, T, C]
+    def forward(self, x, cache=None):  # x: [B, T, C]
         B, T, C = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # each [B, heads, T, C / heads]
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        if cache is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        else:
+            k, v = cache.add(self.layer, k, v)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
@@ -74,15 +106,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a LayerNorm and added to its input."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.attn = Attention(config)
+        self.attn = Attention(config, layer)
         self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x):  # x: [B, T, C]
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x, cache=None):  # x: [B, T, C]
+        x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -94,7 +126,7 @@ class GPT(nn.Module):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
@@ -110,11 +142,12 @@ class GPT(nn.Module):
         if isinstance(module, (Attention, MLP)):  # apply() visits children first, so this is the last word on c_proj
             nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
 
-    def forward(self, idx, targets=None):
+    def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.
 
         idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where nothing is to be predicted.
-        Returns logits [B, T, V] without targets; with them, the mean cross-entropy in nats a token, a scalar in float32.
+        cache: a Cache in which the tokens were placed. last: int64 [B], the index of the only token of each row whose logits are wanted.
+        Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in nats a token, a scalar in float32.
         Raises ValueError for a sequence beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.
         """
         B, T = idx.shape
@@ -125,10 +158,12 @@ class GPT(nn.Module):
             if low < 0 or high >= self.config.vocab_size:
                 bad = int(low) if low < 0 else int(high)
                 raise ValueError(f"token id {bad} is outside the model's vocabulary of {self.config.vocab_size} (ids 0 to {self.config.vocab_size - 1})")
-        x = self.wte(idx) + self.wpe.weight[:T]
+        x = self.wte(idx) + (self.wpe.weight[:T] if cache is None else self.wpe(cache.positions))
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.h:
-            x = block(x)
+            x = block(x, cache)
+        if last is not None:
+            x = x[torch.arange(B, device=x.device), last]
         logits = self.lm_head(self.ln_f(x))
         if targets is None:
             return logits
@@ -144,38 +179,3 @@ class GPT(nn.Module):
         c = self.config
         weights = sum(p.numel() for block in self.h for p in block.parameters()) + self.lm_head.weight.numel()
         return 6 * weights + 12 * c.n_layer * c.n_embd * c.block_size
-
-    @torch.inference_mode()
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, vocab_size=None, generator=None):
-        """Yield the next token of every sequence, int64 [B], max_new_tokens times.
-
-        idx: int64 [B, T] prompts of one length, T at least 1; beyond the context, the model sees the last block_size tokens.
-        temperature, top_k, top_p, vocab_size, generator: as in `sample`.
-        """
-        for _ in range(max_new_tokens):
-            logits = self(idx[:, -self.config.block_size :])[:, -1]
-            next_id = sample(logits, temperature, top_k, top_p, vocab_size, generator)
-            idx = torch.cat((idx, next_id[:, None]), dim=1)
-            yield next_id
-
-
-def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, generator=None):
-    """Draw one token for each row of logits.
-
-    logits: [B, V]. temperature: 0 takes the likeliest. top_k: only the k likeliest. top_p: only the likeliest that together
-    reach this probability (Holtzman et al., 2019, "The Curious Case of Neural Text Degeneration"). vocab_size: ids from here on
-    are padding and never drawn. generator: a torch.Generator on the logits' device. Returns int64 [B].
-    """
-    logits = logits[:, :vocab_size].float()
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    logits = logits / temperature
-    if top_k:
-        kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if top_p is not None and top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        probs = ordered.softmax(dim=-1)
-        before = probs.cumsum(dim=-1) - probs  # probability of all likelier tokens: the first is always kept
-        logits = logits.masked_fill((before >= top_p).scatter(-1, order, before >= top_p), -torch.inf)
-    return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)[:, 0]

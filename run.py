@@ -15,6 +15,7 @@ import torch
 
 import checkpoint
 import hardware
+import sampling
 from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError, Dataset, Meta, read_meta
@@ -320,15 +321,14 @@ class Run:
 
     def complete(self, prompt: list[int], max_new_tokens: int = 64) -> str:
         """What the model writes after the tokens of a prompt; it differs between evaluations by the weights alone."""
-        ids = torch.tensor([prompt], device=self.device)
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
         self.model.eval()
         with self.cast():
-            for next_id in self.model.generate(ids, max_new_tokens, 0.8, 50, vocab_size=self.tokenizer.vocab_size, generator=generator):
+            for (next_id,) in sampling.generate(self.model, [prompt], max_new_tokens, temperature=0.8, top_k=50, vocab_size=self.tokenizer.vocab_size, generator=generator):
                 if next_id == self.tokenizer.eot_id:
                     break
-                out.append(int(next_id))
+                out.append(next_id)
         self.model.train()
         return self.tokenizer.decode(out)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import config
-from model import GPT, IGNORE, GPTConfig, sample
+from model import GPT, IGNORE, GPTConfig
 
 TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
 
@@ -114,23 +114,3 @@ def test_too_long_a_sequence_and_ids_beyond_the_vocabulary_are_sentences():
         model(torch.tensor([[0, 97]]))
     with pytest.raises(ValueError, match="token id -3 is outside"):
         model(torch.tensor([[0, -3]]))
-
-
-def test_generation_beyond_the_context_goes_on():
-    model = randomised()
-    ids = list(model.generate(torch.zeros(2, 30, dtype=torch.int64), 10, generator=torch.Generator().manual_seed(0)))
-    assert len(ids) == 10 and ids[0].shape == (2,)
-
-
-def test_sampling_takes_only_what_the_settings_allow():
-    torch.manual_seed(0)
-    logits = torch.log(torch.tensor([[0.05, 0.5, 0.3, 0.1, 0.05]])).repeat(4000, 1)
-    assert sample(logits, temperature=0).unique().tolist() == [1]
-    assert sample(logits, top_k=2).unique().tolist() == [1, 2]
-    assert sample(logits, top_p=0.75).unique().tolist() == [1, 2]
-    assert sample(logits, top_p=0.81).unique().tolist() == [1, 2, 3]
-    assert sample(logits, top_p=1e-9).unique().tolist() == [1]
-    assert sample(logits, vocab_size=2).unique().tolist() == [0, 1]
-    counts = sample(logits).bincount() / 4000
-    assert torch.allclose(counts, torch.tensor([0.05, 0.5, 0.3, 0.1, 0.05]), atol=0.03)
-    assert torch.equal(sample(logits, generator=torch.Generator().manual_seed(5)), sample(logits, generator=torch.Generator().manual_seed(5)))

@@ -1,0 +1,73 @@
+"""sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences stand, and what sampling allows."""
+import pytest
+import torch
+
+from sampling import generate, penalise, sample
+from tests.test_model import TINY, randomised
+
+CONTEXT = TINY["block_size"]
+PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 70))]
+
+
+def without_cache(model, prompts, count, generator=None, **settings):
+    """What generate promises, from whole forwards of one sequence: also the rule for what lies beyond the context."""
+    texts, out = [list(p)[-CONTEXT:] for p in prompts], []
+    for _ in range(count):
+        logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()
+        out.append(sample(logits, generator=generator, **settings).tolist())
+        texts = [(text if len(text) < CONTEXT else text[-CONTEXT // 2 + 1 :]) + [i] for text, i in zip(texts, out[-1], strict=True)]
+    return out
+
+
+@pytest.mark.parametrize("prompts", [[[7]], [[7]] * 3, PROMPTS, [list(range(50))]], ids=["one", "three", "ragged", "beyond the context"])
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 20, "temperature": 0.9}], ids=["greedy", "sampled"])
+def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, settings):
+    model = randomised()
+    model.wpe.weight.data *= 20  # else so small a model repeats one token
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    cached = list(generate(model, prompts, 3 * CONTEXT, generator=generators[0], **settings))
+    assert cached == without_cache(model, prompts, 3 * CONTEXT, generator=generators[1], **settings)
+    assert len({tuple(ids) for ids in cached}) > 5  # not stuck on one token
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_the_smallest_contexts_go_on_too(context):
+    assert len(list(generate(randomised(block_size=context), [[1, 2, 3], [4]], 7))) == 7
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    model = randomised()
+    together = list(generate(model, PROMPTS, 40, temperature=0))
+    for row, prompt in enumerate(PROMPTS):
+        assert [ids[row] for ids in together] == [i for (i,) in generate(model, [prompt], 40, temperature=0)]
+
+
+def test_in_bfloat16_the_cache_is_close():
+    model = randomised().to(torch.bfloat16)
+    ids = [i for (i,) in generate(model, [[5]], CONTEXT - 1, temperature=0)]
+    logits = model(torch.tensor([[5, *ids]])).float()[0]
+    chosen = logits[torch.arange(CONTEXT - 1), ids]
+    assert (logits[:-1].amax(-1) - chosen).max() < 0.1
+
+
+def test_the_repetition_penalty_counts_prompt_and_text():
+    model = randomised()
+    plain = [i for (i,) in generate(model, [[5]], 25, temperature=0)]
+    penalised = [i for (i,) in generate(model, [[5]], 25, temperature=0, repetition_penalty=1e9)]
+    assert len(set(plain)) < 25 and len({5, *penalised}) == 26
+    logits = penalise(torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[True, True, False]]), 2.0)
+    assert logits.tolist() == [[1.0, -4.0, 1.0]]
+
+
+def test_sampling_takes_only_what_the_settings_allow():
+    torch.manual_seed(0)
+    logits = torch.log(torch.tensor([[0.05, 0.5, 0.3, 0.1, 0.05]])).repeat(4000, 1)
+    assert sample(logits, temperature=0).unique().tolist() == [1]
+    assert sample(logits, top_k=2).unique().tolist() == [1, 2]
+    assert sample(logits, top_p=0.75).unique().tolist() == [1, 2]
+    assert sample(logits, top_p=0.81).unique().tolist() == [1, 2, 3]
+    assert sample(logits, top_p=1e-9).unique().tolist() == [1]
+    assert sample(logits, vocab_size=2).unique().tolist() == [0, 1]
+    counts = sample(logits).bincount() / 4000
+    assert torch.allclose(counts, torch.tensor([0.05, 0.5, 0.3, 0.1, 0.05]), atol=0.03)
+    assert torch.equal(sample(logits, generator=torch.Generator().manual_seed(5)), sample(logits, generator=torch.Generator().manual_seed(5)))
