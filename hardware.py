@@ -12,17 +12,18 @@ class DeviceError(ValueError):
     """A device that is not there, in a sentence for the user."""
 
 
-def find_device(name: str) -> torch.device:
-    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu. Raises DeviceError for one that this machine lacks."""
+def find_device(name: str, number: int = 0) -> torch.device:
+    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu; number: which GPU where the name says none. Raises DeviceError
+    for one that this machine lacks."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
     except RuntimeError:
         raise DeviceError(f"device = {name!r} is none that PyTorch knows; use auto, cuda, cuda:1, mps or cpu") from None
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}.get(device.type, 0)
     if (device.index or 0) >= count:
-        raise DeviceError(f"device = {name}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}")
+        raise DeviceError(f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}")
     return device
 
 
