@@ -27,6 +27,15 @@ class GPTConfig:
     bias: bool = True
     dropout: float = 0.0
     tie_weights: bool = True
+    # What newer models do otherwise; the defaults are GPT-2.
+    position: str = "learned"  # or "rotary"
+    norm: str = "layernorm"  # or "rmsnorm"
+    qk_norm: bool = False
+    activation: str = "gelu"  # or "relu2"
+    zero_init: bool = False
+    logit_softcap: float = 0.0
+    shortcut: bool = False
+    value_residual: bool = False
 
     def __post_init__(self):
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
@@ -38,6 +47,11 @@ class GPTConfig:
             raise ValueError(f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}; the nearest that does is n_head = {best}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout}: must be at least 0 and below 1")
+        for name, known in (("position", ("learned", "rotary")), ("norm", ("layernorm", "rmsnorm")), ("activation", ("gelu", "relu2"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be {' or '.join(known)}")
+        if self.position == "rotary" and self.n_embd // self.n_head % 2:
+            raise ValueError(f"n_embd / n_head = {self.n_embd // self.n_head}: rotary positions need an even number; change n_head")
 
 
 class Cache:
@@ -67,6 +81,26 @@ class Cache:
         return self.keys[layer][:, :, : self.used], self.values[layer][:, :, : self.used]
 
 
+def make_norm(config: GPTConfig):
+    """LayerNorm, or RMSNorm (Zhang and Sennrich, 2019) without weights, over the model's width."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.n_embd, elementwise_affine=False)
+    return nn.LayerNorm(config.n_embd, bias=config.bias)
+
+
+def rotary_table(config: GPTConfig):
+    """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer"): [2, block_size, C / heads]."""
+    half = config.n_embd // config.n_head // 2
+    angles = torch.outer(torch.arange(config.block_size), 10_000.0 ** -(torch.arange(half) / half))
+    return torch.stack((torch.cat((angles.cos(), angles.cos()), 1), torch.cat((-angles.sin(), angles.sin()), 1)))
+
+
+def rotate(x, table):  # x: [B, heads, T, D], table: [2, T, D] or [2, B, 1, T, D]
+    """Turn each pair of x's numbers (one of either half) by the angle of its position."""
+    cos, sin = table.to(x.dtype)
+    return x * cos + x.roll(x.size(-1) // 2, -1) * sin
+
+
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
@@ -75,12 +109,23 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_head = config.n_head
         self.dropout = config.dropout
+        self.qk_norm = config.qk_norm
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # query, key and value at once
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        # How much of this layer's and of the first layer's values (Zhou et al., 2024, "Value Residual Learning").
+        self.mix = nn.Parameter(torch.tensor([0.5, 0.5])) if config.value_residual and layer else None
 
-    def forward(self, x, cache=None):  # x: [B, T, C]
+    def forward(self, x, cache=None, rotary=None, first=None):  # x: [B, T, C]; first: list that holds the first layer's values
         B, T, C = x.shape
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)  # each [B, heads, T, C / heads]
+        if self.qk_norm:
+            q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        if self.mix is not None:
+            v = self.mix[0] * v + self.mix[1] * first[0]
+        elif first is not None:
+            first.append(v)
         if cache is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
         else:
@@ -91,30 +136,37 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers, four times as wide between them, with GPT-2's tanh form of GELU."""
+    """Two layers, four times as wide between them, with GPT-2's tanh form of GELU or the square of ReLU (So et al., 2021, "Primer")."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.activation = config.activation
         self.dropout = config.dropout
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x):  # x: [B, T, C]
-        return F.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")), self.dropout, self.training)
+        x = self.c_fc(x)
+        x = F.relu(x).square() if self.activation == "relu2" else F.gelu(x, approximate="tanh")
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a LayerNorm and added to its input."""
+    """One layer: attention and MLP, each behind a norm and added to its input."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_1 = make_norm(config)
         self.attn = Attention(config, layer)
-        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_2 = make_norm(config)
         self.mlp = MLP(config)
+        # How much of the layer's input, and of the token's embedding before the first layer.
+        self.shortcut = nn.Parameter(torch.tensor([1.0, 0.0])) if config.shortcut else None
 
-    def forward(self, x, cache=None):  # x: [B, T, C]
-        x = x + self.attn(self.ln_1(x), cache)
+    def forward(self, x, cache=None, rotary=None, first=None, embedding=None):  # x, embedding: [B, T, C]
+        if self.shortcut is not None:
+            x = self.shortcut[0] * x + self.shortcut[1] * embedding
+        x = x + self.attn(self.ln_1(x), cache, rotary, first)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -125,22 +177,32 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        self.register_buffer("rotary", rotary_table(config) if config.position == "rotary" else None, persistent=False)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.ln_f = make_norm(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.wte.weight
         self.apply(self._init_weights)
 
     def _init_weights(self, module):
-        """GPT-2's: normal with 0.02, biases zero, and the projections onto the residual stream smaller by sqrt(2 layers)."""
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=0.02)
+        """GPT-2's: normal with 0.02, biases zero, and the projections onto the residual stream smaller by sqrt(2 layers).
+
+        With zero_init these projections, and a head of its own, begin at zero: the model begins as its embedding, of variance 1,
+        and the other matrices keep their input's variance.
+        """
+        zero = self.config.zero_init
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5 if zero else 0.02)
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=1.0 if zero and not self.config.tie_weights else 0.02)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, (Attention, MLP)):  # apply() visits children first, so this is the last word on c_proj
-            nn.init.normal_(module.c_proj.weight, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            nn.init.normal_(module.c_proj.weight, std=0.0 if zero else 0.02 / math.sqrt(2 * self.config.n_layer))
+        if module is self and zero and not self.config.tie_weights:
+            nn.init.zeros_(self.lm_head.weight)
 
     def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.
@@ -158,16 +220,23 @@ class GPT(nn.Module):
             if low < 0 or high >= self.config.vocab_size:
                 bad = int(low) if low < 0 else int(high)
                 raise ValueError(f"token id {bad} is outside the model's vocabulary of {self.config.vocab_size} (ids 0 to {self.config.vocab_size - 1})")
-        x = self.wte(idx) + (self.wpe.weight[:T] if cache is None else self.wpe(cache.positions))
-        x = F.dropout(x, self.config.dropout, self.training)
+        x, rotary = self.wte(idx), None
+        if self.wpe is not None:
+            x = x + (self.wpe.weight[:T] if cache is None else self.wpe(cache.positions))
+        else:
+            rotary = self.rotary[:, :T] if cache is None else self.rotary[:, cache.positions, None].transpose(2, 3)
+        x = embedding = F.dropout(x, self.config.dropout, self.training)
+        first = [] if self.config.value_residual else None
         for block in self.h:
-            x = block(x, cache)
+            x = block(x, cache, rotary, first, embedding)
         if last is not None:
             x = x[torch.arange(B, device=x.device), last]
         logits = self.lm_head(self.ln_f(x))
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.view(B * T, -1).float(), targets.reshape(B * T), ignore_index=IGNORE)
+        if targets is not None:
+            logits = logits.view(B * T, -1).float()
+        if self.config.logit_softcap:
+            logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
+        return logits if targets is None else F.cross_entropy(logits, targets.reshape(B * T), ignore_index=IGNORE)
 
     def num_parameters(self) -> int:
         """Trained numbers in the model; tied weights count once."""

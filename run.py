@@ -8,7 +8,7 @@ import gc
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -94,7 +94,9 @@ class Run:
         if not folder and mode == "must":
             raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
         if folder:
-            check_same(state, {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed}, folder)
+            saved = state | {"model": asdict(GPTConfig(**state["model"])), "optimizer": state["settings"].get("optimizer", "adamw")}
+            now = {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed, "optimizer": self.config.optimizer}
+            check_same(saved, now, folder)
             print(changes(state["settings"], asdict(self.config)), end="")
         return folder, state
 
@@ -370,7 +372,7 @@ def model_config(config: Config, meta: Meta) -> GPTConfig:
     """The model's shape for these settings and data. Large vocabularies are rounded up to a multiple of 64, as tensor cores
     like it (GPT-2's 50,257 becomes 50,304); the ids so added are never sampled."""
     vocab_size = meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64
-    shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout", "tie_weights")}
+    shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}
     try:
         return GPTConfig(vocab_size=vocab_size, **shape)
     except ValueError as error:

@@ -7,32 +7,46 @@ import math
 import torch
 
 from guard import out_of_memory
+from muon import Muon
 
 
 def learning_rate_at(step: int, total_steps: int, config) -> float:
-    """The learning rate of step `step` (from 0): linear warm-up, then a cosine that ends at min_lr with the last step.
+    """The learning rate of step `step` (from 0): linear warm-up, then down to min_lr, which the last step has: by a cosine, or by a
+    straight line over the last `decay_fraction` of the steps (wsd: warm-up, stable, decay).
 
-    config: anything with learning_rate, min_lr (None: a tenth of that) and warmup_steps.
+    config: anything with learning_rate, min_lr (None: a tenth of that; 0 for wsd), warmup_steps, lr_schedule and decay_fraction.
     """
-    low = config.learning_rate / 10 if config.min_lr is None else config.min_lr
+    wsd, high = config.lr_schedule == "wsd", config.learning_rate
+    low = (0.0 if wsd else high / 10) if config.min_lr is None else config.min_lr
     if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
+        return high * (step + 1) / config.warmup_steps
+    if wsd:
+        return low + (high - low) * min(1.0, (total_steps - 1 - step) / max(1, config.decay_fraction * total_steps))
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
-    return low + (config.learning_rate - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are left alone.
+def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are left alone. Or Muon on the matrices
+    of the blocks, and AdamW without decay on the rest.
 
-    config: anything with learning_rate, beta1, beta2 and weight_decay.
+    A group's learning rate is the step's times its `scale`. config: anything with optimizer, learning_rate, beta1, beta2, weight_decay
+    and, for Muon, muon_lr and muon_momentum.
     """
+    options = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": 1e-8, "fused": device.type in ("cuda", "cpu")}
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    groups = [g for g in groups if g["params"]]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=1e-8, fused=device.type in ("cuda", "cpu"))
+    if config.optimizer == "adamw":
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([g | {"scale": 1.0} for g in groups if g["params"]], **options)
+    fused = [block.attn.c_attn.weight for block in model.h]  # query, key and value in one parameter
+    single = [p for p in model.h.parameters() if p.dim() == 2 and not any(p is q for q in fused)]
+    muon = {"scale": config.muon_lr / config.learning_rate if config.learning_rate else 0.0, "momentum": config.muon_momentum, "weight_decay": config.weight_decay}
+    others = [p for p in parameters if not any(p is q for q in fused + single)]
+    groups = [{"params": others, "muon": 0, "scale": 1.0, "weight_decay": 0.0}, {"params": fused, "muon": 3} | muon, {"params": single, "muon": 1} | muon]
+    return Muon(groups, **options)
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:
@@ -54,7 +68,7 @@ def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> tor
     decision as tensors, in its one pass over the gradients, so nothing waits for the device.
     """
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["scale"]
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     fused = optimizer.defaults.get("fused") and not scaler.is_enabled()

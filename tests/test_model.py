@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import config
-from model import GPT, IGNORE, GPTConfig
+from model import GPT, IGNORE, Cache, GPTConfig
 
+MODERN = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "activation": "relu2", "zero_init": True, "logit_softcap": 15.0, "shortcut": True, "value_residual": True,
+          "bias": False, "tie_weights": False}  # fmt: skip
 TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
 
 
@@ -114,3 +116,41 @@ def test_too_long_a_sequence_and_ids_beyond_the_vocabulary_are_sentences():
         model(torch.tensor([[0, 97]]))
     with pytest.raises(ValueError, match="token id -3 is outside"):
         model(torch.tensor([[0, -3]]))
+
+
+@pytest.mark.parametrize("changes", [{}, MODERN, *({name: MODERN[name]} for name in MODERN)], ids=lambda c: "+".join(c) or "gpt2")
+def test_each_switch_gives_the_same_logits_with_and_without_the_cache(changes):
+    model, idx = randomised(**changes), torch.randint(97, (2, 32))
+    cache = Cache(model.config, idx.device)
+    with torch.no_grad():
+        parts = []
+        for start, end in ((0, 20), *((i, i + 1) for i in range(20, 32))):
+            cache.place(torch.arange(start, end).expand(2, -1))
+            parts.append(model(idx[:, start:end], cache=cache))
+        assert (torch.cat(parts, 1) - model(idx)).abs().max() < 1e-4
+
+
+def test_zero_init_begins_with_even_odds_and_still_learns():
+    model = GPT(GPTConfig(**TINY | MODERN))
+    idx = torch.randint(97, (4, 32))
+    assert model(idx, idx).item() == pytest.approx(math.log(97), abs=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(idx, idx)
+        loss.backward()
+        optimizer.step()
+    assert loss < 1 and all(p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_the_logits_stay_within_the_soft_cap():
+    model = randomised(logit_softcap=2.0)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(100)
+        assert 1.9 < model(torch.randint(97, (2, 32))).abs().max() <= 2
+
+
+@pytest.mark.parametrize("wrong", [{"position": "sinus"}, {"norm": "batchnorm"}, {"activation": "swish"}, {"position": "rotary", "n_head": 64}])
+def test_switches_that_are_none_say_so(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "rotary positions need an even number"):
+        GPTConfig(**TINY | wrong)

@@ -2,6 +2,7 @@
 import json
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,13 @@ def test_the_learning_rate_warms_up_and_ends_at_its_minimum():
     assert rates[-1] == pytest.approx(0.1) and rates[10:] == sorted(rates[10:], reverse=True)
     assert learning_rate_at(99, 100, Config(learning_rate=1.0, warmup_steps=10)) == pytest.approx(0.1)
     assert learning_rate_at(0, 1, Config(warmup_steps=0)) > 0
+
+
+def test_wsd_is_constant_and_then_falls_in_a_straight_line_to_nothing():
+    c = Config(learning_rate=1.0, warmup_steps=10, lr_schedule="wsd", decay_fraction=0.4)
+    rates = [learning_rate_at(step, 100, c) for step in range(100)]
+    assert rates[9:60] == [1.0] * 51 and rates[4] == 0.5 and rates[99] == 0.0
+    assert rates[79] == pytest.approx(0.5)
 
 
 def test_weight_decay_falls_on_matrices_only():
@@ -166,6 +174,20 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
     assert all(torch.equal(a[k], b[k]) for k in a)
     texts = [[r["samples"] for r in checkpoint.read_log(folder) if "samples" in r] for folder in (whole, part)]
     assert texts[0] == texts[1]
+
+
+def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_path):
+    modern = ["--optimizer=muon", "--lr_schedule=wsd", "--position=rotary", "--norm=rmsnorm", "--value_residual=True", "--shortcut=True", "--zero_init=True", "--tie_weights=False"]
+    result = train_small(char_data, tmp_path / "whole", *modern, "--max_steps=20")
+    assert result.returncode == 0, result.stderr
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    shutil.rmtree(tmp_path / "part" / "step_00000020")
+    result = train_small(char_data, tmp_path / "part", *modern, "--max_steps=20")
+    assert result.returncode == 0 and "continues at step 10" in result.stdout, result.stderr
+    a, b = (checkpoint.load_tensors(tmp_path / folder / "step_00000020" / "model.pt") for folder in ("whole", "part"))
+    assert all(torch.equal(a[k], b[k]) for k in a) and losses(tmp_path / "part") == losses(tmp_path / "whole")
+    result = train_small(char_data, tmp_path / "part", *modern, "--max_steps=30", "--optimizer=adamw")
+    assert result.returncode == 2 and "optimizer: muon in the checkpoint, adamw now" in result.stderr
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

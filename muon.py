@@ -1,0 +1,68 @@
+"""Muon for the matrices of the blocks, AdamW for everything else, as one optimiser.
+
+Muon makes the momentum of a matrix orthogonal before it steps along it: Jordan et al., 2024,
+https://kellerjordan.github.io/posts/muon. Knows tensors only.
+"""
+import torch
+
+
+def orthogonalize(x, steps: int = 5):
+    """Matrices [N, rows, columns] with their singular values brought near 1, by Newton-Schulz iteration in x's dtype.
+
+    The quintic's slope at zero is steep: after five steps all but the smallest singular values lie between 0.7 and 1.2, near enough.
+    """
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.AdamW):
+    """Parameter groups with `muon` = how many matrices each parameter holds side by side (3 for query, key and value) are stepped by
+    Muon, with `lr`, Nesterov `momentum` and decoupled `weight_decay`; groups with `muon` = 0 by fused AdamW.
+
+    A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients are divided by the tensor
+    `grad_scale`, and where the tensor `found_inf` is 1 the step leaves weights and momentum as they are; nothing waits for the device.
+    """
+
+    @torch.no_grad()
+    def step(self):
+        """One step on the gradients as they are."""
+        groups = self.param_groups
+        for group in groups:
+            shapes = {}
+            for p in group["params"] if group["muon"] else ():
+                if p.grad is not None:
+                    shapes.setdefault(p.shape, []).append(p)
+            for params in shapes.values():
+                self._muon_step(params, group)
+        self.param_groups = [g for g in groups if not g["muon"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def _muon_step(self, params, group):
+        """The step of the matrices of one shape: stacked, so that the device sees few and large products."""
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        momentum = [self.state[p]["momentum_buffer"] for p in params]
+        grads, size = [p.grad for p in params], 1.0
+        if getattr(self, "grad_scale", None) is not None:
+            grads = torch._foreach_div(grads, self.grad_scale)
+        if getattr(self, "found_inf", None) is not None:
+            grads = [torch.where(self.found_inf.bool(), m, g) for m, g in zip(momentum, grads, strict=True)]
+            size = 1.0 - self.found_inf
+        torch._foreach_lerp_(momentum, grads, 1 - group["momentum"])
+        update = torch.stack(torch._foreach_lerp(grads, momentum, group["momentum"]))
+        rows, columns = update.size(1) // group["muon"], update.size(2)
+        dtype = torch.bfloat16 if update.device.type == "cuda" else update.dtype
+        update = orthogonalize(update.view(-1, rows, columns).to(dtype)).reshape(update.shape).to(update.dtype)
+        update *= -group["lr"] * max(1.0, rows / columns) ** 0.5 * size
+        if group["weight_decay"]:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * size)
+        torch._foreach_add_(params, update.unbind())
