@@ -48,8 +48,8 @@ class Muon(torch.optim.AdamW):
     def _muon_step(self, params, group):
         """The step of the matrices of one shape: stacked, so that the device sees few and large products."""
         for p in params:
-            if not self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if not self.state[p]:  # AdamW expects a step in every state that it loads
+                self.state[p].update(step=torch.zeros((), dtype=torch.float32), momentum_buffer=torch.zeros_like(p))
         momentum = [self.state[p]["momentum_buffer"] for p in params]
         grads, size = [p.grad for p in params], 1.0
         if getattr(self, "grad_scale", None) is not None:
