@@ -16,11 +16,16 @@ GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80),
 UTILISATION = 0.4  # of the peak; tokens/s of published runs of this class lie between 0.3 and 0.5
 
 
-def memory(config: GPTConfig, parameters: int, micro_batch: int, accumulates: bool, low_precision: bool) -> dict[str, int]:
-    """Bytes of training at its peak, by what they hold. parameters: trained numbers; accumulates: more than one micro-batch a step;
+def moments(optimizer) -> int:
+    """Bytes of what an optimiser keeps for its parameters: AdamW two numbers each, Muon one, in float32."""
+    return sum(p.numel() * (4 if group.get("muon") else 8) for group in optimizer.param_groups for p in group["params"])
+
+
+def memory(config: GPTConfig, parameters: int, optimizer: int, micro_batch: int, accumulates: bool, low_precision: bool) -> dict[str, int]:
+    """Bytes of training at its peak, by what they hold. parameters: trained numbers; optimizer: bytes of its moments; accumulates: more than one micro-batch a step;
     low_precision: matrix products in 16 bits.
 
-    weights, gradients and AdamW's two moments are 4 bytes a parameter each. Activations are what the backward pass needs, a token
+    Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass needs, a token
     and layer: two residuals in float32, and in the products' precision the inputs of the four linear layers, query, key and value, and the
     MLP's inner values before and after GELU; and once a token the logits with their gradient. 16-bit products add a copy of the weights.
     """
@@ -29,7 +34,7 @@ def memory(config: GPTConfig, parameters: int, micro_batch: int, accumulates: bo
     layer = (2 * 4 + item * (1 + 3 + 1 + 1 + 4 + 4)) * width
     logits = config.vocab_size * 2 * item
     activations, copies = tokens * (config.n_layer * layer + logits), 2 * parameters if low_precision else 0
-    weights, gradients, optimizer = 4 * parameters, 4 * parameters, 8 * parameters
+    weights, gradients = 4 * parameters, 4 * parameters
     # Without accumulation the gradients appear while the activations go: the peak holds the larger of the two.
     peak = weights + optimizer + copies + (gradients + activations if accumulates else max(gradients, activations))
     return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations": activations + copies, "peak": peak}
@@ -71,7 +76,7 @@ def timed(device, work, *arguments) -> float:
 
 def plan(run) -> str:
     """The plan of a run (run.Run) as text."""
-    c, model = run.config, run.model
+    c, model, kept = run.config, run.model, moments(run.optimizer)
     parameters, flops = model.num_parameters(), model.flops_per_token()
     tokens_per_step, steps = c.batch_size * c.block_size, run.total_steps - run.progress.step
     total_flops = flops * tokens_per_step * steps
@@ -83,7 +88,7 @@ def plan(run) -> str:
         f"memory, GB     {'sequences at once':>18}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'activations':>13}{'peak':>8}",
     ]
     for micro in [m for m in (1, 2, 4, 8, 16, 32, 64, 128, 256) if m <= c.batch_size and c.batch_size % m == 0]:
-        m = memory(run.model_config, parameters, micro, micro < c.batch_size, run.dtype.itemsize == 2)
+        m = memory(run.model_config, parameters, kept, micro, micro < c.batch_size, run.dtype.itemsize == 2)
         cells = (m["weights"], 10), (m["gradients"], 11), (m["optimizer"], 11), (m["activations"], 13), (m["peak"], 8)
         lines.append(f"{'':15}{micro:>18}" + "".join(f"{value / 1e9:>{width}.2f}" for value, width in cells))
     size = 12 * parameters
@@ -99,7 +104,7 @@ def plan(run) -> str:
     ]
     for name, (tflops, gigabytes) in GPUS.items():
         hours = total_flops / (tflops * 1e12 * UTILISATION) / 3600
-        fits = max((m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0 and memory(run.model_config, parameters, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
+        fits = max((m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0 and memory(run.model_config, parameters, kept, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}")
     try:
         seconds, micro = measure(run)

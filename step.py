@@ -30,10 +30,10 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
     """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are left alone. Or Muon on the matrices
     of the blocks, and AdamW without decay on the rest.
 
-    A group's learning rate is the step's times its `scale`. config: anything with optimizer, learning_rate, beta1, beta2, weight_decay
-    and, for Muon, muon_lr and muon_momentum.
+    A group's learning rate is the step's times its `scale`. config: a Config.
     """
-    options = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": 1e-8, "fused": device.type in ("cuda", "cpu")}
+    beta2 = 0.5 ** (config.batch_size * config.block_size / config.beta2_tokens) if config.beta2_tokens else config.beta2
+    options = {"lr": config.learning_rate, "betas": (config.beta1, beta2), "eps": 1e-8, "fused": device.type in ("cuda", "cpu")}
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adamw":
         groups = [

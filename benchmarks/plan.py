@@ -44,7 +44,7 @@ else:
     open("/proc/self/clear_refs", "w").write("5")
     steps(3)
     peak = status("VmHWM") - rest
-planned = plan.memory(run.model_config, parameters, run.micro_batch, run.micro_batch < c.batch_size, run.dtype.itemsize == 2)
+planned = plan.memory(run.model_config, parameters, plan.moments(run.optimizer), run.micro_batch, run.micro_batch < c.batch_size, run.dtype.itemsize == 2)
 print(json.dumps({"micro_batch": run.micro_batch, "planned": planned["peak"], "measured": peak, "planned_seconds": plan.measure(run, 15.0)[0]}))
 """
 

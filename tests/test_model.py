@@ -1,4 +1,5 @@
 """model.py: shape, equality with Hugging Face's GPT-2, initialisation, sampling, errors."""
+import dataclasses
 import math
 
 import pytest
@@ -49,6 +50,13 @@ def test_gpt2_small_has_its_parameters():
     model = GPT(GPTConfig(32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights))
     assert model.num_parameters() == 134_601_216
     assert model.flops_per_token() == pytest.approx(714e6, rel=1e-3)
+
+
+def test_gpt2_small_modern_has_the_same_budget():
+    c = config.load(["config/gpt2_small_modern.py"])
+    with torch.device("meta"):
+        model = GPT(GPTConfig(32000, **{f.name: getattr(c, f.name) for f in dataclasses.fields(GPTConfig) if f.name != "vocab_size"}))
+    assert model.num_parameters() == pytest.approx(134_601_216, rel=0.02)
 
 
 def test_gpt2_medium_has_its_parameters():

@@ -61,6 +61,13 @@ def test_weight_decay_falls_on_matrices_only():
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
 
 
+def test_the_second_moment_can_be_given_in_tokens():
+    for batch_size in (8, 64):
+        c = Config(batch_size=batch_size, block_size=512, beta2_tokens=1e6)
+        beta2 = make_optimizer(GPT(GPTConfig(50, 8, 1, 2, 16)), c, torch.device("cpu")).defaults["betas"][1]
+        assert beta2 ** (1e6 / (batch_size * 512)) == pytest.approx(0.5)
+
+
 def one_step(micro_batch=8, grad_clip=1.0, poison=False, scaled=False):
     """A model after one step on fixed data, the loss and the norm."""
     torch.manual_seed(0)

@@ -1,0 +1,29 @@
+# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, RMSNorm, squared ReLU, Muon and more; 134,086,702 parameters.
+#   python prepare_data.py YOUR_TEXT --out data/main
+#   python train.py config/gpt2_small_modern.py
+data_dir = "data/main"
+n_layer = 12
+n_head = 12
+n_embd = 768
+block_size = 512
+bias = False
+tie_weights = False
+position = "rotary"
+norm = "rmsnorm"
+qk_norm = True
+activation = "relu2"
+zero_init = True
+shortcut = True
+value_residual = True
+optimizer = "muon"
+batch_size = 64  # x 512 = 32,768 tokens a step
+learning_rate = 3e-3
+muon_lr = 0.02
+beta2_tokens = 7_000_000
+weight_decay = 0.0
+warmup_steps = 100
+lr_schedule = "wsd"
+epochs = 3
+eval_interval = 2000
+save_interval = 2000
+sample_prompts = ["Once upon a time", "The meaning of life is", "Hello! How are you?"]

@@ -1,0 +1,29 @@
+# Phase 1's data and size with the modern recipe: characters of Shakespeare on a CPU, in half a minute.
+#   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
+#   python train.py config/shakespeare_char_modern.py
+data_dir = "data/shakespeare_char"
+n_layer = 2
+n_head = 4
+n_embd = 128
+block_size = 256
+bias = False
+tie_weights = False
+position = "rotary"
+norm = "rmsnorm"
+qk_norm = True
+activation = "relu2"
+zero_init = True
+shortcut = True
+value_residual = True
+optimizer = "muon"
+batch_size = 8
+learning_rate = 1e-2
+muon_lr = 0.04
+muon_momentum = 0.9
+weight_decay = 0.0
+warmup_steps = 0
+lr_schedule = "wsd"
+max_steps = 400
+eval_interval = 100
+eval_batches = 0  # the whole validation split
+compile = False  # a model this small trains as fast without, and compiling takes as long as the run
