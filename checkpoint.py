@@ -117,6 +117,8 @@ class Saver:
             save(self.run, state, model, optimizer, tokenizer_json)
             rotate(self.run, self.keep_last)
             self.saved = state["step"]
+            with contextlib.suppress(OSError):
+                append_log(self.run, {"step": state["step"], "event": "save"})
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._failed(state["step"], error)
 
@@ -320,12 +322,16 @@ def append_log(run: Path, *records: dict) -> None:
 
 def read_log(run: Path) -> list[dict]:
     """The records of log.jsonl; a line cut short by a crash is passed over."""
-    records = []
+    return list(iterate_log(run))
+
+
+def iterate_log(run: Path):
+    """The same, one after the other: a long log need not lie in memory."""
     if (run / "log.jsonl").exists():
-        for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").split("\n"):  # not splitlines(): a text may hold U+2028
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
-    return records
+        with open(run / "log.jsonl", encoding="utf-8", errors="replace", newline="\n") as f:  # "\n" alone ends a line: a text may hold U+2028
+            for line in f:
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
 def write_log(run: Path, records: list[dict]) -> None:

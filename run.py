@@ -6,6 +6,7 @@ its log. When it does what is the business of train.py; how files look is that o
 import contextlib
 import gc
 import math
+import platform
 import sys
 import time
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,7 @@ from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError, Dataset, Meta, read_meta
 from guard import RunError, out_of_memory
+from loggers import Loggers, check_installed
 from model import GPT, GPTConfig
 from step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -43,6 +45,7 @@ class Run:
     def __init__(self, config: Config):
         """Find device and data, build the model, continue from a checkpoint if there is one. Writes nothing."""
         self.started = time.monotonic()
+        check_installed(config)
         self.config, self.folder = config, Path(config.checkpoint_dir)
         self.device = hardware.find_device(config.device)
         self.dtype = hardware.find_dtype(self.device, config.dtype)
@@ -69,7 +72,7 @@ class Run:
         self.running_before = self.progress.running_s
         self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step)
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()
-        self.unwritten, self.complained = [], False
+        self.unwritten, self.complained, self.loggers = [], False, None
 
         left = math.ceil((config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size)
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
@@ -226,7 +229,17 @@ class Run:
         with self.tolerate_disk():
             checkpoint.append_log(self.folder, *self.unwritten)
             self.unwritten.clear()
+        if self.loggers:
+            self.loggers.write(line)
         return line
+
+    def begin_log(self) -> None:
+        """What the log holds up to this step stays; then a line on this start: machine, versions, data and the length of the run."""
+        checkpoint.write_log(self.folder, self.log)
+        self.loggers = Loggers(self.config, self.folder, self.progress.step)
+        data = {"dir": self.config.data_dir, "tokenizer": self.meta.tokenizer["kind"], **self.meta.identity()}
+        size = {"parameters": self.model.num_parameters(), "total_steps": self.total_steps, "steps_per_epoch": self.train_data.windows / self.config.batch_size}
+        self.record({"event": "start", "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **self.versions(), "python": platform.python_version(), **size, "data": data})
 
     @contextlib.contextmanager
     def tolerate_disk(self):
@@ -298,13 +311,14 @@ class Run:
             self.saver.wait()
         return self.saver.saved == self.progress.step
 
-    def evaluate(self) -> float:
-        """Validation loss, the answers to sample_prompts, and whether this step is the best: all into the run's folder."""
+    def evaluate(self) -> tuple[float, list[dict]]:
+        """Validation loss, the answers to sample_prompts as {"prompt", "text"}, and whether this step is the best: all into the run's folder."""
         config, step = self.config, self.progress.step
         windows = config.eval_batches * config.batch_size
         loss = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
-        if config.sample_prompts:
-            self.record({"samples": [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]})
+        samples = [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]
+        if samples:
+            self.record({"samples": samples})
         if loss < self.best:
             self.saver.wait()
         if loss < self.best and self.saver.saved == step:  # what could not be saved cannot be the best that is kept
@@ -314,7 +328,7 @@ class Run:
         finite = math.isfinite(loss)
         self.record({"val_loss": loss if finite else None, "bits_per_byte": self.bits_per_byte(loss) if finite else None})  # last: what has it is done with
         self.evaluated = step
-        return loss
+        return loss, samples
 
     def bits_per_byte(self, loss: float) -> float:
         """Validation loss in nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""

@@ -15,13 +15,16 @@ from tqdm import tqdm
 import checkpoint
 import config as settings
 import hardware
+import terminal
 from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError
 from guard import Lock, RunError, Signals, Stop, leave, out_of_memory
 from hardware import DeviceError
+from loggers import Report
 from plan import plan
 from run import Run
+from terminal import duration
 from tokenizer_bpe import TokenizerError
 
 
@@ -72,33 +75,48 @@ def train(config: Config) -> None:
 
 def finish(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal; either way its state is on the disk then."""
-    folder, begun = run.folder, run.progress.step
+    folder, begun, report = run.folder, run.progress.step, Report(run.folder, run.config.report_minutes)
     try:
         checkpoint.set_aside(folder, run.progress.step)
         checkpoint.write_json(folder / "config.json", asdict(run.config))
-        checkpoint.write_log(folder, run.log)
-        run.record({"event": "start", **run.versions()})
-        ending = loop(run, signals)
+        run.begin_log()
+        ending = loop(run, signals, report)
         with signals:
             saved = run.save_now()
+        drawn = report.finish()
     except Stop as stop:
         signals.held = True  # the save that follows is not stopped but by a second Ctrl-C
         if run.progress.step == begun == 0:
             raise
         step = f"step {run.progress.step:,}"
         leave(stop.signum, f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}")
+    finally:
+        report.stop()
+        if run.loggers:
+            run.loggers.close()
     if not saved:
         last = f"the last checkpoint there is step {run.saver.saved:,}" if run.saver.saved else "there is no checkpoint yet"
         raise RunError(f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again")
-    best = f", best validation loss {run.best:.4f}" if run.best < float("inf") else ""
-    print(f"{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{best}\n  {generate_command(run)}")
+    print(f"\n{loss_curve(run)}\n\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training" + (f", cost {run.cost:.2f}" if run.cost else ""))
+    print(f"best validation loss {run.best:.4f}, kept in {checkpoint.find(folder)}" if run.best < float("inf") else f"the last checkpoint is {checkpoint.find(folder)}")
+    print(f"  {generate_command(run)}\n  " + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}"))
 
 
-def loop(run: Run, signals: Signals) -> str:
+def loss_curve(run: Run) -> str:
+    """The run's losses in characters, from its log: that of all its starts."""
+    training, validation = [], []
+    for record in checkpoint.iterate_log(run.folder):
+        for points, name in ((training, "loss"), (validation, "val_loss")):
+            if name in record:
+                points.append((record["step"], record[name]))
+    return terminal.curve(training, validation)
+
+
+def loop(run: Run, signals: Signals, report: Report) -> str:
     """Step until the run is done or its budget is; log, save and evaluate on the way. Returns how it ended, in a word or two."""
     config, progress = run.config, run.progress
     tokens_per_step = config.batch_size * config.block_size
-    clock, logged, printed = Clock(run), progress.step, 0.0
+    clock, logged, printed, line = Clock(run), progress.step, 0.0, {}
     run.saver.reserve(run.model.state_dict())
     if config.compile and progress.step < run.total_steps:
         print("compiling ...", end=" ", flush=True)
@@ -114,9 +132,14 @@ def loop(run: Run, signals: Signals) -> str:
                 with signals:
                     run.save()
             if run.evaluation_due:
-                loss = run.evaluate()
-                tqdm.write(f"step {progress.step:,}: validation loss {loss:.4f}, {run.bits_per_byte(loss):.3f} bits per byte, best {run.best:.4f}; trained {duration(progress.elapsed_s)}")
+                loss, samples = run.evaluate()
+                speed = line.get("tokens_per_second")
+                left = speed and (run.total_steps - progress.step) * tokens_per_step / speed
+                tqdm.write(terminal.evaluation(progress.step, run.total_steps, run.epoch, line.get("loss"), loss, run.bits_per_byte(loss), run.best, speed, run.cost, left))
+                if samples:
+                    tqdm.write(terminal.samples(samples))
                 sys.stdout.flush()
+                report.refresh()
             clock.start()
         if progress.step >= run.total_steps or run.over_budget:
             break
@@ -145,16 +168,9 @@ def generate_command(run: Run) -> str:
     return f"python generate.py --checkpoint {run.folder} --prompt TEXT"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min 5 s, 2 h 10 min."""
-    s = round(seconds)
-    if s < 60:
-        return f"{s} s"
-    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
-
-
 def main(argv: list[str]) -> None:
     """The command line's work, with errors as sentences."""
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     try:
         train(settings.load(argv))
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:

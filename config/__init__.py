@@ -74,7 +74,10 @@ class Config:
     save_interval: int = setting(1000, "steps between checkpoints; evaluations, signals and the end save too; 0: only those", low=0)
     save_minutes: float = setting(15.0, "minutes between checkpoints, whatever the steps; 0: only by steps", low=0)
     keep_last: int = setting(2, "newest checkpoints kept; the best by validation loss is kept besides", low=1)
-    sample_prompts: list[str] = setting([], "prompts answered at each evaluation, into the log")
+    sample_prompts: list[str] = setting([], "prompts answered at each evaluation, into log and terminal")
+    report_minutes: float = setting(1.0, "minutes between drawings of report.html, at evaluations and at the end (needs matplotlib); 0: none", low=0)
+    tensorboard: bool = setting(False, "also write the curves for TensorBoard, to the run's folder")
+    wandb: str | None = setting(None, "also send the curves to this Weights & Biases project; without network or account they stay in the run's folder")
     max_bad_steps: int = setting(10, "steps in a row whose loss or gradient is no number, all skipped, before the run stops", low=1)
     # budget
     cost_per_hour: float = setting(0.0, "price of the machine an hour, in any unit; the log then shows what was spent", low=0)
