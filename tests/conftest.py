@@ -1,5 +1,6 @@
 """What tests share: small prepared folders made of real text, and the scripts run as a user runs them."""
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,21 @@ def prose() -> str:
     import pydoc_data.topics
 
     return "".join(pydoc_data.topics.topics.values())[:200_000]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium, as a playwright Browser. Tests that ask for it are skipped where there is none."""
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not path:
+        pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        chromium = playwright.chromium.launch(executable_path=path, args=quiet)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="session")
