@@ -1,15 +1,27 @@
-"""tools/: evaluation beside compressors, and the picture of a run."""
+"""tools/evaluate.py: losses with their errors beside compressors, and multiple choice as transformers judges it."""
 import gzip
+import json
 import math
 import re
 
 import pytest
+import torch
 
 import checkpoint
+from dataset import Dataset
+from generate import load_model
 from metadata import read_meta
-from tests.conftest import fails_clearly, run_script
+from tests.conftest import fails_clearly, prose, run_script
+from tests.test_model import huggingface_twin
 from tests.test_train import train_small
-from tools.evaluate import validation_text
+from tools.evaluate import accuracies, choice_losses, encode_choice, read_choices, validation_loss, validation_text
+
+CPU = torch.device("cpu")
+
+
+def plain():
+    """No autocast."""
+    return torch.autocast("cpu", enabled=False)
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +34,94 @@ def runs(char_data, bpe_data, tmp_path_factory):
     return folder
 
 
-def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char_data):
-    result = run_script("-m", "tools.evaluate", runs / "char")
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """A file in HellaSwag's format, made of real sentences: the ending that follows, and three from elsewhere; one context longer than a model's."""
+    sentences = [s.strip() for s in re.split(r"(?<=[.;])\s+", prose()[150_000:]) if 30 < len(s.strip()) < 200 and s.isascii()][:40]
+    path = tmp_path_factory.mktemp("choices") / "choices.jsonl"
+    lines = []
+    for n in range(20):
+        ctx, _, ending = sentences[n].partition(" ")
+        endings = [sentences[(n + k * 7) % 40].partition(" ")[2] for k in range(4)]
+        label = n % 4
+        endings[0], endings[label] = endings[label], ending
+        lines.append(json.dumps({"ind": n, "activity_label": "Reading", "ctx": (sentences[n + 1] * 3 if n == 5 else "") + ctx, "endings": endings, "label": label}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char_data, bpe_data):
+    result = run_script("-m", "tools.evaluate", runs / "char", runs / "bpe")
     assert result.returncode == 0, result.stderr
-    loss, perplexity, bits = map(float, re.search(r"step_00000020\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", result.stdout).groups())
-    logged = [r for r in checkpoint.read_log(runs / "char") if "val_loss" in r][-1]
-    assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(logged["bits_per_byte"], abs=2e-3)
-    assert perplexity == pytest.approx(math.exp(loss), rel=1e-2)
-    text = validation_text(char_data)
-    assert len(text) == read_meta(char_data).splits["val"].text_bytes
-    assert f"{8 * len(gzip.compress(text, 9)) / len(text):.3f}" in result.stdout and "xz -9" in result.stdout
+    for data in (char_data, bpe_data):
+        row = re.search(rf"/{data.name}/step_00000020\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)", result.stdout)
+        loss, error, perplexity, _, bits, _ = map(float, row.groups())
+        logged = [r for r in checkpoint.read_log(runs / data.name) if "val_loss" in r][-1]
+        assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(logged["bits_per_byte"], abs=2e-3)
+        assert perplexity == pytest.approx(math.exp(loss), rel=1e-2) and 0 < error < 0.2
+        text = validation_text(data)
+        assert len(text) == read_meta(data).splits["val"].text_bytes
+        assert f"{8 * len(gzip.compress(text, 9)) / len(text):.3f}" in result.stdout and "xz -9" in result.stdout
 
 
-def test_other_data_is_refused_and_a_missing_checkpoint_named(runs, bpe_data, tmp_path):
+def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
+    model, _, _ = load_model(checkpoint.find(runs / "char"), CPU)
+    data = Dataset(char_data, read_meta(char_data), "val", model.config.block_size, CPU)
+    mean, error = validation_loss(model, data, plain)
+    with torch.no_grad():
+        losses = torch.stack([model(x, y) for x, y, n in data.evaluation(0, 1) if n == model.config.block_size])
+    assert mean == pytest.approx(losses.mean().item(), rel=1e-3)
+    assert error == pytest.approx(losses.std().item() / math.sqrt(len(losses)), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["bpe", "char"])
+def test_multiple_choice_is_that_of_transformers_with_the_same_weights(runs, questions, name):
+    model, tokenizer, _ = load_model(checkpoint.find(runs / name), CPU)
+    asked = read_choices(questions)
+    losses, theirs = choice_losses(model, tokenizer, asked, plain), []
+    hf = huggingface_twin(model)
+    for question in asked:
+        theirs.append([])
+        for ending in question["endings"]:
+            ids, count = encode_choice(tokenizer, question["ctx"], ending, model.config.block_size)
+            assert (" " + ending).startswith(tokenizer.decode(ids[-count:])) and len(ids) <= 33
+            with torch.no_grad():
+                logs = hf(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+            theirs[-1].append(-sum(logs[len(ids) - 1 - count + k, ids[len(ids) - count + k]].item() for k in range(count)))
+    assert losses == [pytest.approx(row, rel=1e-4) for row in theirs]
+    assert accuracies(asked, losses) == accuracies(asked, theirs)
+
+
+def test_choices_in_the_table(runs, questions):
+    result = run_script("-m", "tools.evaluate", runs / "bpe", "--choices", questions)
+    assert result.returncode == 0, result.stderr
+    assert "20 questions; by chance 25.0%" in result.stdout and len(re.findall(r"\d+\.\d% ±\d+\.\d%", result.stdout)) == 2
+
+
+def test_the_right_ending_wins_by_loss_and_length_does_not_count():
+    question = [{"ctx": "a", "endings": ["bb", "cccccccc"], "label": 1}]
+    assert accuracies(question, [[6.0, 9.0]]) == (0.0, 1.0)  # 6 / 3 bytes against 9 / 9 bytes
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ('{"ctx": "a", "endings": ["b"]', "line 2"),
+        ('{"endings": ["b"], "label": 0}', "'ctx'"),
+        ('{"ctx": "a", "endings": ["b", "c"], "label": 2}', "index"),
+        ('{"ctx": "a", "endings": ["b", ""], "label": 0}', "not empty"),
+        ("7", "line 2"),
+    ],
+)
+def test_a_question_that_is_none_is_named_by_its_line(tmp_path, line, word):
+    from tools.evaluate import ChoicesError
+
+    (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": "1"}\n' + line)
+    with pytest.raises(ChoicesError, match=word):
+        read_choices(tmp_path / "q.jsonl")
+
+
+def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
     fails_clearly(run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data), "another tokenizer", "--tokenizer")
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
-
-
-def test_the_picture_of_a_run(runs, tmp_path):
-    result = run_script("-m", "tools.report", runs / "bpe", "--out", tmp_path / "new" / "run.png")
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "new" / "run.png").read_bytes()[:4] == b"\x89PNG"
-    fails_clearly(run_script("-m", "tools.report", tmp_path), "has logged no loss")
+    fails_clearly(run_script("-m", "tools.evaluate", runs / "char", "--choices", tmp_path / "none.jsonl"), "none.jsonl cannot be read")
