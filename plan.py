@@ -76,7 +76,7 @@ def timed(device, work, *arguments) -> float:
 
 def plan(run) -> str:
     """The plan of a run (run.Run) as text."""
-    c, model, kept = run.config, run.model, moments(run.optimizer)
+    c, model, state = run.config, run.model, moments(run.optimizer)
     parameters, flops = model.num_parameters(), model.flops_per_token()
     tokens_per_step, steps = c.batch_size * c.block_size, run.total_steps - run.progress.step
     total_flops = flops * tokens_per_step * steps
@@ -88,10 +88,10 @@ def plan(run) -> str:
         f"memory, GB     {'sequences at once':>18}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'activations':>13}{'peak':>8}",
     ]
     for micro in [m for m in (1, 2, 4, 8, 16, 32, 64, 128, 256) if m <= c.batch_size and c.batch_size % m == 0]:
-        m = memory(run.model_config, parameters, kept, micro, micro < c.batch_size, run.dtype.itemsize == 2)
+        m = memory(run.model_config, parameters, state, micro, micro < c.batch_size, run.dtype.itemsize == 2)
         cells = (m["weights"], 10), (m["gradients"], 11), (m["optimizer"], 11), (m["activations"], 13), (m["peak"], 8)
         lines.append(f"{'':15}{micro:>18}" + "".join(f"{value / 1e9:>{width}.2f}" for value, width in cells))
-    size = 12 * parameters
+    size = 4 * parameters + state
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     free, kept = shutil.disk_usage(folder).free, c.keep_last + 2
     lines += [
@@ -104,7 +104,8 @@ def plan(run) -> str:
     ]
     for name, (tflops, gigabytes) in GPUS.items():
         hours = total_flops / (tflops * 1e12 * UTILISATION) / 3600
-        fits = max((m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0 and memory(run.model_config, parameters, kept, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
+        sizes = [m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0]
+        fits = max((m for m in sizes if memory(run.model_config, parameters, state, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}")
     try:
         seconds, micro = measure(run)
