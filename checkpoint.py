@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import torch
@@ -239,9 +240,11 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
 def load_tensors(path: Path) -> dict:
     """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))  # files of before 2020 are no zip
     except Exception as error:  # pickle, zip and torch each have their own
-        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from None
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code" if foreign else (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:

@@ -421,7 +421,7 @@ def parse_args(argv):
     add = parser.add_argument
     add("input", nargs="*", metavar="INPUT", help="files, folders, globs, - for standard input, or shakespeare; .txt .jsonl .parquet, also .gz .zst; default: Python's standard library")
     add("--out", metavar="FOLDER", help="folder to write; default: data/ and the first input's name")
-    add("--tokenizer", default="bpe", metavar="T", help="bpe: train one on the input; char; gpt2; or the path of a tokenizer.json or of a prepared folder; default %(default)s")
+    add("--tokenizer", default="bpe", metavar="T", help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder, run, GPT-2 of Hugging Face; default %(default)s")
     add("--vocab_size", type=int, metavar="N", help="ids of the tokenizer to train; default 32000")
     add("--sample_bytes", type=float, default=1e8, metavar="N", help="bytes of text, evenly spread, to train the tokenizer on; default %(default)g")
     add("--tokenizer_only", action="store_true", help="train the tokenizer, write FOLDER/tokenizer.json and stop")
@@ -442,6 +442,8 @@ def parse_args(argv):
     parser.usage = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ... (--help lists all)"
     args = parser.parse_args(argv)
     default_input = not args.input
+    if of_a_run := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):
+        args.tokenizer = str(of_a_run[-1])
     if args.tokenizer != "bpe" and args.vocab_size:
         parser.error(f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it sets the size of a tokenizer trained here (bpe)")
     args.vocab_size = 32000 if args.vocab_size is None else args.vocab_size

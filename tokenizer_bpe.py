@@ -51,8 +51,9 @@ class Tokenizer:
         if EOT not in special:
             raise TokenizerError(f"{source} has no {EOT} token; documents could not be told apart")
         self.eot_id = special[EOT]
-        self.vocab_size = max(max(vocab.values(), default=0), *special.values()) + 1
-        pattern = _word_pattern(description, source)
+        self.ids = vocab | special
+        self.vocab_size = max(self.ids.values()) + 1
+        self.pattern = pattern = _word_pattern(description, source)
         self.kind = "bpe" if pattern else "char"
         if self.kind == "bpe":
             self._init_bpe(vocab, special, pattern, source)
@@ -124,8 +125,6 @@ class Tokenizer:
         Raises TokenizerError when it can be had neither way, saying which file to put where.
         """
         from tiktoken.load import load_tiktoken_bpe, read_file
-        from tokenizers import AddedToken, decoders, models, pre_tokenizers
-        from tokenizers import Tokenizer as HFTokenizer
 
         if GPT2_FILE.exists():
             found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
@@ -145,23 +144,25 @@ class Tokenizer:
             partial.write_bytes(data)
             os.replace(partial, GPT2_FILE)
             return cls.gpt2()
-        hf = HFTokenizer(models.BPE(**_vocab_and_merges(ranks)))
-        hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        hf.decoder = decoders.ByteLevel()
-        hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
-        return cls(json.loads(hf.to_str()))
+        return cls(_byte_level(**_vocab_and_merges(ranks)))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a tokenizer.json, or a folder that holds one. Raises TokenizerError if there is none or it is not usable."""
+        """From a tokenizer.json, or a folder that holds one, or GPT-2's vocab.json and merges.txt. Raises TokenizerError if there is none or it is not usable."""
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
+        vocab, merges = path.with_name("vocab.json"), path.with_name("merges.txt")
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
+            if path.name == "tokenizer.json" and not path.exists() and vocab.exists() and merges.exists():
+                path = vocab
+                pairs = [tuple(line.split(" ")) for line in merges.read_text(encoding="utf-8").split("\n") if line and not line.startswith("#version")]
+                description = _byte_level(json.loads(vocab.read_text(encoding="utf-8")), pairs)
+            else:
+                description = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise TokenizerError(f"no tokenizer at {path}") from None
-        except (OSError, ValueError) as error:
-            raise TokenizerError(f"{path} cannot be read as a tokenizer.json: {error}") from None
+        except Exception as error:  # tokenizers' own errors have no type of theirs
+            raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from None
         return cls(description, str(path))
 
     def save(self, path: str | Path) -> str:
@@ -173,6 +174,10 @@ class Tokenizer:
     def to_json(self) -> str:
         """The content of tokenizer.json."""
         return json.dumps(self.description, ensure_ascii=False, indent=1) + "\n"
+
+    def same_as(self, other: "Tokenizer") -> bool:
+        """Whether both give every text the same ids, whatever else their files say."""
+        return (self.ids, self.pattern) == (other.ids, other.pattern)
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -237,6 +242,18 @@ def _word_pattern(description: dict, source: str) -> str | None:
         if isolates and not level.get("use_regex", True) and not level.get("add_prefix_space"):
             return split["pattern"]["Regex"]
     raise TokenizerError(f"{source} cuts text in a way that is not supported here ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without prefix space")
+
+
+def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> dict:
+    """The content of a tokenizer.json for GPT-2's vocabulary and merges."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as HFTokenizer
+
+    hf = HFTokenizer(models.BPE(vocab=vocab, merges=merges))
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    return json.loads(hf.to_str())
 
 
 def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
