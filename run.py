@@ -16,6 +16,7 @@ import torch
 
 import checkpoint
 import hardware
+import pretrained
 import sampling
 from checkpoint import CheckpointError
 from config import Config, ConfigError
@@ -54,8 +55,15 @@ class Run:
         self.meta = read_meta(config.data_dir)
         self.tokenizer = load_tokenizer(config.data_dir, self.meta)
         self.prompts = encode_prompts(self.tokenizer, config.sample_prompts)
-        self.model_config = model_config(config, self.meta)
         resumed, state = self.find_resume()
+        source = pretrained.load(config.init_from) if config.init_from and not resumed else None
+        if source:
+            source.check_fits(config, self.tokenizer)
+        shape = {} if not config.init_from else asdict(GPTConfig(**state["model"]) if resumed else source.config)
+        pretrained.fill_shape(config, shape)
+        self.model_config = model_config(config, self.meta, shape.get("vocab_size"))
+        if resumed:
+            self.check_resume(resumed, state)
 
         place = config.block_size, self.device, config.data_location
         self.train_data = Dataset(config.data_dir, self.meta, "train", *place)
@@ -64,6 +72,8 @@ class Run:
         torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
         torch.manual_seed(config.seed)
         self.model = GPT(self.model_config).to(self.device)
+        if source:
+            self.model.load_state_dict(source.cut_to(config.block_size))
         self.forward = self.model  # until compile()
         self.optimizer = make_optimizer(self.model, config, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -96,12 +106,14 @@ class Run:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir")
         if not folder and mode == "must":
             raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
-        if folder:
-            saved = state | {"model": asdict(GPTConfig(**state["model"])), "optimizer": state["settings"].get("optimizer", "adamw")}
-            now = {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed, "optimizer": self.config.optimizer}
-            check_same(saved, now, folder)
-            print(changes(state["settings"], asdict(self.config)), end="")
         return folder, state
+
+    def check_resume(self, folder, state):
+        """Raises CheckpointError where shape, data or seed are not those of the checkpoint; prints what else has changed."""
+        saved = state | {"model": asdict(GPTConfig(**state["model"])), "optimizer": state["settings"].get("optimizer", "adamw")}
+        now = {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed, "optimizer": self.config.optimizer}
+        check_same(saved, now, folder)
+        print(changes(state["settings"], asdict(self.config)), end="")
 
     def load(self, folder, state) -> Progress:
         """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
@@ -358,6 +370,7 @@ class Run:
             "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
             "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
             "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < c.batch_size else ""),
+            "start": f"the weights of {c.init_from}" + (", which this run, begun already, does not read again" if self.progress.step else "") if c.init_from else "",
             "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch" + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
             "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it" if c.warmup_steps >= self.total_steps else "",
             "checkpoints": f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder),
@@ -382,10 +395,11 @@ def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
         raise ConfigError(f"sample_prompts = {prompts}: {error}; choose others, or --sample_prompts=[]") from None
 
 
-def model_config(config: Config, meta: Meta) -> GPTConfig:
+def model_config(config: Config, meta: Meta, vocab_size: int | None = None) -> GPTConfig:
     """The model's shape for these settings and data. Large vocabularies are rounded up to a multiple of 64, as tensor cores
-    like it (GPT-2's 50,257 becomes 50,304); the ids so added are never sampled."""
-    vocab_size = meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64
+    like it (GPT-2's 50,257 becomes 50,304); the ids so added are never sampled. vocab_size: that of the weights started from, kept as it is,
+    since new rows would take probability from the trained ones."""
+    vocab_size = vocab_size or (meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64)
     shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}
     try:
         return GPTConfig(vocab_size=vocab_size, **shape)

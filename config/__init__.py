@@ -33,6 +33,7 @@ class Config:
     resume: str = setting("auto", "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only start anew", ["auto", "must", "never"])
     dry_run: bool = setting(False, "print what the run will take in memory, disk, hours and money; write nothing")
     # model
+    init_from: str | None = setting(None, "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2 format; the shape, where not given, is theirs")
     n_layer: int = setting(12, "layers", low=1)
     n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
     n_embd: int = setting(768, "width of the model", low=1)
@@ -89,6 +90,8 @@ class Config:
     compile: bool = setting(True, "torch.compile the model; where that fails the run goes on without")
     seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
 
+    given = frozenset()  # no setting: the names that preset and command line set, which init_from must not contradict
+
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 TYPES = typing.get_type_hints(Config)
@@ -103,7 +106,9 @@ def load(argv: list[str]) -> Config:
     if len(presets) > 1:
         raise ConfigError(f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as --key=value)")
     for preset in presets:
-        apply(config, read_preset(preset))
+        values = read_preset(preset)
+        apply(config, values)
+        config.given |= values.keys()
     for arg in argv:
         if arg.startswith("--"):
             name, given, text = arg[2:].partition("=")
@@ -112,6 +117,7 @@ def load(argv: list[str]) -> Config:
             if not given:
                 raise ConfigError(f"--{name} has no value; write --{name}={example(name)}")
             setattr(config, name, parse(name, text, f"--{name}"))
+            config.given |= {name}
     if config.checkpoint_dir is None:
         config.checkpoint_dir = f"checkpoints/{presets[0].stem if presets else 'run'}"
     check(config)
