@@ -26,6 +26,7 @@ FIXED = {
     "scale_attn_by_inverse_layer_idx": [False],
     "add_cross_attention": [False],
 }
+FREE = ("dropout", "zero_init")  # of GPTConfig: no property of trained weights
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # of safetensors
 
 
@@ -52,14 +53,14 @@ class Pretrained:
         differences = []
         for name, value in dataclasses.asdict(self.config).items():
             now = getattr(settings, name, value)
-            if name in settings.given and name != "dropout" and now != value and not (name == "block_size" and now < value):
+            if name in settings.given and name not in FREE and now != value and not (name == "block_size" and now < value):
                 differences.append(f"  {name}: {value} in the weights, {now} in the settings" + (" (a shorter context would do)" if name == "block_size" else ""))
         if differences:
             raise CheckpointError(f"init_from = {self.path} has another shape; leave out these settings to take its own, or start from nothing:\n" + "\n".join(differences))
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
-        """The tensors for a context of at most its own: the first positions."""
-        return self.tensors | {"wpe.weight": self.tensors["wpe.weight"][:block_size]}
+        """The tensors for a context of at most its own: of learned positions, the first."""
+        return {k: v[:block_size] if k == "wpe.weight" else v for k, v in self.tensors.items()}
 
 
 def load(path: str | Path) -> Pretrained:
@@ -82,9 +83,9 @@ def load(path: str | Path) -> Pretrained:
 
 
 def fill_shape(settings, shape: dict) -> None:
-    """Set the shape settings that were not given to those of `shape`; dropout is no property of weights."""
+    """Set the shape settings that were not given to those of `shape`."""
     for name, value in shape.items():
-        if hasattr(settings, name) and name not in settings.given and name != "dropout":
+        if hasattr(settings, name) and name not in settings.given and name not in FREE:
             setattr(settings, name, value)
 
 

@@ -63,7 +63,7 @@ def to_hf(config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int) 
 
 def hf_config(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     """The content of config.json. Raises CheckpointError naming the settings that GPT-2 does not have."""
-    known = {*pretrained.NAMES, "bias", "dropout"}
+    known = {*pretrained.NAMES, *pretrained.FREE, "bias"}
     other = [f"{f.name} = {getattr(config, f.name)}" for f in dataclasses.fields(config) if f.name not in known and getattr(config, f.name) != f.default]
     if other:
         raise CheckpointError(f"Hugging Face's GPT-2 has no counterpart to {', '.join(other)}; a model with these settings runs only here, with generate.py")
