@@ -91,7 +91,7 @@ class Dataset:
         T = self.block_size
         if isinstance(self.tokens, list):
             return self._to_device(self._take(offset + rows[:, None] * T + torch.arange(T + 1)))
-        return self._to_device(self.tokens.as_strided((self.windows, T + 1), (T, 1), offset)[rows])
+        return self._to_device(self.tokens.as_strided((self.windows, T + 1), (T, 1), offset).index_select(0, rows))
 
     def _take(self, index):
         """The tokens at `index`, from mapped shards too."""
@@ -111,7 +111,7 @@ class Dataset:
         if self.device.type == "cuda" and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
         chunk = chunk.to(self.device, non_blocking=True).long()
-        return chunk & 0xFFFF if self.meta.dtype == "uint16" else chunk
+        return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
 
     def evaluation(self, windows: int, micro_batch: int):
         """Yield inputs, targets and the number of predictions of fixed windows spread evenly over the split, `micro_batch` a time.
