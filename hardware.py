@@ -1,5 +1,8 @@
 """What the machine offers: device, precision, and how fast it could be. Nothing here knows models or data."""
 import contextlib
+import math
+import os
+from pathlib import Path
 
 import torch
 
@@ -44,6 +47,22 @@ def find_dtype(device: torch.device, name: str) -> torch.dtype:
 def autocast(device: torch.device, dtype: torch.dtype):
     """The context in which a forward runs with matrix products in `dtype` and weights kept in float32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def compile_pays(device: torch.device, operations: float) -> bool:
+    """Whether to compile a model for a run of so many floating-point operations. On a CPU, half a minute of compilation makes the rest
+    about a third faster, and 2e13 operations take two to four minutes (benchmarks/README.md)."""
+    return device.type != "cpu" or operations > 2e13
+
+
+def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
+    """As many threads as a container may use processors: PyTorch counts those that it sees. OMP_NUM_THREADS has the last word."""
+    try:
+        quota, period = Path(path).read_text().split()
+        if quota != "max" and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, min(torch.get_num_threads(), math.ceil(int(quota) / int(period)))))
+    except (OSError, ValueError):
+        return  # no such limits on this system
 
 
 def peak_flops(device: torch.device) -> float | None:

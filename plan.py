@@ -51,7 +51,7 @@ def measure(run, seconds: float = 20.0) -> tuple[float, int]:
         try:
             run.micro_batch = micro
             x, y = run.train_data.batch(0, micro, c.seed)
-            if c.compile:
+            if run.compiles:
                 run.compile()
             forward, step, begun = [], [], time.perf_counter()
             while len(step) < 4 or time.perf_counter() - begun < seconds and len(step) < 20:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
+from torch.profiler import record_function
 
 import checkpoint
 import hardware
@@ -49,6 +50,7 @@ class Run:
         check_installed(config)
         self.config, self.folder = config, Path(config.checkpoint_dir)
         self.device = hardware.find_device(config.device)
+        hardware.respect_quota()
         self.dtype = hardware.find_dtype(self.device, config.dtype)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -75,6 +77,9 @@ class Run:
         if source:
             self.model.load_state_dict(source.cut_to(config.block_size))
         self.forward = self.model  # until compile()
+        sequences = config.max_steps * config.batch_size if config.max_steps else config.epochs * self.train_data.windows
+        pays = hardware.compile_pays(self.device, sequences * config.block_size * self.model.flops_per_token())
+        self.compiles = pays if config.compile is None else config.compile
         self.optimizer = make_optimizer(self.model, config, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.progress = self.load(resumed, state) if resumed else Progress()
@@ -180,7 +185,8 @@ class Run:
     def train_step(self, signals) -> torch.Tensor:
         """One optimiser step; returns the gradients' norm, on the device."""
         config, progress = self.config, self.progress
-        x, y = self.train_data.batch(progress.sequences, config.batch_size, config.seed)
+        with record_function("data"):
+            x, y = self.train_data.batch(progress.sequences, config.batch_size, config.seed)
         loss = self.within_memory("micro_batch", lambda micro: forward_backward(self.forward, x, y, micro, self.cast, self.scaler))
         with signals:
             lr = learning_rate_at(progress.step, self.total_steps, config)
@@ -291,6 +297,11 @@ class Run:
                 f"{self.folder}/step_{self.saver.saved:08d}. What helps: a lower learning_rate (now {self.config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
             )
 
+    def profiled(self, table: str, seconds: dict) -> None:
+        """Show what --profile found, and keep it in the log."""
+        print(f"\n{table}", flush=True)
+        self.record({"event": "profile", "seconds_a_step": {part: round(s, 6) for part, s in seconds.items()}})
+
     def versions(self) -> dict:
         """What the run runs on."""
         return {"torch": torch.__version__, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
@@ -366,7 +377,7 @@ class Run:
         where = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}[self.train_data.location]
         saves = [f"{c.save_interval:,} steps"] * bool(c.save_interval) + [f"{c.save_minutes:g} minutes"] * bool(c.save_minutes)
         lines = {
-            "device": f"{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}",
+            "device": f"{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
             "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
             "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
             "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < c.batch_size else ""),

@@ -2,9 +2,11 @@
 
 Functions of a model, tensors and plain values; they know no run, no files and no settings beyond those that they name.
 """
+import copy
 import math
 
 import torch
+from torch.profiler import record_function
 
 from guard import out_of_memory
 from muon import Muon
@@ -54,13 +56,15 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tenso
     total = torch.zeros((), device=x.device)
     parts = len(x) // micro_batch
     for part_x, part_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
-        with cast():
+        with record_function("forward"), cast():
             loss = model(part_x, part_y) / parts
-        scaler.scale(loss).backward()
+        with record_function("backward"):
+            scaler.scale(loss).backward()
         total += loss.detach()
     return total
 
 
+@record_function("optimizer")
 def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> torch.Tensor:
     """Clip the gradients, take the step, clear them. Returns their norm before clipping, on the device.
 
@@ -102,10 +106,22 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> float:
     return float(total) / count
 
 
+def compile_layers(model):
+    """A model that shares the weights of `model` and runs its layers, and its head with the loss, compiled one by one.
+
+    Layers of one kind compile once, so that the first step comes after half the time, and on a CPU the others are as fast as
+    compiled as a whole (benchmarks/README.md).
+    """
+    layered = copy.copy(model)
+    layered._modules = model._modules | {"h": torch.nn.ModuleList(torch.compile(block, dynamic=False) for block in model.h)}
+    layered.head = torch.compile(model.head, dynamic=False)
+    return layered
+
+
 def compile_or_not(model, x, y, cast, scaler):
     """The compiled model after one trial forward and backward on x, y; or the model as it is, with the reason why."""
     try:
-        compiled = torch.compile(model, dynamic=False)
+        compiled = compile_layers(model) if x.device.type == "cpu" else torch.compile(model, dynamic=False)
         with cast():
             loss = compiled(x, y)
         scaler.scale(loss).backward()

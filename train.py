@@ -23,6 +23,7 @@ from guard import Lock, RunError, Signals, Stop, leave, out_of_memory
 from hardware import DeviceError
 from loggers import Report
 from plan import plan
+from profiling import Profiler
 from run import Run
 from terminal import duration
 from tokenizer_bpe import TokenizerError
@@ -118,12 +119,13 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
     tokens_per_step = config.batch_size * config.block_size
     clock, logged, printed, line = Clock(run), progress.step, 0.0, {}
     run.saver.reserve(run.model.state_dict())
-    if config.compile and progress.step < run.total_steps:
+    if run.compiles and progress.step < run.total_steps:
         print("compiling ...", end=" ", flush=True)
         problem = run.compile()
         clock.stop()
         print(f"failed; training goes on without it. {problem}" if problem else f"{clock.since_log:.1f} s", flush=True)
         clock.since_log = 0.0
+    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile else None
     bar = tqdm(total=run.total_steps, initial=progress.step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     while True:
         if run.save_due or run.evaluation_due:
@@ -145,6 +147,8 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
             break
         norm = run.train_step(signals)
         bar.update()
+        if profiler:
+            profiler.step()
         if progress.step % min(config.log_interval, config.max_bad_steps) == 0:
             run.check_numbers()
         if progress.step % config.log_interval == 0 or progress.step == run.total_steps:

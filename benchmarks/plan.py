@@ -24,7 +24,7 @@ import config, hardware, plan
 from run import Run
 run = Run(config.load(sys.argv[1:]))
 c, parameters, cuda = run.config, run.model.num_parameters(), run.device.type == "cuda"
-if c.compile:
+if run.compiles:
     run.compile()
 def status(name):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))

@@ -31,6 +31,7 @@ class Config:
     data_location: str = setting("auto", "where the tokens lie while training: on the GPU when they fit, else in RAM, else memory-mapped", ["auto", "gpu", "ram", "mmap"])
     checkpoint_dir: str | None = setting(None, "folder of this run, anywhere; None: checkpoints/ and the preset's name")
     resume: str = setting("auto", "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only start anew", ["auto", "must", "never"])
+    profile: bool = setting(False, "after a few steps, time the parts of some: a table, and a Chrome trace in checkpoint_dir")
     dry_run: bool = setting(False, "print what the run will take in memory, disk, hours and money; write nothing")
     # model
     init_from: str | None = setting(None, "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2 format; the shape, where not given, is theirs")
@@ -87,7 +88,7 @@ class Config:
     # machine
     device: str = setting("auto", "auto, cuda, cuda:1, mps or cpu")
     dtype: str = setting("auto", "precision of the matrix products; auto: the fastest that the device has", ["auto", "bfloat16", "float16", "float32"])
-    compile: bool = setting(True, "torch.compile the model; where that fails the run goes on without")
+    compile: bool | None = setting(None, "torch.compile the model; where that fails the run goes on without; None: unless a short run on a CPU would not repay it")
     seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
 
     given = frozenset()  # no setting: the names that preset and command line set, which init_from must not contradict

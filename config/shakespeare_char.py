@@ -13,4 +13,3 @@ beta2_tokens = 280_000  # small batches: average the second moment over as many 
 max_steps = 1200
 eval_interval = 100
 eval_batches = 0  # the whole validation split
-compile = False  # a model this small trains as fast without, and compiling takes as long as a quarter of the run

@@ -1,5 +1,6 @@
 """What only a GPU can show. Run with `pytest -m gpu`."""
 import contextlib
+import json
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ import torch
 import checkpoint
 import config
 import hardware
+import profiling
 from dataset import Dataset
 from metadata import read_meta
 from run import Run
@@ -48,6 +50,14 @@ def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, dtype):
             run.train_step(contextlib.nullcontext())
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
+    train(settings_for(char_data, tmp_path, "--max_steps=12", "--profile=True", "--data_location=gpu", "--n_embd=256", "--compile=True"))
+    seconds = next(r["seconds_a_step"] for r in checkpoint.read_log(tmp_path) if r.get("event") == "profile")
+    assert min(seconds["data"], seconds["forward"], seconds["optimizer"]) > 0 and seconds["backward"] > seconds["data"]
+    kernels = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "kernel"]
+    assert sum(e["dur"] for e in kernels) / 1e6 / profiling.STEPS == pytest.approx(sum(seconds[part] for part in profiling.PARTS), rel=0.2)
 
 
 def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path):

@@ -13,9 +13,10 @@ import torch
 
 import checkpoint
 import hardware
+import profiling
 from config import Config
 from model import GPT, GPTConfig
-from step import forward_backward, learning_rate_at, make_optimizer, optimizer_step
+from step import compile_or_not, forward_backward, learning_rate_at, make_optimizer, optimizer_step
 from terminal import duration
 from tests.conftest import ROOT, fails_clearly, run_script
 
@@ -296,3 +297,68 @@ def change_meta(folder, **values):
     """Edit meta.json."""
     path = folder / "meta.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+# -- speed: what may not change, and what is shown -----------------------------------------------------------------------
+
+
+def test_compiled_layers_in_bf16_give_the_loss_and_gradients_of_plain_ones_in_fp32():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(50, 300, 2, 2, 64, tie_weights=True))
+    x, y = torch.randint(50, (2, 2, 300), generator=torch.Generator().manual_seed(1))
+    scaler, cpu = torch.amp.GradScaler("cpu", enabled=False), torch.device("cpu")
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+
+        def cast(dtype=dtype):
+            return hardware.autocast(cpu, dtype)
+
+        forward, problem = compile_or_not(model, x, y, cast, scaler) if dtype == torch.bfloat16 else (model, None)
+        assert problem is None
+        loss = forward_backward(forward, x, y, 2, cast, scaler)
+        results.append([loss, *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+    assert results[1][0] == pytest.approx(float(results[0][0]), abs=1e-3)
+    for plain, compiled in zip(*results, strict=True):
+        assert torch.nn.functional.cosine_similarity(plain.flatten(), compiled.flatten(), dim=0) > 0.99 or plain.norm() < 1e-4
+
+
+def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
+    result = train_small(char_data, tmp_path / "run", "--max_steps=12", "--profile=True")
+    assert result.returncode == 0, result.stderr
+    rows = dict(re.findall(r"^(data|forward|backward|optimizer|other|step) +([\d.]+) ms", result.stdout, re.MULTILINE))
+    assert len(rows) == 6 and sum(float(v) for k, v in rows.items() if k != "step") == pytest.approx(float(rows["step"]), abs=0.1)
+    seconds = next(r["seconds_a_step"] for r in checkpoint.read_log(tmp_path / "run") if r.get("event") == "profile")
+    assert seconds["backward"] > seconds["data"] > 0
+    assert "traceEvents" in json.loads((tmp_path / "run" / "trace.json").read_text())
+
+
+def test_a_trace_of_a_gpu_counts_kernels_to_the_part_that_launched_them():
+    def event(name, cat, ts, dur, **args):
+        return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "args": args}
+
+    trace = [event("ProfilerStep#3", "user_annotation", 0, 100), event("forward", "user_annotation", 10, 20), event("backward", "user_annotation", 40, 20),
+             event("cudaLaunchKernel", "cuda_runtime", 12, 2, correlation=1), event("cudaLaunchKernel", "cuda_runtime", 45, 2, correlation=2),
+             event("cuLaunchKernel", "cuda_driver", 35, 2, correlation=3),
+             event("k1", "kernel", 20, 300, correlation=1), event("k3", "kernel", 330, 10, correlation=3), event("k2", "kernel", 340, 500, correlation=2)]  # fmt: skip
+    seconds = profiling.read_trace(trace)
+    assert seconds["forward"] == pytest.approx(300e-6) and seconds["backward"] == pytest.approx(500e-6) and seconds["data"] == 0
+    assert seconds["other"] == pytest.approx(20e-6)  # one kernel outside all parts, and the gap before it
+
+
+def test_a_container_with_fewer_processors_gets_fewer_threads(tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(4)
+    try:
+        for text, threads in (("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1)):
+            (tmp_path / "cpu.max").write_text(text + "\n")
+            hardware.respect_quota(str(tmp_path / "cpu.max"))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_short_run_on_a_cpu_is_not_compiled():
+    assert not hardware.compile_pays(torch.device("cpu"), 8e12) and hardware.compile_pays(torch.device("cpu"), 1e15)
+    assert hardware.compile_pays(torch.device("cuda"), 1)
