@@ -5,7 +5,7 @@
 Each round starts every contender once, in turn, on the same tokens; a contender's time a step is the median of its steps in a
 round, the first few (compilation, warm-up) left out. Ratios are taken round by round, so that a machine whose speed drifts
 still compares fairly. PATH is a checkout of nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also
-with the bf16 autocast that it lacks there.
+with the bf16 autocast that it lacks there. Ours runs once more with --profile for the share of a step outside forward, backward and optimiser.
 """
 import argparse
 import json
@@ -30,13 +30,32 @@ from run import model_config
 RESULTS = Path(__file__).parent / "results"
 
 
-def ours(c, extra, steps, folder):
-    """Seconds of each step of train.py, and its tokens/s log."""
+# Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as its allocator counts, else resident.
+WITH_PEAK = """
+import runpy, sys
+sys.argv, sys.path[0] = sys.argv[1:], ""
+runpy.run_path(sys.argv[0], run_name="__main__")
+import resource, torch
+print("peak bytes", torch.cuda.max_memory_allocated() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def run_script(arguments, cwd):
+    """What a training script prints, and its peak memory in bytes."""
+    out = subprocess.run([sys.executable, "-c", WITH_PEAK, *arguments], cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return out, int(out.split()[-1])
+
+
+def ours(c, extra, steps, folder, profile=False):
+    """Seconds of each step of train.py, from its log, and peak memory; with profile: seconds a step of each part of it."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
-    subprocess.run([sys.executable, "train.py", *extra, *quiet], check=True, stdout=subprocess.DEVNULL)
-    return [c.batch_size * c.block_size / r["tokens_per_second"] for r in checkpoint.read_log(run) if "loss" in r]
+    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", f"--max_steps={steps}", f"--checkpoint_dir={run}", f"--profile={profile}"]
+    peak = run_script(["train.py", *extra, *quiet], None)[1]
+    log = checkpoint.read_log(run)
+    if profile:
+        return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
+    return [c.batch_size * c.block_size / r["tokens_per_second"] for r in log if "loss" in r], peak
 
 
 def prepare_nanogpt(path, c, folder, autocast):
@@ -57,16 +76,16 @@ def prepare_nanogpt(path, c, folder, autocast):
         script.write_text(text.replace(plain, ""))
     micro = c.micro_batch_size or c.batch_size
     device = hardware.find_device(c.device)
-    return copy, [sys.executable, "train.py", "--dataset=same", f"--device={device.type}", f"--n_layer={c.n_layer}", f"--n_head={c.n_head}", f"--n_embd={c.n_embd}",
+    return copy, ["train.py", "--dataset=same", f"--device={device.type}", f"--n_layer={c.n_layer}", f"--n_head={c.n_head}", f"--n_embd={c.n_embd}",
                   f"--block_size={c.block_size}", f"--batch_size={micro}", f"--gradient_accumulation_steps={c.batch_size // micro}", f"--bias={c.bias}", f"--dropout={c.dropout}",
-                  f"--compile={c.compile}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", "--log_interval=1", "--always_save_checkpoint=False"]  # fmt: skip
+                  f"--compile={c.compile is not False}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", "--log_interval=1", "--always_save_checkpoint=False"]  # fmt: skip
 
 
 def nanogpt(prepared, steps):
-    """Seconds of each step of nanoGPT's train.py, from the lines that it prints."""
+    """Seconds of each step of nanoGPT's train.py, from the lines that it prints, and peak memory."""
     copy, command = prepared
-    out = subprocess.run([*command, f"--max_iters={steps}"], cwd=copy, check=True, capture_output=True, text=True).stdout
-    return [float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", out)][1:]  # the first includes an evaluation
+    out, peak = run_script([*command, f"--max_iters={steps}"], copy)
+    return [float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", out)][1:], peak  # the first includes an evaluation
 
 
 def main(argv):
@@ -91,11 +110,15 @@ def main(argv):
             if device.type == "cpu":
                 with_autocast = prepare_nanogpt(args.nanogpt, c, folder, True)
                 contenders["nanoGPT with bf16 autocast"] = lambda: nanogpt(with_autocast, args.steps)
-        rounds = []
+        rounds, peaks = [], dict.fromkeys(contenders, 0)
         for n in range(args.rounds):
-            rounds.append({name: statistics.median(run()[args.skip :]) for name, run in contenders.items()})
+            rounds.append({})
+            for name, run in contenders.items():
+                times, peak = run()
+                rounds[-1][name], peaks[name] = statistics.median(times[args.skip :]), max(peak, peaks[name])
             print(f"round {n + 1}: " + ", ".join(f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s" for name, s in rounds[-1].items()), flush=True)
-    model = model_config(c, read_meta(c.data_dir))
+        parts = ours(c, extra, 10, folder, profile=True)
+    model, peak = model_config(c, read_meta(c.data_dir)), hardware.peak_flops(device)
     result = {
         "device": hardware.describe(device),
         "processor": platform.processor() or platform.machine(),
@@ -105,6 +128,9 @@ def main(argv):
         "tokens_a_step": c.batch_size * c.block_size,
         "seconds_a_step_by_round": rounds,
         "tokens_per_second_median": {name: round(c.batch_size * c.block_size / statistics.median(r[name] for r in rounds), 1) for name in rounds[0]},
+        "peak_bytes": peaks,
+        "ours_profile_seconds_a_step": parts,
+        "ours_share_outside_forward_backward_optimizer": round((parts["data"] + parts["other"]) / sum(parts.values()), 5),
         "ours_over": {name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3) for name in rounds[0] if name != "ours"},
     }
     RESULTS.mkdir(exist_ok=True)
@@ -112,7 +138,8 @@ def main(argv):
     path.write_text(json.dumps(result, indent=1) + "\n")
     for name, speed in result["tokens_per_second_median"].items():
         ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
-        print(f"{name:30}{speed:12,.0f} tokens/s{ratio}")
+        print(f"{name:30}{speed:12,.0f} tokens/s{peaks[name] / 1e9:8.2f} GB{ratio}")
+    print(f"outside forward, backward and optimiser: {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours")
     print(f"written to {path}")
 
 
