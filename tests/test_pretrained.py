@@ -82,6 +82,7 @@ def test_an_export_computes_the_same_and_writes_the_same(run_folder, tmp_path):
     ours = ours[: ours.index(tokenizer.eot_id)] if tokenizer.eot_id in ours else ours
     assert text == prompt + tokenizer.decode(ours)
 
+    assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     logged = next(r for r in checkpoint.read_log(run_folder) if r.get("val_loss") and r["step"] == state["step"])
     assert f"{logged['val_loss']:.4f} nats" in card and str(state["settings"]["data_dir"]) in card and "context 32" in card

@@ -139,6 +139,7 @@ def export(folder: Path, out: Path) -> int:
         (partial / "README.md").write_text(text, encoding="utf-8", newline="\n")
         checkpoint.check_room(partial, checkpoint.tensor_bytes(tensors))
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)  # safetensors lets no one else read it
         if out.exists():
             out.rmdir()
         os.replace(partial, out)
