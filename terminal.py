@@ -24,7 +24,7 @@ def samples(answers: list[dict], width: int = 120) -> str:
     """
     lines = []
     for answer in answers:
-        text = (answer["prompt"] + answer["text"]).expandtabs(4)
+        text = (answer["prompt"] + answer["text"]).rstrip().expandtabs(4)
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
         lines += [part for line in text.split("\n") for part in textwrap.wrap(line, width, drop_whitespace=False) or [""]] + [""]
     return "\n".join(f"  | {line}".rstrip() for line in lines[:-1])

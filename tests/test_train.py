@@ -21,7 +21,7 @@ from terminal import duration
 from tests.conftest import ROOT, fails_clearly, run_script
 
 SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=8", "--compile=False", "--device=cpu",
-         "--eval_interval=10", "--eval_batches=2", "--log_interval=5", "--warmup_steps=5", "--learning_rate=3e-3"]  # fmt: skip
+         "--eval_interval=10", "--eval_batches=2", "--log_interval=5", "--warmup_steps=5", "--learning_rate=3e-3", "--report_minutes=0"]  # fmt: skip
 
 
 def train_small(data, folder, *more, **options):

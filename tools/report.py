@@ -37,7 +37,7 @@ img { display: block; max-width: 100%; height: auto; }
 th, td { padding: 4px 14px 4px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--dim); font-weight: 500; vertical-align: bottom; } tr.best td { font-weight: 650; }
 th:first-child, td:first-child, table.words td, table.words th { text-align: left; }
-table.words td { white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
+table.words td { white-space: normal; overflow-wrap: anywhere; vertical-align: top; } table.words td:first-child { white-space: nowrap; }
 .answers { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 250px), 1fr)); gap: 10px; }
 .answers div { background: var(--soft); border-radius: 8px; padding: 10px 12px; min-width: 0; } .answers p { font-size: 13px; margin: 0 0 4px; }
 pre { margin: 0; font: 12.5px/1.45 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -113,7 +113,7 @@ def figures(run: History) -> list[tuple[str, str]]:
         ("perplexity", number(math.exp(min(best["val_loss"], 700)), 2) if best else ""),
         ("bits per byte", number(best.get("bits_per_byte"), 3)),
         ("training tokens" + (f", {run.last('epoch'):.2f} epochs" if run.last("epoch") else ""), short(tokens)),
-        ("of training" + (f", {run.starts} starts" if run.starts > 1 else ""), duration(seconds)),
+        ("training time" + (f", {run.starts} starts" if run.starts > 1 else ""), duration(seconds)),
         ("tokens a second, median", number(speed, 0)),
         ("MFU, median", f"{mfu:.1%}" if mfu else ""),
         ("cost, in the unit of cost_per_hour", number(run.last("cost"), 2)),
@@ -253,7 +253,8 @@ def write(folders: list[Path], out: Path) -> None:
 
     runs = [read(folder) for folder in folders]
     nats = len({run.data for run in runs}) == 1
-    title = " and ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    *names, last = (run.name for run in runs)
+    title = f"{', '.join(names)} and {last}" if 0 < len(names) < 4 else last if not names else f"{len(runs)} runs"
     out.parent.mkdir(parents=True, exist_ok=True)
     html, png = (out.with_name(f".{out.stem}{suffix}.partial") for suffix in (".html", ".png"))
     html.write_text(page(runs, title, nats), encoding="utf-8")
@@ -288,5 +289,5 @@ if __name__ == "__main__":
         print(f"tools.report: {error}", file=sys.stderr)
         sys.exit(1)
     except ImportError as error:
-        print(f"tools.report: {error.name} is missing; pip install -r requirements-dev.txt -c constraints.txt", file=sys.stderr)
+        print(f"tools.report: {error.name} is missing; pip install {error.name}", file=sys.stderr)
         sys.exit(1)
