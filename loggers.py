@@ -88,10 +88,12 @@ def wandb(config: Config, folder: Path, step: int):
 
     known = checkpoint.read_json(folder / "wandb.json") or {"id": secrets.token_hex(4)}
     checkpoint.write_json(folder / "wandb.json", known)
-    mode = os.environ.get("WANDB_MODE") or ("online" if wb.login(prompt=False) else "offline")
     options = {"project": config.wandb, "name": folder.name, "id": known["id"], "resume": "allow", "dir": str(folder), "config": asdict(config)}
     quiet = wb.Settings(silent=True, console="off", init_timeout=30)
+    mode = os.environ.get("WANDB_MODE", "online")
     try:
+        if mode == "online" and not wb.login(prompt=False):
+            mode = "offline"  # no account on this machine
         run = wb.init(**options, mode=mode, settings=quiet)
     except Exception as error:
         print(f"wandb cannot be reached ({str(error).splitlines()[0]})", file=sys.stderr)

@@ -1,5 +1,6 @@
 """TensorBoard, Weights & Biases and the refreshing of report.html: curves that go on across resumes, and runs that no logger ends."""
 import importlib.util
+import os
 import re
 
 import pytest
@@ -58,6 +59,7 @@ def test_the_report_is_refreshed_by_one_process_at_a_time_and_no_failure_matters
     first = report.process
     report.refresh()
     assert report.process is first  # still drawing
+    assert os.getsid(first.pid) == os.getsid(0) and os.getpgid(first.pid) != os.getpgid(0)  # Linux weighs priorities within a session; Ctrl-C reaches a group
     assert report.finish() == tmp_path / "report.html" and (tmp_path / "report.html").exists()
     assert first.poll() is not None and report.process.poll() is not None  # no process is left behind
     (tmp_path / "log.jsonl").unlink()
