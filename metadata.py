@@ -73,19 +73,23 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-    path = Path(folder) / "meta.json"
-    partial = path.with_name(".meta.json.partial")
-    with open(partial, "w", encoding="utf-8", newline="\n") as f:
-        json.dump(_without_empty(dataclasses.asdict(meta)), f, indent=1, ensure_ascii=False)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(partial, path)
-
-
-def _without_empty(raw):
+    raw = dataclasses.asdict(meta)
     raw["splits"] = {name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v} for name, split in raw["splits"].items()}
-    return raw
+    write_whole(Path(folder) / "meta.json", json.dumps(raw, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole or not at all, also when the power fails."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
 
 
 def read_meta(folder: str | Path) -> Meta:

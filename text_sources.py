@@ -4,10 +4,10 @@ Finds the files; reads .txt, .jsonl and .parquet, plain, .gz or .zst; cuts them 
 The main process reads pieces in order, in bounded memory; worker processes turn them into texts. Knows no token ids.
 """
 import dataclasses
+import functools
 import glob
 import gzip
 import importlib.util
-import io
 import json
 import os
 import re
@@ -22,10 +22,18 @@ from tokenizer_bpe import EOT, safe_cut
 
 PIECE = 1 << 20  # bytes that a worker takes at a time; encoding much more in one call is slower and takes far more memory
 NO_CUT = 16 * PIECE  # text without any place to cut for so long is cut all the same
+LOOK_BACK = 1 << 16  # bytes before the end of a piece in which a place to cut is looked for
 AHEAD = 8  # bytes after a place to cut that are looked at
 LONGEST_LINE = 256 * PIECE
 MARK = EOT.encode()
+BOM = b"\xef\xbb\xbf"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
+CLEANING = {
+    "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+    "broken encoding": lambda text: text.replace("\ufffd", ""),
+    "not in NFC": functools.partial(unicodedata.normalize, "NFC"),
+    "control characters": functools.partial(CONTROL.sub, ""),
+}
 
 
 class InputError(ValueError):
@@ -57,8 +65,8 @@ class Position:
 
 @dataclass
 class Piece:
-    """Whole documents, or a part of a single long one. data: bytes, or the rows of a parquet file. begins, ends: whether the first
-    document begins here and the last one ends here. at, after: where the piece begins, and where the next one does."""
+    """Whole documents, or a part of a single long one. data: bytes, or the rows of a parquet file, as {column: value}. at, after:
+    where the piece begins, and where the next one does. begins, ends: whether the first document begins here and the last one ends here."""
 
     path: str
     kind: str
@@ -68,11 +76,14 @@ class Piece:
     begins: bool = True
     ends: bool = True
 
+    @property
+    def size(self) -> int:
+        """Bytes, of rows about."""
+        return len(self.data) if isinstance(self.data, bytes) else sum(len(str(value)) for row in self.data for value in row.values())
+
     def light(self) -> "Piece":
         """Without its data, where a worker process can read that from the file itself: sending it costs a tenth of encoding it."""
-        if self.kind == "parquet" or kind_of(self.path)[1]:
-            return self
-        return dataclasses.replace(self, data=b"")
+        return self if self.kind == "parquet" or kind_of(self.path)[1] else dataclasses.replace(self, data=b"")
 
     def loaded(self) -> "Piece":
         """With its data."""
@@ -81,10 +92,6 @@ class Piece:
         with open(self.path, "rb") as file:
             file.seek(self.at.offset)
             return dataclasses.replace(self, data=file.read(self.after.offset - self.at.offset))
-
-    @property
-    def size(self) -> int:
-        return len(self.data) if isinstance(self.data, bytes) else sum(len(str(value)) for row in self.data for value in row.values())
 
 
 @dataclass
@@ -112,29 +119,32 @@ def kind_of(path: str) -> tuple[str, str]:
 
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (files, folders, globs), each once, folders in order of their names. Raises InputError."""
-    paths = list(dict.fromkeys(path for given in inputs for path in _expand(given)))
     sources = []
-    for path in paths:
-        stat = os.stat(path)
+    for path in dict.fromkeys(path for given in inputs for path in _expand(given)):
+        stat, (kind, compression) = os.stat(path), kind_of(path)
         if not stat.st_size and path in inputs:
             raise InputError(f"{path} is empty; leave it out or fill it")
         if not os.access(path, os.R_OK):
             raise InputError(f"no permission to read {path}; chmod u+r {path}, or leave it out")
-        sources.append(Source(path, *kind_of(path), stat.st_size, stat.st_mtime_ns))
-    sources = [s for s in sources if s.size]
+        package = "pyzstd" if compression == "zst" else "pyarrow" if kind == "parquet" else ""
+        if package and not importlib.util.find_spec(package):
+            raise InputError(f"reading {path} needs the package {package}; run\n  python -m pip install {package}")
+        if stat.st_size:
+            sources.append(Source(path, kind, compression, stat.st_size, stat.st_mtime_ns))
     if not sources:
         raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
-    for package, user in (("zstandard", next((s for s in sources if s.compression == "zst"), None)), ("pyarrow", next((s for s in sources if s.kind == "parquet"), None))):
-        if user and not importlib.util.find_spec(package):
-            raise InputError(f"reading {user.path} needs the package {package}; run\n  python -m pip install {package}")
     return sources
 
 
 def _expand(given):
     """The paths that one INPUT stands for."""
+
+    def unreadable(error):
+        raise InputError(f"folder {error.filename} cannot be read: {error.strerror}")
+
     path = Path(given)
     if path.is_dir():
-        files = sorted(p.as_posix() for p in _walk(path))
+        files = sorted(Path(at, name).as_posix() for at, _, names in os.walk(path, onerror=unreadable) for name in names)
         known = [f for f in files if re.search(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$", f.lower())]
         if not known:
             endings = ", ".join(f"{n} {e or 'without ending'}" for e, n in Counter(Path(f).suffix for f in files).most_common(5)) or "nothing"
@@ -142,18 +152,10 @@ def _expand(given):
         return known
     if path.exists():
         return [given]
-    found = sorted(p for p in glob.glob(given, recursive=True) if Path(p).is_file())
+    found = sorted(Path(p).as_posix() for p in glob.glob(given, recursive=True) if Path(p).is_file())
     if not found:
         raise InputError(f"no file matches {given}" if glob.has_magic(given) else f"no such file or folder: {given}")
-    return [Path(p).as_posix() for p in found]
-
-
-def _walk(folder):
-    def stop(error):
-        raise InputError(f"folder {error.filename} cannot be read: {error.strerror}")
-
-    for at, _, names in os.walk(folder, onerror=stop):
-        yield from (Path(at, name) for name in names)
+    return found
 
 
 # -- reading pieces ---------------------------------------------------------------------------------------------------------
@@ -164,12 +166,11 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
     before = sum(s.size for s in sources[: start.source])
     for index in range(start.source, len(sources)):
         source = sources[index]
-        at = start if index == start.source else Position(index, on_disk=before)
         try:
             with open(source.path, "rb") as raw:
                 read = _read_rows if source.kind == "parquet" else _read_text
-                for piece in read(source, raw, at, options):
-                    piece.after.on_disk = before + min(raw.tell(), source.size) if not raw.closed else before + source.size
+                for piece in read(source, raw, start if index == start.source else Position(index), options):
+                    piece.after.on_disk = before + (source.size if raw.closed else raw.tell())
                     yield piece
         except OSError as error:
             raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
@@ -178,90 +179,45 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
 
 def _read_text(source, raw, at, options):
     """Pieces of a .txt or .jsonl file."""
-    stream = _decompressed(source, raw, options)
-    if not source.compression:
-        raw.seek(at.offset)
-    for start in range(0, at.offset if source.compression else 0, PIECE):
-        stream.read(min(PIECE, at.offset - start))
-    cut = _cut_lines if source.kind == "jsonl" else _cut_documents
-    buffer, ended, want = b"", False, PIECE
-    if at.offset == 0:
-        buffer = stream.read(PIECE)
-        mark = 3 if buffer.startswith(b"\xef\xbb\xbf") else 0
-        buffer, at = buffer[mark:], Position(at.source, mark, on_disk=at.on_disk)
+    blocks, cut = _blocks(source, raw, at.offset, options), _cut_lines if source.kind == "jsonl" else _cut_documents
+    buffer, want, ended = bytearray(), PIECE, False
     while True:
-        while not ended and len(buffer) <= want:
-            data = stream.read(PIECE)
-            buffer, ended = buffer + data, not data
+        while len(buffer) <= want and not ended:
+            block = next(blocks, b"")
+            buffer += block
+            ended = not block
+        if not at.offset and buffer.startswith(BOM):
+            at = dataclasses.replace(at, offset=len(BOM))
+            del buffer[: len(BOM)]
         if not buffer:
             return
         end, whole = cut(buffer, ended, at, source)
         if not end:  # no place to cut yet
             want = 2 * len(buffer)
             continue
-        data, buffer, want = buffer[:end], buffer[end:], PIECE
+        data, want = bytes(buffer[:end]), PIECE
+        del buffer[:end]
         after = Position(at.source, at.offset + end, at.line + (data.count(b"\n") if source.kind == "jsonl" else 0), not whole)
         yield Piece(source.path, source.kind, data, at, after, not at.inside, whole)
         at = after
 
 
-def _decompressed(source, raw, options):
-    """A stream of the content; what ends or breaks off in the middle raises InputError, or counts as its end with on_error skip or replace."""
-    stream = {"": lambda: raw, "gz": lambda: gzip.GzipFile(fileobj=raw), "zst": lambda: io.BufferedReader(_Zstandard(raw), PIECE)}[source.compression]()
-    return _Guarded(stream, source, options.on_error) if source.compression else stream
+def _blocks(source, raw, start, options):
+    """The decompressed content from byte `start` on; what ends or breaks off in the middle raises InputError, or counts as its end with on_error skip or replace."""
+    stream, errors = raw, ()
+    if source.compression == "gz":
+        stream, errors = gzip.GzipFile(fileobj=raw), (EOFError, zlib.error, gzip.BadGzipFile)
+    elif source.compression == "zst":
+        import pyzstd
 
-
-class _Guarded:
-    def __init__(self, stream, source, on_error):
-        self.stream, self.source, self.on_error, self.broken = stream, source, on_error, False
-
-    def read(self, size):
-        if self.broken:
-            return b""
-        data = []
-        try:
-            while size > 0 and (part := self.stream.read1(size)):
-                data.append(part)
-                size -= len(part)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if self.on_error == "stop":
-                raise InputError(f"{self.source.path} is cut off or damaged ({error}): copy it again, or take what can be read of it with --on_error skip") from None
-            self.broken = True
-        return b"".join(data)
-
-
-class _Zstandard(io.RawIOBase):
-    """Decompressed content of a .zst file of one or more frames; unlike zstandard's own reader it notices a file that is cut off."""
-
-    def __init__(self, raw):
-        import zstandard
-
-        self.raw, self.error, self.new = raw, zstandard.ZstdError, zstandard.ZstdDecompressor().decompressobj
-        self.frame, self.fed, self.ready = self.new(), b"", b""
-
-    def readable(self):
-        return True
-
-    def readinto(self, target):
-        while not self.ready:
-            if self.frame.eof:
-                self.fed, self.frame = self.frame.unused_data, self.new()
-            data = self.fed or self.raw.read(1 << 17)
-            if not data:
-                if self.started:
-                    raise EOFError("the file ends inside a frame")
-                return 0
-            self.fed = b""
-            try:
-                self.ready = self.frame.decompress(data)
-            except self.error as error:
-                raise EOFError(str(error)) from None
-            self.started = not self.frame.eof
-        count = min(len(target), len(self.ready))
-        target[:count], self.ready = self.ready[:count], self.ready[count:]
-        return count
-
-    started = False  # inside a frame
+        stream, errors = pyzstd.ZstdFile(raw), (EOFError, pyzstd.ZstdError)
+    try:
+        stream.seek(start)
+        while block := stream.read1(PIECE):
+            yield block
+    except errors as error:
+        if options.on_error == "stop":
+            raise InputError(f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be read of it with --on_error skip") from None
 
 
 def _cut_lines(buffer, ended, at, source):
@@ -284,13 +240,11 @@ def _cut_documents(buffer, ended, at, source):
             return separator[1], True
         if len(buffer) < limit + AHEAD:
             return (len(buffer), True) if ended else (0, False)
-        for back in (1 << 14, PIECE):  # nearly always the first does
-            tail = buffer[max(0, limit - back) : limit + AHEAD]
-            tail = tail[next(n for n in range(4) if tail[n] & 0xC0 != 0x80 or n == 3) :]
-            text = tail.decode("utf-8", "surrogateescape")  # a broken byte stays one character, and encodes back
-            cut = safe_cut(text, len(tail[:-AHEAD].decode("utf-8", "surrogateescape")))
-            if cut:
-                return limit + AHEAD - len(text[cut:].encode("utf-8", "surrogateescape")), False
+        tail = buffer[max(0, limit - LOOK_BACK) : limit + AHEAD].lstrip(bytes(range(0x80, 0xC0)))  # from the first whole character
+        text = tail.decode("utf-8", "surrogateescape")  # a broken byte stays one character, and encodes back
+        cut = safe_cut(text, len(tail[:-AHEAD].decode("utf-8", "surrogateescape")))
+        if cut:
+            return limit + AHEAD - len(text[cut:].encode("utf-8", "surrogateescape")), False
     return next(NO_CUT - n for n in range(4) if buffer[NO_CUT - n] & 0xC0 != 0x80 or n == 3), False
 
 
@@ -307,12 +261,12 @@ def _separators(data, limit, ended, last=False):
 
 
 def _split(data):
-    """The documents of whole pieces of a text file."""
+    """The documents of whole pieces of a text file, and where each begins."""
     start = 0
     for at, end in _separators(data, len(data), True):
-        yield data[start:at]
+        yield start, data[start:at]
         start = end
-    yield data[start:]
+    yield start, data[start:]
 
 
 def _read_rows(source, raw, at, options):
@@ -320,20 +274,19 @@ def _read_rows(source, raw, at, options):
     import pyarrow
     import pyarrow.parquet as parquet
 
+    rows, size, row, start = [], 0, 0, at.offset
     try:
         file = parquet.ParquetFile(raw, buffer_size=PIECE, pre_buffer=False)
         names = file.schema_arrow.names
-        column = options.text_field or next((n for n in ("text", "messages") if n in names), "text")
+        column = text_column(names, options.text_field)
         if column not in names:
             raise InputError(f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with --text_field")
-        rows, size, row = [], 0, 0
         for batch in file.iter_batches(batch_size=64, columns=[column], use_threads=False):
-            for value in batch.column(0).to_pylist() if row + len(batch) > at.offset else [None] * len(batch):
-                row += 1
-                if row <= at.offset:
-                    continue
+            values = batch.column(0).slice(max(0, start - row)).to_pylist()
+            row += len(batch) - len(values)
+            for value in values:
+                row, size = row + 1, size + len(str(value))
                 rows.append({column: value})
-                size += len(value) if isinstance(value, str) else len(str(value))
                 if size >= PIECE:
                     after = Position(at.source, row)
                     yield Piece(source.path, source.kind, rows, at, after)
@@ -344,29 +297,22 @@ def _read_rows(source, raw, at, options):
         yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
 
 
+def text_column(names, text_field: str | None) -> str:
+    """The field or column that holds the text: the one asked for, else text, else messages."""
+    return text_field or next((n for n in ("text", "messages") if n in names), "text")
+
+
 def slices(piece: Piece, size: int) -> Iterator[Piece]:
     """A piece in parts of about `size` bytes, cut at line ends or, where there are none, between characters: for samples."""
-    if isinstance(piece.data, list):
-        count = max(1, len(piece.data) * size // PIECE)
-        parts = (piece.data[n : n + count] for n in range(0, len(piece.data), count))
-    else:
-        parts = _slice_bytes(piece.data, size)
-    offset, line = piece.at.offset, piece.at.line
-    for part in parts:
-        yield Piece(piece.path, piece.kind, part, Position(piece.at.source, offset, line), piece.after, False, False)
-        offset += len(part)
-        line += part.count(b"\n") if isinstance(part, bytes) else 0
-
-
-def _slice_bytes(data, size):
-    start = 0
+    data, start, line = piece.data, 0, piece.at.line
     while start < len(data):
-        end = min(start + size, len(data))
-        if end < len(data):
-            line = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1
-            end = line or next((n for n in range(end, len(data)) if data[n] & 0xC0 != 0x80), len(data))
-        yield data[start:end]
-        start = end
+        if piece.kind == "parquet":
+            end = start + max(1, len(data) * size // PIECE)
+        elif (end := start + size) < len(data):
+            end = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1 or next((n for n in range(end, len(data)) if data[n] & 0xC0 != 0x80), len(data))
+        part = data[start:end]
+        yield Piece(piece.path, piece.kind, part, Position(piece.at.source, piece.at.offset + start, line), piece.after, False, False)
+        start, line = end, line + (part.count(b"\n") if piece.kind != "parquet" else 0)
 
 
 # -- documents --------------------------------------------------------------------------------------------------------------
@@ -379,32 +325,26 @@ class Report:
     rules: dict[str, list] = field(default_factory=dict)
     noise: str = ""  # the rule by which the last document was dropped; if it goes on in further pieces, they go with it
 
-    def add(self, rule: str, size: int, example: str, documents: int = 1) -> None:
+    def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
+        """Count what a rule left out."""
         entry = self.rules.setdefault(rule, [0, 0, []])
-        entry[0] += documents
-        entry[1] += size
-        if documents and len(entry[2]) < 3:
-            entry[2].append(example[:100])
+        entry[:] = entry[0] + documents, entry[1] + size, (entry[2] + [example[:100] for example in examples])[:3]
 
     def merge(self, other: "Report") -> None:
-        for rule, (documents, size, examples) in other.rules.items():
-            entry = self.rules.setdefault(rule, [0, 0, []])
-            entry[0] += documents
-            entry[1] += size
-            entry[2] = (entry[2] + examples)[:3]
+        """Add another report's counts."""
+        for rule, entry in other.rules.items():
+            self.add(rule, *entry)
 
 
 def texts_of(piece: Piece, options: Options) -> tuple[list[str], Report]:
     """The documents of a piece, valid Unicode, and what was left out. Raises InputError for what on_error = stop does not let pass."""
     report, texts = Report(), []
     for text in (_plain_texts if piece.kind == "txt" else _record_texts)(piece, options, report):
-        text = _valid(text, piece, options, report)
         if text and options.clean:
             text = clean(text, report)
-            rule = noise(text, options) if piece.begins else None
-            if rule:
+            if piece.begins and (rule := noise(text, options)):
                 report.noise = rule
-                report.add(rule, len(text.encode()), text)
+                report.add(rule, 1, len(text.encode()), [text])
                 continue
         if text and (text.strip() or not (piece.begins and piece.ends)):
             texts.append(text)
@@ -412,71 +352,74 @@ def texts_of(piece: Piece, options: Options) -> tuple[list[str], Report]:
 
 
 def _plain_texts(piece, options, report):
-    for part in _split(piece.data):
+    """Texts of the documents of a text file."""
+    for start, part in _split(piece.data):
         try:
             yield part.decode()
         except UnicodeDecodeError as error:
+            text = part.decode("utf-8", "replace")
             if options.on_error == "stop":
-                at = piece.at.offset + _decode_error(piece.data)
-                found = f"byte 0x{part[error.start]:02x} at offset {at:,}"
+                found = f"byte 0x{part[error.start]:02x} at offset {piece.at.offset + start + error.start:,}"
                 raise InputError(f"{piece.path} is not UTF-8: {found}; convert it (iconv -f LATIN1 -t UTF-8), or use --on_error replace or --on_error skip") from None
-            yield from _broken(part, options, report)
-
-
-def _decode_error(data):
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-
-
-def _broken(data, options, report):
-    """The text of bytes that are no UTF-8, unless it is skipped."""
-    text = data.decode("utf-8", "replace")
-    if options.on_error == "skip":
-        report.add("not UTF-8", len(data), text)
-    else:
-        yield text
+            if options.on_error == "skip":
+                report.add("not UTF-8", 1, len(part), [text])
+            else:
+                yield text
 
 
 def _record_texts(piece, options, report):
     """Texts of JSON lines or parquet rows."""
-    lines = piece.data if isinstance(piece.data, list) else piece.data.split(b"\n")
-    errors = "replace" if options.on_error == "replace" else "strict"
-    for number, line in enumerate(lines, piece.at.line + 1 if piece.kind == "jsonl" else piece.at.offset + 1):
-        if isinstance(line, bytes) and not line.strip():
-            continue
-        where = f"{piece.path}, {'line' if piece.kind == 'jsonl' else 'row'} {number:,}"
-        try:
+    rows, offset = piece.kind == "parquet", piece.at.offset
+    for number, record in enumerate(piece.data if rows else piece.data.split(b"\n"), 1 + (offset if rows else piece.at.line)):
+        size = 0 if rows else len(record)
+        if rows or record.strip():
             try:
-                record = json.loads(line.decode("utf-8", errors)) if isinstance(line, bytes) else line
-            except UnicodeDecodeError as error:
-                offset = piece.at.offset + sum(len(x) + 1 for x in lines[: number - piece.at.line - 1]) + error.start
-                raise InputError(f"{where}: not UTF-8 at byte offset {offset:,}; convert the file, or use --on_error replace or --on_error skip") from None
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{where}: not valid JSON ({getattr(error, 'msg', error)}, column {getattr(error, 'colno', '?')}); correct it, or leave such lines out with --on_error skip") from None
-            yield record_text(record, options.text_field, where)
-        except InputError as error:
-            if options.on_error == "stop":
-                raise
-            report.add("unusable records", len(line) if isinstance(line, bytes) else 0, str(error))
+                text = record_text(record if rows else _parsed(record, offset, options), options.text_field)
+                yield text if text.isascii() else _whole_characters(text, options)
+            except InputError as error:
+                problem = f"{piece.path}, {'row' if rows else 'line'} {number:,}: {error}; correct it, or leave such records out with --on_error skip"
+                if options.on_error == "stop":
+                    raise InputError(problem) from None
+                report.add("unusable records", 1, size, [problem])
+        offset += size + 1
 
 
-def record_text(record: dict, text_field: str | None, where: str) -> str:
-    """The text of a JSON object or a parquet row. Raises InputError, beginning with `where`, when it has none."""
+def _parsed(line, offset, options):
+    """The JSON value of a line that begins at byte `offset` of its file."""
+    try:
+        return json.loads(line.decode("utf-8", "replace" if options.on_error == "replace" else "strict"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all the same)") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not valid JSON ({getattr(error, 'msg', error)}, column {getattr(error, 'colno', '?')})") from None
+
+
+def _whole_characters(text, options):
+    """Text without halves of surrogate pairs, which JSON can hold and Unicode cannot."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        if options.on_error != "replace":
+            raise InputError("half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace takes it all the same)") from None
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def record_text(record: dict, text_field: str | None) -> str:
+    """The text of a JSON object or a parquet row. Raises InputError when it has none."""
     if not isinstance(record, dict):
-        raise InputError(f"{where}: a {type(record).__name__}, not an object with a text; leave such lines out with --on_error skip")
-    name = text_field or next((n for n in ("text", "messages") if n in record), "text")
+        raise InputError(f"a {type(record).__name__}, not an object with a text")
+    name = text_column(record, text_field)
     if name not in record:
-        raise InputError(f"{where}: no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the text's field with --text_field, or leave such lines out with --on_error skip")
+        raise InputError(f"no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the text's field with --text_field")
     value = record[name]
     if isinstance(value, list):
         try:
             return format_chat(value)
         except (TypeError, KeyError, AttributeError):
-            raise InputError(f"{where}: {name!r} is not a list of {{\"role\": ..., \"content\": ...}}; leave such lines out with --on_error skip") from None
+            raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
     if not isinstance(value, str):
-        raise InputError(f"{where}: {name!r} is a {type(value).__name__}, not a text; leave such lines out with --on_error skip")
+        raise InputError(f"{name!r} is a {type(value).__name__}, not a text")
     return value
 
 
@@ -488,52 +431,24 @@ def format_chat(messages: list[dict]) -> str:
     return "".join(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages)
 
 
-def _valid(text, piece, options, report):
-    """Text without halves of surrogate pairs, which JSON can hold and Unicode cannot; None when it is skipped."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-        return text
-    except UnicodeEncodeError:
-        if options.on_error == "stop":
-            raise InputError(f"{piece.path}, near line {piece.at.line + 1}: half a surrogate pair (\\ud83d or the like) is no Unicode; use --on_error replace or --on_error skip") from None
-        return next(_broken(text.encode("utf-8", "surrogatepass"), options, report), None)
-
-
 def clean(text: str, report: Report) -> str:
     """Text in NFC, without control characters and broken encodings, its lines ended by \\n alone."""
-    before = text
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.isascii():
-        if "\ufffd" in text:
-            text = _removed("broken encoding", text, text.replace("\ufffd", ""), report)
-        if not unicodedata.is_normalized("NFC", text):
-            text = _removed("not in NFC", text, unicodedata.normalize("NFC", text), report)
-    if CONTROL.search(text):
-        text = _removed("control characters", text, CONTROL.sub("", text), report)
-    if "\r" in before:
-        report.add("line ends other than \\n", before.count("\r\n"), before)
+    for rule, apply in CLEANING.items():
+        before, text = text, apply(text)
+        if text != before:
+            report.add(rule, 1, len(before.encode()) - len(text.encode()), [before])
     return text
 
 
-def _removed(rule, before, after, report):
-    report.add(rule, len(before.encode()) - len(after.encode()), before)
-    return after
-
-
-def noise(text: str, options: Options) -> str | None:
-    """The rule by which a document is noise, or None. Shares are of what is not white space, and the share of letters and digits
+def noise(text: str, options: Options) -> str:
+    """The rule by which a document is noise, or nothing. Shares are of what is not white space, and the share of letters and digits
     is judged on up to 500 characters taken evenly."""
     if len(text) < options.min_chars:
         return f"shorter than {options.min_chars} characters"
     sample = "".join(text[:: max(1, len(text) // 500)].split())
-    if not sample:
-        return f"fewer than {options.min_letters:.0%} letters and digits"
-    common, _ = Counter(sample).most_common(1)[0]
-    if text.count(common) > options.max_char_share * len("".join(text.split())):
+    most = Counter(sample).most_common(1)
+    if most and text.count(most[0][0]) > options.max_char_share * len("".join(text.split())):
         return f"one character is more than {options.max_char_share:.0%}"
-    if sum(map(str.isalnum, sample)) < options.min_letters * len(sample):
+    if not most or sum(map(str.isalnum, sample)) < options.min_letters * len(sample):
         return f"fewer than {options.min_letters:.0%} letters and digits"
-    return None
+    return ""

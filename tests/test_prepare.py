@@ -13,17 +13,30 @@ import time
 import numpy as np
 import psutil
 import pytest
-import zstandard
+import pyzstd
 
 from metadata import read_meta
-from tests.conftest import ROOT, fails_clearly, prose, run_script
+from tests.conftest import ROOT, fails_clearly, prose
 from tokenizer_bpe import EOT, Tokenizer
 
 DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]
 
 
-def prepare(*arguments, **options):
-    return run_script("prepare_data.py", *arguments, **options)
+def start(*arguments, **options):
+    """Begin prepare_data.py; returns the process."""
+    command = [sys.executable, "prepare_data.py", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def end(process, text=None):
+    """Give a process `text` as standard input and wait for it."""
+    output, errors = process.communicate(text, timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def prepare(*arguments, text=None):
+    """Run prepare_data.py to its end."""
+    return end(start(*arguments), text)
 
 
 def ok(result):
@@ -55,6 +68,14 @@ def tokenizer(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def large(tmp_path):
+    """A file of 60 documents, 12 MB."""
+    path = tmp_path / "a.txt"
+    path.write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
+    return path
+
+
 def write(path, format, texts):
     """`texts` as a file of the given format."""
     kind, _, packing = format.partition(".")
@@ -65,7 +86,7 @@ def write(path, format, texts):
         return
     lines = [json.dumps({"text": text}) for text in texts] if kind == "jsonl" else [text + (f"\n{EOT}" if n + 1 < len(texts) else "") for n, text in enumerate(texts)]
     data = "\n".join(lines).encode()
-    path.write_bytes({"": lambda d: d, "gz": gzip.compress, "zst": zstandard.compress}[packing](data))
+    path.write_bytes({"": lambda d: d, "gz": gzip.compress, "zst": pyzstd.compress}[packing](data))
 
 
 @pytest.mark.parametrize("format", ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"])
@@ -94,8 +115,8 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     assert len(documents(tmp_path / "folder")) == 200
     ok(prepare(tmp_path / "in" / "**" / "*.jsonl.gz", "--tokenizer", tokenizer, "--out", tmp_path / "glob"))
     assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
-    command = [sys.executable, ROOT / "prepare_data.py", "-", "--stdin_format", "jsonl", "--tokenizer", tokenizer, "--out", tmp_path / "stdin"]
-    subprocess.run(command, input=gzip.decompress((tmp_path / "in/deep/a.jsonl.gz").read_bytes()), check=True, capture_output=True)
+    text = gzip.decompress((tmp_path / "in/deep/a.jsonl.gz").read_bytes()).decode()
+    ok(prepare("-", "--stdin_format", "jsonl", "--tokenizer", tokenizer, "--out", tmp_path / "stdin", text=text))
     assert sha(tmp_path / "stdin") == sha(tmp_path / "glob")
 
 
@@ -143,8 +164,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     ok(prepare(*arguments, "--workers", 2, "--out", tmp_path / "whole"))
     kills, continued, wait = 0, 0, 0.3
     while True:
-        command = [sys.executable, ROOT / "prepare_data.py", *map(str, arguments), "--workers", str(1 + kills % 3), "--out", str(tmp_path / "killed")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
+        process = start(*arguments, "--workers", 1 + kills % 3, "--out", tmp_path / "killed", start_new_session=True, preexec_fn=heed_ctrl_c)
         try:
             _, errors = process.communicate(timeout=wait)
         except subprocess.TimeoutExpired:
@@ -251,7 +271,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         fails("bad.jsonl, line 3", *words)
     inputs[0].write_bytes(b'{"text": "\\ud83d"}\n')
     fails("surrogate")
-    for packing, name in ((gzip.compress, "cut.txt.gz"), (zstandard.compress, "cut.jsonl.zst")):
+    for packing, name in ((gzip.compress, "cut.txt.gz"), (pyzstd.compress, "cut.jsonl.zst")):
         inputs = [tmp_path / name]
         inputs[0].write_bytes(packing(json.dumps({"text": prose()}).encode())[:-100])
         fails(name, "cut off or damaged")
@@ -265,8 +285,8 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
     inputs = []
-    fails("--workers 0", options=["--workers", 0])
-    fails("--shard 3/2", options=["--shard", "3/2"])
+    fails("--workers: 0", options=["--workers", 0])
+    fails("--shard: 3/2", options=["--shard", "3/2"])
     inputs = [tmp_path / "good.txt"]
     inputs[0].write_text(prose()[:5000])
     fails_clearly(prepare(*inputs, "--vocab_size", 32000, "--out", tmp_path / "out"), "supports a vocabulary of", "--vocab_size")
@@ -289,53 +309,47 @@ def test_on_error_skip_and_replace(tmp_path, tokenizer):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
-def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer):
+def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
     import resource
 
-    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
-    command = [sys.executable, ROOT / "prepare_data.py", tmp_path / "a.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out"]
-    limited = subprocess.run(command, capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000)))
-    fails_clearly(limited, "File too large", "the same command continues", status=1)
-    ok(subprocess.run(command, capture_output=True, text=True))
-    ok(prepare(tmp_path / "a.txt", "--tokenizer", tokenizer, "--out", tmp_path / "other"))
+    arguments = (large, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    limited = start(*arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000)))
+    fails_clearly(end(limited), "File too large", "the same command continues", status=1)
+    ok(prepare(*arguments))
+    ok(prepare(large, "--tokenizer", tokenizer, "--out", tmp_path / "other"))
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
 
 
-def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
-    command = [sys.executable, ROOT / "prepare_data.py", tmp_path / "a.txt", "--tokenizer", tokenizer, "--workers", 2, "--out", tmp_path / "out"]
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    workers = []
+def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer, large):
+    arguments = (large, "--tokenizer", tokenizer, "--workers", 2, "--out", tmp_path / "out")
+    process, workers = start(*arguments), []
     while not workers:
         workers = [p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(p.cmdline())]
     workers[0].kill()
-    output, errors = process.communicate()
-    fails_clearly(subprocess.CompletedProcess(command, process.returncode, output, errors), "a worker process died (exit code -9)", "fewer --workers", status=1)
-    ok(prepare(*command[2:]))
+    fails_clearly(end(process), "a worker process died", "fewer --workers", status=1)
+    ok(prepare(*arguments))
     ok(prepare("--verify", tmp_path / "out"))
 
 
-def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
-    arguments = [tmp_path / "a.txt", "--out", tmp_path / "out", "--tokenizer"]
+def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
+    arguments = [large, "--out", tmp_path / "out", "--tokenizer"]
     ok(prepare(*arguments, tokenizer))
     before = sha(tmp_path / "out")
-    process = subprocess.Popen([sys.executable, ROOT / "prepare_data.py", *arguments, "char", "--overwrite"], stderr=subprocess.DEVNULL)
+    process = start(*arguments, "char", "--overwrite")
     while not (tmp_path / "out/.partial/train.bin").exists():
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.communicate()
     assert sha(tmp_path / "out") == before
     ok(prepare(*arguments, "char", "--overwrite"))
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text(prose() * 100, newline="\n")
-    command = [sys.executable, ROOT / "prepare_data.py", tmp_path / "a.txt", "--tokenizer", tokenizer, "--out", tmp_path / "out"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
+    arguments = (large, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    first = start(*arguments)
     while not (tmp_path / "out/.partial/plan.json").exists() and first.poll() is None:
         time.sleep(0.01)
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert first.wait() == 0
+    second = prepare(*arguments)
+    ok(end(first))
     fails_clearly(second, "another run is preparing", status=1)
