@@ -13,6 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import tiktoken
+from tiktoken.load import load_tiktoken_bpe, read_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
 
 EOT = "<|endoftext|>"
 # How GPT-2 cuts text into words before merging bytes; `tokenizers` has the same expression built into its ByteLevel step.
@@ -61,8 +65,6 @@ class Tokenizer:
             self._init_char({c: i for c, i in vocab.items() if c != EOT})
 
     def _init_bpe(self, vocab, special, pattern, source):
-        import tiktoken
-
         to_byte = byte_alphabet()
         try:
             ranks = {bytes(to_byte[c] for c in token): i for token, i in vocab.items() if token not in special}
@@ -90,9 +92,6 @@ class Tokenizer:
 
         vocab_size: at least 257. Raises TokenizerError when the texts do not support that many merges, with the largest size that they do.
         """
-        from tokenizers import Tokenizer as HFTokenizer
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-
         if vocab_size < 257:
             raise TokenizerError(f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and {EOT}")
         hf = HFTokenizer(models.BPE())
@@ -109,9 +108,6 @@ class Tokenizer:
     @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
         """Character level: id 0 is <|endoftext|>, then each character of `chars` in code-point order."""
-        from tokenizers import AddedToken, decoders, models
-        from tokenizers import Tokenizer as HFTokenizer
-
         vocab = {EOT: 0} | {c: i for i, c in enumerate(sorted(set(chars)), start=1)}
         hf = HFTokenizer(models.BPE(vocab=vocab, merges=[]))
         hf.decoder = decoders.Fuse()
@@ -124,27 +120,20 @@ class Tokenizer:
 
         Raises TokenizerError when it can be had neither way, saying which file to put where.
         """
-        from tiktoken.load import load_tiktoken_bpe, read_file
-
-        if GPT2_FILE.exists():
-            found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
-            if found != GPT2_SHA256:
-                raise TokenizerError(f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256}; download {GPT2_URL} again")
-            ranks = load_tiktoken_bpe(str(GPT2_FILE))
-        else:
+        if not GPT2_FILE.exists():
             try:
                 data = read_file(GPT2_URL)
             except Exception as error:  # whatever the network stack of the day raises
-                raise TokenizerError(
-                    f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}). Where there is a network, fetch\n"
-                    f"  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
-                ) from None
+                problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
+                raise TokenizerError(f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}") from None
             GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
             partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
             partial.write_bytes(data)
             os.replace(partial, GPT2_FILE)
-            return cls.gpt2()
-        return cls(_byte_level(**_vocab_and_merges(ranks)))
+        found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
+        if found != GPT2_SHA256:
+            raise TokenizerError(f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256}; download {GPT2_URL} again")
+        return cls(_byte_level(**_vocab_and_merges(load_tiktoken_bpe(str(GPT2_FILE)))))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -246,9 +235,6 @@ def _word_pattern(description: dict, source: str) -> str | None:
 
 def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> dict:
     """The content of a tokenizer.json for GPT-2's vocabulary and merges."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as HFTokenizer
-
     hf = HFTokenizer(models.BPE(vocab=vocab, merges=merges))
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
