@@ -107,9 +107,8 @@ class Saver:
         key = (value.data_ptr(), _kind(value))
         if key not in copies:
             if not free.get(key[1]):
-                buffer = _buffer(value)
-                self.buffers.setdefault(key[1], []).append(buffer)
-                free.setdefault(key[1], []).append(buffer)
+                free[key[1]] = [_buffer(value)]
+                self.buffers.setdefault(key[1], []).extend(free[key[1]])
             copies[key] = free[key[1]].pop().copy_(value, non_blocking=value.is_cuda)
         return copies[key]
 
@@ -171,8 +170,12 @@ def check_room(folder: Path, size: int) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Write a small JSON file whole or not at all."""
+    _write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def _write_text(path, text):
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
+    partial.write_text(text, encoding="utf-8", newline="\n")
     sync(partial)
     os.replace(partial, path)
 
@@ -339,7 +342,4 @@ def iterate_log(run: Path):
 
 def write_log(run: Path, records: list[dict]) -> None:
     """Replace log.jsonl, whole or not at all: a resumed run drops what came after its checkpoint."""
-    partial = run / ".log.jsonl.partial"
-    partial.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records), encoding="utf-8", newline="\n")
-    sync(partial)
-    os.replace(partial, run / "log.jsonl")
+    _write_text(run / "log.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
