@@ -45,6 +45,7 @@ def documents() -> list[bytes]:
 
 
 def utf8(data: bytes) -> bool:
+    """Whether bytes are text in UTF-8."""
     try:
         return bool(data.decode())
     except UnicodeDecodeError:
@@ -131,6 +132,7 @@ def stage(work: Path, tokenizer: Path, rounds: int, workers: int) -> dict:
 
 
 def characters(work: Path) -> dict:
+    """250 MB of characters, from text to a finished folder."""
     text = work / "characters.txt"
     make_text(text, 250_000_000)
     result = prepare(text, "--tokenizer", "char", "--out", work / "characters")
@@ -184,6 +186,7 @@ def large(work: Path, gigabytes: float) -> dict:
 
 
 def sha256(path: Path) -> str:
+    """Checksum of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -29,6 +29,29 @@ def small_run(data, folder, *more):
     return run
 
 
+def start(data, folder, *more, before=(), **options):
+    """Begin training a small model; returns the process."""
+    command = [*before, sys.executable, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def wait_until(process, condition):
+    """Wait until something holds, or the process has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def disk(tmp_path, request):
+    """A small file system of its own, of the size given as parameter."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path], capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
 def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_path):
     torture(char_data, tmp_path, kills=3, steps=60)
 
@@ -37,15 +60,13 @@ def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_pat
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
-    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", *SMALL, "--max_steps=100000", "--eval_interval=0"]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    first = start(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0")
     try:
-        while not losses(tmp_path)[0]:
-            time.sleep(0.1)
+        wait_until(first, lambda: losses(tmp_path)[0])
         fails_clearly(train_small(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0"), f"process {first.pid}", "checkpoint_dir", status=1)
     finally:
         first.kill()
-        first.wait()
+        first.communicate()
     assert train_small(char_data, tmp_path, "--max_steps=10").returncode == 0  # the dead one's lock does not count
 
 
@@ -76,45 +97,33 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
         assert checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0] == step
 
 
-def test_a_full_disk_is_reported_and_the_next_save_succeeds(tmp_path, capsys):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    try:
-        model, saver = {"w": torch.zeros(700_000)}, checkpoint.Saver(disk / "run", 2)
-        saver.save({"step": 1}, model, {}, "{}")
-        saver.wait()
-        (disk / "filler").write_bytes(bytes(4_000_000))
-        saver.save({"step": 2}, model, {}, "{}")  # the room is looked at first
-        saver.wait()
-        assert "step 2 could not be saved" in (said := capsys.readouterr().err) and "MB are free" in said
-        assert saver.saved == 1 and sorted(p.name for p in (disk / "run").iterdir()) == ["log.jsonl", "step_00000001"]
-        (disk / "filler").unlink()
-        saver.save({"step": 3}, model, {}, "{}")
-        saver.wait()
-        assert saver.saved == 3 and checkpoint.latest(disk / "run")[0].name == "step_00000003"
-    finally:
-        subprocess.run(["umount", disk], check=True)
+@pytest.mark.parametrize("disk", ["8m"], indirect=True)
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
+    model, saver = {"w": torch.zeros(700_000)}, checkpoint.Saver(disk / "run", 2)
+    saver.save({"step": 1}, model, {}, "{}")
+    saver.wait()
+    (disk / "filler").write_bytes(bytes(4_000_000))
+    saver.save({"step": 2}, model, {}, "{}")  # the room is looked at first
+    saver.wait()
+    assert "step 2 could not be saved" in (said := capsys.readouterr().err) and "MB are free" in said
+    assert saver.saved == 1 and sorted(p.name for p in (disk / "run").iterdir()) == ["log.jsonl", "step_00000001"]
+    (disk / "filler").unlink()
+    saver.save({"step": 3}, model, {}, "{}")
+    saver.wait()
+    assert saver.saved == 3 and checkpoint.latest(disk / "run")[0].name == "step_00000003"
 
 
-def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(tmp_path, capsys):
+@pytest.mark.parametrize("disk", ["40m"], indirect=True)
+def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(disk, capsys):
     """The room was there when it was looked at; another process took it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    try:
-        saver = checkpoint.Saver(disk / "run", 2)
-        (disk / "run").mkdir()
-        filler = threading.Thread(target=fill, args=(disk / "filler", 36_000_000, disk / "run"))
-        filler.start()
-        saver.save({"step": 1}, {"w": torch.zeros(8_000_000)}, {}, "{}")
-        saver.wait()
-        filler.join()
-        assert "could not be saved" in capsys.readouterr().err and not list((disk / "run").iterdir())
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    saver = checkpoint.Saver(disk / "run", 2)
+    (disk / "run").mkdir()
+    filler = threading.Thread(target=fill, args=(disk / "filler", 36_000_000, disk / "run"))
+    filler.start()
+    saver.save({"step": 1}, {"w": torch.zeros(8_000_000)}, {}, "{}")
+    saver.wait()
+    filler.join()
+    assert "could not be saved" in capsys.readouterr().err and not list((disk / "run").iterdir())
 
 
 def fill(path, size, after):
@@ -148,10 +157,8 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     """In mid-run nothing can be created in it any more: saves fail and are reported, the run ends with status 1 and the last checkpoint whole."""
     folder = tmp_path / "run"
     often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
-    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={folder}", *SMALL, *often]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not checkpoint.steps(folder):
-        time.sleep(0.01)
+    process = start(char_data, folder, *often)
+    wait_until(process, lambda: checkpoint.steps(folder))
     if subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:  # holds for root too, unlike permissions
         process.kill()
         pytest.skip("may not make a folder immutable here")
@@ -180,11 +187,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(c
 @pytest.mark.parametrize("moment", ["compiling", "evaluating"])
 def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path, moment):
     more = {"compiling": ["--compile=True"], "evaluating": ["--eval_interval=5", "--eval_batches=0", "--eval_interval=1"]}[moment]
-    command = [sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", *SMALL, "--max_steps=100000", *more]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
-    ready = {"compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")), "evaluating": lambda: checkpoint.steps(tmp_path / "run")}[moment]
-    while process.poll() is None and not ready():
-        time.sleep(0.01)
+    process = start(char_data, tmp_path / "run", "--max_steps=100000", *more, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+    wait_until(process, {"compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")), "evaluating": lambda: checkpoint.steps(tmp_path / "run")}[moment])
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
@@ -288,10 +292,8 @@ def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
 
 
 def test_nohup_is_respected(char_data, tmp_path):
-    command = ["nohup", sys.executable, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", *SMALL, "--max_steps=300"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not losses(tmp_path)[0]:
-        time.sleep(0.02)
+    process = start(char_data, tmp_path, "--max_steps=300", before=["nohup"])
+    wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and "finished: 300 steps" in out, err
