@@ -109,8 +109,7 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> float:
 def compile_layers(model):
     """A model that shares the weights of `model` and runs its layers, and its head with the loss, compiled one by one.
 
-    Layers of one kind compile once, so that the first step comes after half the time, and on a CPU the others are as fast as
-    compiled as a whole (benchmarks/README.md).
+    Layers of one kind compile once, so that the first step comes after half the time (benchmarks/README.md).
     """
     layered = copy.copy(model)
     layered._modules = model._modules | {"h": torch.nn.ModuleList(torch.compile(block, dynamic=False) for block in model.h)}
