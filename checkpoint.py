@@ -285,7 +285,7 @@ def what_is_there(path: Path) -> str:
         names = sorted(p.name for p in path.iterdir())
         here = f"it holds {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else "it is empty"
     else:
-        here = "it is a file" if path.exists() else "it does not exist"
+        here = "it is a file, and a checkpoint is a folder" if path.exists() else "it does not exist"
     runs = sorted(p.as_posix() for p in ROOT.glob("*") if steps(p))
     return here + (f"; runs with checkpoints: {', '.join(runs)}" if runs else f"; there are none under {ROOT}/ either")
 

@@ -55,30 +55,29 @@ class GPTConfig:
 
 
 class Cache:
-    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones alone: [B, heads, slots, C / heads].
+    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones alone.
 
-    A slot for each position of the context. Rows may differ in length: `place` says where the coming tokens stand in each, and a
+    A slot for each position of the context. The B rows may differ in length: `place` says where the coming tokens stand in each, and a
     token sees the slots up to its own. What lies beyond is left over from padding, and overwritten before it is seen.
     """
 
-    def __init__(self, config: GPTConfig, device):
-        self.slots = torch.arange(config.block_size, device=device)
-        self.keys, self.values = [None] * config.n_layer, [None] * config.n_layer
+    def __init__(self, config: GPTConfig, rows: int, device, dtype):
+        shape = (config.n_layer, rows, config.n_head, config.block_size, config.n_embd // config.n_head)
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.slots, self.rows = torch.arange(config.block_size, device=device), torch.arange(rows, device=device)[:, None]
 
     def place(self, positions, used=None):
         """Before a forward: the positions of its tokens, int64 [B, T]. used: no slot from here on is read; spares work where it is known."""
-        self.rows = torch.arange(len(positions), device=positions.device)[:, None]
-        self.positions = positions
-        self.used = used or len(self.slots)
-        self.mask = self.slots[: self.used] <= positions[:, None, :, None]  # [B, 1, T, used]
+        self.positions, self.used = positions, used or len(self.slots)
+        hidden = self.slots[: self.used] > positions[:, None, :, None]
+        self.mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device).masked_fill(hidden, -torch.inf)  # [B, 1, T, used]
 
-    def add(self, layer, k, v):
-        """Keep keys and values of the tokens placed, [B, heads, T, C / heads]; returns all that a layer has, [B, heads, used, C / heads]."""
-        if self.keys[layer] is None:
-            self.keys[layer], self.values[layer] = (t.new_zeros(t.shape[0], t.shape[1], len(self.slots), t.shape[3]) for t in (k, v))
+    def attend(self, layer, q, k, v):
+        """Keep keys and values of the tokens placed, and attend to all that the layer has. q, k, v: [B, heads, T, C / heads], as is what it returns."""
         for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
-            kept[self.rows, :, self.positions] = new.transpose(1, 2)
-        return self.keys[layer][:, :, : self.used], self.values[layer][:, :, : self.used]
+            kept[self.rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
+        keys, values = self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
+        return F.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=self.mask).to(q.dtype)
 
 
 def make_norm(config: GPTConfig):
@@ -151,11 +150,8 @@ class Attention(nn.Module):
             v = self.mix[0] * v + self.mix[1] * first[0]
         elif first is not None:
             first.append(v)
-        if cache is None:
-            y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
-        else:
-            k, v = cache.add(self.layer, k, v)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.mask)
+        dropout = self.dropout if self.training else 0.0
+        y = causal_attention(q, k, v, dropout) if cache is None else cache.attend(self.layer, q, k, v)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 

@@ -9,9 +9,12 @@ import checkpoint
 import config
 import hardware
 import profiling
+import sampling
 from dataset import Dataset
 from metadata import read_meta
 from run import Run
+from tests.test_model import randomised
+from tests.test_sampling import PROMPTS, without_cache
 from tests.test_train import SMALL, losses
 from train import train
 
@@ -81,6 +84,14 @@ def test_a_resumed_run_goes_on_with_the_same_losses(char_data, tmp_path):
     train(settings_for(char_data, tmp_path / "part", "--max_steps=40"))
     whole, part = losses(tmp_path / "whole")[0], losses(tmp_path / "part")[0]
     assert all(part[step] == pytest.approx(whole[step], rel=1e-3) for step in (30, 35, 40))
+
+
+@pytest.mark.parametrize("prompts", [[[7]], PROMPTS], ids=["one", "ragged"])
+def test_generation_from_a_cuda_graph_is_that_of_whole_forwards(prompts, recwarn):
+    model = randomised()
+    expected = without_cache(model, prompts, 100, temperature=0)
+    assert list(sampling.generate(model.cuda(), prompts, 100, temperature=0)) == expected
+    assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
 
 
 def test_the_gpu_is_known_or_its_mfu_is_not_claimed():

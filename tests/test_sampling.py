@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from sampling import generate, penalise, sample
+from sampling import generate, pack, penalise, sample
 from tests.test_model import TINY, randomised
 
 CONTEXT = TINY["block_size"]
@@ -30,6 +30,12 @@ def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, setting
     assert len({tuple(ids) for ids in cached}) > 5  # not stuck on one token
 
 
+def test_the_cache_changes_nothing_in_a_modern_model():
+    modern = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "activation": "relu2", "logit_softcap": 15.0, "shortcut": True, "value_residual": True}
+    model = randomised(**modern, tie_weights=False)
+    assert list(generate(model, PROMPTS, 3 * CONTEXT, temperature=0)) == without_cache(model, PROMPTS, 3 * CONTEXT, temperature=0)
+
+
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_the_smallest_contexts_go_on_too(context):
     assert len(list(generate(randomised(block_size=context), [[1, 2, 3], [4]], 7))) == 7
@@ -48,6 +54,16 @@ def test_in_bfloat16_the_cache_is_close():
     logits = model(torch.tensor([[5, *ids]])).float()[0]
     chosen = logits[torch.arange(CONTEXT - 1), ids]
     assert (logits[:-1].amax(-1) - chosen).max() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_layers_compute_the_same(dtype, tied):
+    model, packed = (randomised(tie_weights=tied).to(dtype) for _ in range(2))
+    pack(packed)
+    for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
+        assert torch.allclose(model(idx).float(), packed(idx).float(), atol=1e-4 if dtype == torch.float32 else 0.05)
+    assert len(list(generate(packed, PROMPTS, 2 * CONTEXT, temperature=0))) == 2 * CONTEXT
 
 
 def test_the_repetition_penalty_counts_prompt_and_text():
