@@ -50,8 +50,8 @@ def autocast(device: torch.device, dtype: torch.dtype):
 
 
 def compile_pays(device: torch.device, operations: float) -> bool:
-    """Whether to compile a model for a run of so many floating-point operations. On a CPU, compilation takes half a
-    minute and 2e13 operations take two to four; the limit is a guess until runs with and without are compared (benchmarks/README.md)."""
+    """Whether to compile a model for a run of so many floating-point operations. On a CPU, half a minute of
+    compilation takes a sixth off a small model's step, and comes back after some 2e13 operations (benchmarks/README.md)."""
     return device.type != "cpu" or operations > 2e13
 
 
