@@ -149,8 +149,8 @@ def build(device) -> gr.Blocks:
         prompt = gr.Textbox(label="prompt", lines=3, max_lines=12, max_length=PROMPT_CHARS, placeholder="empty: the model begins a document", elem_id="prompt")
         begin = gr.Dataset(components=[prompt], samples=examples(found[0][1]), label="examples", elem_id="examples")
         with gr.Row():
-            controls = [gr.Slider(low, high, value, step=step, label=label, min_width=200) for low, high, value, step, label in list(SETTINGS.values())[:-1]]
-            controls.append(gr.Number(1, label="seed: same seed, same text", precision=0, minimum=0, maximum=2**31, min_width=200))
+            controls = [gr.Slider(low, high, value, step=step, label=label, min_width=280) for low, high, value, step, label in list(SETTINGS.values())[:-1]]
+            controls.append(gr.Number(1, label="seed: same seed, same text", precision=0, minimum=0, maximum=2**31, min_width=280))
         with gr.Row():
             go, stop = gr.Button("Generate", variant="primary", elem_id="go"), gr.Button("Stop", elem_id="stop")
         with gr.Row():
