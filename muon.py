@@ -22,7 +22,7 @@ def orthogonalize(x, steps: int = 5):
 
 class Muon(torch.optim.AdamW):
     """Parameter groups with `muon` = how many matrices each parameter holds side by side (3 for query, key and value) are stepped by
-    Muon, with `lr`, Nesterov `momentum` and decoupled `weight_decay`; groups with `muon` = 0 by fused AdamW.
+    Muon, with `lr`, Nesterov `momentum`, decoupled `weight_decay`, and the iteration in `bfloat16` or not; groups with `muon` = 0 by fused AdamW.
 
     A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients are divided by the tensor
     `grad_scale`, and where the tensor `found_inf` is 1 the step leaves weights and momentum as they are; nothing waits for the device.
@@ -60,8 +60,8 @@ class Muon(torch.optim.AdamW):
         torch._foreach_lerp_(momentum, grads, 1 - group["momentum"])
         update = torch.stack(torch._foreach_lerp(grads, momentum, group["momentum"]))
         rows, columns = update.size(1) // group["muon"], update.size(2)
-        dtype = torch.bfloat16 if update.device.type == "cuda" else update.dtype
-        update = orthogonalize(update.view(-1, rows, columns).to(dtype)).reshape(update.shape).to(update.dtype)
+        low = update.to(torch.bfloat16 if group["bfloat16"] else update.dtype)
+        update = orthogonalize(low.view(-1, rows, columns)).reshape(update.shape).to(update.dtype)
         update *= -group["lr"] * max(1.0, rows / columns) ** 0.5 * size
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * size)

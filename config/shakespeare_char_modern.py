@@ -26,4 +26,3 @@ lr_schedule = "wsd"
 max_steps = 400
 eval_interval = 100
 eval_batches = 0  # the whole validation split
-compile = False  # a model this small trains as fast without, and compiling takes as long as the run

@@ -9,7 +9,7 @@ from step import make_optimizer
 
 
 def optimizer_of(params, **group):
-    return Muon([{"params": params, "muon": 1, "momentum": 0.95, "weight_decay": 0.0} | group], lr=0.02)
+    return Muon([{"params": params, "muon": 1, "momentum": 0.95, "weight_decay": 0.0, "bfloat16": False} | group], lr=0.02)
 
 
 def matrices(*shapes):
