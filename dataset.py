@@ -3,6 +3,7 @@
 Knows token ids, not text and not models. What the folder holds is read, and checked, through metadata.py.
 """
 import gzip
+import os
 import zlib
 from pathlib import Path
 
@@ -113,16 +114,17 @@ class Dataset:
         chunk = chunk.to(self.device, non_blocking=True).long()
         return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
 
-    def evaluation(self, windows: int, micro_batch: int):
+    def evaluation(self, windows: int, micro_batch: int, share: int = 0, shares: int = 1):
         """Yield inputs, targets and the number of predictions of fixed windows spread evenly over the split, `micro_batch` a time.
 
         windows: how many, 0 for all, the last, partial one included. Each yield is int64 [micro_batch, block_size] twice; rows that
         fill up the last one have only IGNORE as targets, so every forward has one shape and the mean does not depend on micro_batch.
+        share, shares: of so many processes that evaluate together, the number of this one, which takes every so-many-th window.
         """
         T, whole = self.block_size, (self.length - 1) // self.block_size
         rest = self.length - 1 - whole * T
         rows = range(whole) if not windows or windows >= whole else [i * whole // windows for i in range(windows)]
-        starts = [row * T for row in rows] + ([whole * T] if rest and not windows else [])
+        starts = ([row * T for row in rows] + ([whole * T] if rest and not windows else []))[share::shares]
         for at in range(0, len(starts), micro_batch):
             part = starts[at : at + micro_batch]
             index = torch.tensor(part + [0] * (micro_batch - len(part)))[:, None] + torch.arange(T + 1)
@@ -163,10 +165,10 @@ def _fill(target, folder, part):
 
 def find_location(size: int, device: torch.device) -> str:
     """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory, "ram" while they take at most
-    half of what is free, else "mmap"."""
+    half of what is free, divided among the processes that torchrun started here, else "mmap"."""
     if device.type == "cuda" and size <= torch.cuda.mem_get_info(device)[0] // 4:
         return "gpu"
-    return "ram" if size <= free_ram() // 2 else "mmap"
+    return "ram" if size <= free_ram() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) else "mmap"
 
 
 def free_ram() -> int:

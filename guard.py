@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+import ranks
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -37,7 +39,7 @@ class Signals:
     """
 
     def __init__(self):
-        self.received, self.held = None, False
+        self.received, self.held, self.shared = None, False, False
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             ignored = name == "SIGHUP" and hasattr(signal, name) and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
             if hasattr(signal, name) and not ignored:
@@ -50,7 +52,14 @@ class Signals:
                 os._exit(130)
             return
         self.received = signum
-        if not self.held:
+        if not self.held and not self.shared:
+            raise Stop(signum)
+
+    def share(self) -> None:
+        """Raises Stop where any process of the run has had a signal. From the first call on, several processes stop only here: all at the same step."""
+        self.shared = not ranks.alone
+        signum = int(max(ranks.gather(self.received or 0)))
+        if signum:
             raise Stop(signum)
 
     def __enter__(self):
@@ -58,7 +67,7 @@ class Signals:
 
     def __exit__(self, *error):
         self.held = False
-        if self.received and not error[0]:
+        if self.received and not self.shared and not error[0]:
             raise Stop(self.received)
 
 
@@ -66,6 +75,8 @@ def leave(signum: int, message: str):
     """End the process with the status that a signal calls for: 130 after Ctrl-C, 143 after SIGTERM."""
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
+    with contextlib.suppress(ranks.Lost):
+        ranks.gather(0)  # torchrun kills all soon after the first has ended: so none does before the one that saves
     sys.exit(128 + signum)
 
 

@@ -18,6 +18,7 @@ from torch.profiler import record_function
 import checkpoint
 import hardware
 import pretrained
+import ranks
 import sampling
 from checkpoint import CheckpointError
 from config import Config, ConfigError
@@ -49,7 +50,7 @@ class Run:
         self.started = time.monotonic()
         check_installed(config)
         self.config, self.folder = config, Path(config.checkpoint_dir)
-        self.device = hardware.find_device(config.device)
+        self.device = hardware.find_device(config.device, ranks.local)
         hardware.respect_quota()
         self.dtype = hardware.find_dtype(self.device, config.dtype)
         if self.device.type == "cuda":
@@ -96,8 +97,16 @@ class Run:
         best = checkpoint.read_json(self.folder / "best.json") or {"step": math.inf}
         known = [best["val_loss"]] if best["step"] <= self.progress.step else []
         self.best = min((r["val_loss"] for r in [*self.log, *({"val_loss": v} for v in known)] if r.get("val_loss") is not None), default=math.inf)
-        self.micro_batch = self.eval_micro_batch = config.micro_batch_size or config.batch_size
+        self.share = config.batch_size // ranks.count  # sequences a step of this process
+        self.micro_batch = self.eval_micro_batch = divisor(self.share, config.micro_batch_size or self.share)
         self.recall_memory()
+        self.check_together()
+
+    def check_together(self):
+        """Raises RunError unless all processes see the same checkpoint, log and data."""
+        seen = checkpoint.fingerprint({"step": self.progress.step, "evaluated": self.evaluated, "data": self.meta.identity(), "steps": self.total_steps, "micro": self.micro_batch})
+        if len(set(ranks.gather(int(seen[:12], 16)))) > 1:
+            raise RunError(f"the processes of this run do not see the same checkpoint or data; several machines need {self.folder} and {self.config.data_dir} on a shared disk, or copies on each")
 
     def find_resume(self):
         """The step folder to continue from and its state, or (None, {}). Raises CheckpointError where `resume` forbids what is there."""
@@ -183,11 +192,12 @@ class Run:
         return problem
 
     def train_step(self, signals) -> torch.Tensor:
-        """One optimiser step; returns the gradients' norm, on the device."""
+        """One optimiser step; returns the gradients' norm, on the device. Several processes each take their share of its sequences."""
         config, progress = self.config, self.progress
         with record_function("data"):
-            x, y = self.train_data.batch(progress.sequences, config.batch_size, config.seed)
+            x, y = self.train_data.batch(progress.sequences + ranks.rank * self.share, self.share, config.seed)
         loss = self.within_memory("micro_batch", lambda micro: forward_backward(self.forward, x, y, micro, self.cast, self.scaler))
+        loss = ranks.add_up_gradients(self.model.parameters(), loss)
         with signals:
             lr = learning_rate_at(progress.step, self.total_steps, config)
             norm = optimizer_step(self.model, self.optimizer, self.scaler, lr, config.grad_clip)
@@ -199,16 +209,20 @@ class Run:
         return norm
 
     def within_memory(self, which: str, work):
-        """work(sequences at once), with half as many each time that the memory does not suffice. which: "micro_batch" or
-        "eval_micro_batch". Raises RunError when a single sequence is too much."""
+        """work(sequences at once), with half as many each time that the memory does not suffice, in whichever process. which:
+        "micro_batch" or "eval_micro_batch". Raises RunError when a single sequence is too much."""
         while True:
+            result, fits = None, True
             try:
                 if self.config.dropout:  # dropout follows from (seed, step) as the data does: resuming needs no random state
-                    torch.manual_seed((self.config.seed * 0x9E3779B97F4A7C15 + self.progress.step) % 2**63)
-                return work(getattr(self, which))
+                    torch.manual_seed((self.config.seed * 0x9E3779B97F4A7C15 + self.progress.step + (ranks.rank << 40)) % 2**63)
+                result = work(getattr(self, which))
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
+                fits = False
+            if all(ranks.gather(fits)):
+                return result
             # Out of the except clause: the error's traceback held on to the tensors.
             self.model.zero_grad(set_to_none=True)
             gc.collect()
@@ -220,13 +234,14 @@ class Run:
                     f"out of memory on {hardware.describe(self.device)} with a single sequence of {c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, "
                     f"a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})" + (", dtype = bfloat16" if self.dtype == torch.float32 else "") + "; or end what else uses the memory"
                 )
-            fits = max(m for m in range(1, now // 2 + 1) if c.batch_size % m == 0)
+            fits = divisor(self.share, now // 2)
             setattr(self, which, fits)
             print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
             if not c.dry_run:
                 self.record({"event": "out of memory", which: fits})
                 with self.tolerate_disk():
-                    checkpoint.write_json(self.folder / "memory.json", self.memory())
+                    if ranks.main:
+                        checkpoint.write_json(self.folder / "memory.json", self.memory())
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -237,12 +252,13 @@ class Run:
         known = checkpoint.read_json(self.folder / "memory.json") or {}
         if known.get("device") == hardware.describe(self.device):
             for which in ("micro_batch", "eval_micro_batch"):
-                if self.config.batch_size % known[which] == 0:
-                    setattr(self, which, min(getattr(self, which), known[which]))
+                setattr(self, which, divisor(self.share, min(getattr(self, which), known[which])))
 
     def record(self, values: dict) -> dict:
         """Write a line to the log, with step and time; returns it. A line that the disk does not take waits for the next."""
         line = {"step": self.progress.step, **values, "elapsed_s": round(self.progress.elapsed_s, 3), "cost": self.cost and round(self.cost, 4)}
+        if not ranks.main:
+            return line
         self.unwritten.append(line)
         with self.tolerate_disk():
             checkpoint.append_log(self.folder, *self.unwritten)
@@ -280,7 +296,7 @@ class Run:
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_second": round(speed, 1),
-            "mfu": round(speed * self.model.flops_per_token() / peak, 4) if peak else None,
+            "mfu": round(speed * self.model.flops_per_token() / (peak * ranks.count), 4) if peak else None,
             "bad_steps": int(bad),
         }
         self.sums[:2] = 0.0
@@ -304,11 +320,14 @@ class Run:
 
     def versions(self) -> dict:
         """What the run runs on."""
-        return {"torch": torch.__version__, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
+        return {"torch": torch.__version__, "processes": ranks.count, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
 
     def save(self) -> None:
-        """Copy the state of this step and have it written."""
+        """Copy the state of this step and have it written, by the main process."""
         progress = self.progress
+        self.saved_step, self.saved_at = progress.step, time.monotonic()
+        if not ranks.main:
+            return
         progress.sums, progress.running_s = self.sums.tolist(), self.running_s
         state = {
             "step": progress.step,
@@ -324,7 +343,6 @@ class Run:
         }
         optimizer = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
         self.saver.save(state, self.model.state_dict(), optimizer, self.tokenizer.to_json())
-        self.saved_step, self.saved_at = progress.step, time.monotonic()
 
     def save_now(self) -> bool:
         """Have this step on the disk before returning; False if that failed."""
@@ -332,19 +350,20 @@ class Run:
         if self.saver.saved < self.progress.step:
             self.save()
             self.saver.wait()
-        return self.saver.saved == self.progress.step
+        return not ranks.main or self.saver.saved == self.progress.step
 
     def evaluate(self) -> tuple[float, list[dict]]:
         """Validation loss, the answers to sample_prompts as {"prompt", "text"}, and whether this step is the best: all into the run's folder."""
         config, step = self.config, self.progress.step
         windows = config.eval_batches * config.batch_size
-        loss = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
-        samples = [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]
+        total, count = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
+        loss = sum(ranks.gather(total)) / sum(ranks.gather(count))
+        samples = [] if not ranks.main else [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]
         if samples:
             self.record({"samples": samples})
         if loss < self.best:
             self.saver.wait()
-        if loss < self.best and self.saver.saved == step:  # what could not be saved cannot be the best that is kept
+        if loss < self.best and self.saver.saved == step and ranks.main:  # what could not be saved cannot be the best that is kept
             self.best = loss
             with self.tolerate_disk():
                 checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
@@ -377,16 +396,21 @@ class Run:
         where = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}[self.train_data.location]
         saves = [f"{c.save_interval:,} steps"] * bool(c.save_interval) + [f"{c.save_minutes:g} minutes"] * bool(c.save_minutes)
         lines = {
-            "device": f"{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
+            "device": f"{f'{ranks.count} x ' if ranks.count > 1 else ''}{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
             "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
             "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
-            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < c.batch_size else ""),
+            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else ""),
             "start": f"the weights of {c.init_from}" + (", which this run, begun already, does not read again" if self.progress.step else "") if c.init_from else "",
             "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch" + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
             "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it" if c.warmup_steps >= self.total_steps else "",
             "checkpoints": f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder),
         }
         return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)
+
+
+def divisor(whole: int, limit: int) -> int:
+    """The largest divisor of `whole` up to `limit`."""
+    return max(n for n in range(1, min(whole, limit) + 1) if whole % n == 0)
 
 
 def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:

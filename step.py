@@ -9,6 +9,7 @@ import torch
 from torch.profiler import record_function
 
 import hardware
+import ranks
 from guard import out_of_memory
 from muon import Muon
 
@@ -54,9 +55,12 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:
-    """Gradients of the mean loss over x, y: int64 [B, T], `micro_batch` sequences at a time. Returns that loss, on the device."""
+    """Gradients of the mean loss over x, y: int64 [B, T], `micro_batch` sequences at a time. Returns that loss, on the device.
+
+    Where several processes share a batch, each brings its part of it, and gradients and loss are its part of the mean.
+    """
     total = torch.zeros((), device=x.device)
-    parts = len(x) // micro_batch
+    parts = len(x) // micro_batch * ranks.count
     for part_x, part_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
         with record_function("forward"), cast():
             loss = model(part_x, part_y) / parts
@@ -90,8 +94,9 @@ def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> tor
     return norm
 
 
-def evaluate(model, data, windows: int, micro_batch: int, cast) -> float:
-    """Mean loss in nats a token over `windows` fixed windows of a split (dataset.Dataset), all of it for 0.
+def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, int]:
+    """The loss in nats of `windows` fixed windows of a split (dataset.Dataset), all of it for 0, and the number of predictions that it is
+    the sum of; of this process's share of them where there are several.
 
     Runs with gradients enabled but never uses them: so the compiled forward is the one of training, with its memory and no second compilation.
     """
@@ -99,13 +104,13 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> float:
     if dropout:
         model.eval()
     total, count = 0.0, 0
-    for x, y, predictions in data.evaluation(windows, micro_batch):
+    for x, y, predictions in data.evaluation(windows, micro_batch, ranks.rank, ranks.count):
         with cast():
             total = total + model(x, y).detach() * predictions
         count += predictions
     if dropout:
         model.train()
-    return float(total) / count
+    return float(total), count
 
 
 def compile_layers(model):

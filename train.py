@@ -1,6 +1,7 @@
 """Train a GPT on a prepared data set.
 
     python train.py config/gpt2_small.py [--key=value ...]
+    torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs; ranks.py
 
 The loop: when to step, log, evaluate, save and stop. What a run is stands in run.py, the parts of a step in step.py, all
 settings in config/__init__.py (or --help). Stopped in any way, the same command continues the run.
@@ -8,6 +9,7 @@ settings in config/__init__.py (or --help). Stopped in any way, the same command
 import gc
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tqdm import tqdm
 import checkpoint
 import config as settings
 import hardware
+import ranks
 import terminal
 from checkpoint import CheckpointError
 from config import Config, ConfigError
@@ -53,8 +56,12 @@ class Clock:
 def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
+    if config.batch_size % ranks.count:
+        raise ConfigError(f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the next larger that can is {-(-config.batch_size // ranks.count) * ranks.count}")
+    if config.dry_run and not ranks.alone:
+        raise ConfigError("dry_run = True plans for one process; start it without torchrun")
     try:
-        if folder.is_dir() and not config.dry_run:
+        if folder.is_dir() and ranks.main and not config.dry_run:
             lock = Lock(folder)  # before anything in it is read
         run = Run(config)
         print(run.banner(), flush=True)
@@ -62,8 +69,9 @@ def train(config: Config) -> None:
             return print("\n" + plan(run))
         if run.progress.step >= run.total_steps and not run.evaluation_due:
             return print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
-        folder.mkdir(parents=True, exist_ok=True)
-        if not lock:
+        if ranks.main:
+            folder.mkdir(parents=True, exist_ok=True)
+        if ranks.main and not lock:
             lock = Lock(folder)
             if checkpoint.steps(folder):
                 raise RunError(f"another trainer has just begun in {folder}; start the same command again to continue its run")
@@ -77,21 +85,29 @@ def train(config: Config) -> None:
 
 def finish(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal; either way its state is on the disk then."""
-    folder, begun, report = run.folder, run.progress.step, Report(run.folder, run.config.report_minutes)
+    folder, begun, report = run.folder, run.progress.step, Report(run.folder, run.config.report_minutes * ranks.main)
     try:
-        checkpoint.set_aside(folder, run.progress.step)
-        checkpoint.write_json(folder / "config.json", asdict(run.config))
-        run.begin_log()
+        if ranks.main:
+            checkpoint.set_aside(folder, run.progress.step)
+            checkpoint.write_json(folder / "config.json", asdict(run.config))
+            run.begin_log()
+            run.saver.reserve(run.model.state_dict())
         ending = loop(run, signals, report)
         with signals:
             saved = run.save_now()
+        if not ranks.main:
+            return
         drawn = report.finish()
-    except Stop as stop:
+    except (Stop, ranks.Lost) as end:
         signals.held = True  # the save that follows is not stopped but by a second Ctrl-C
         if run.progress.step == begun == 0:
             raise
         step = f"step {run.progress.step:,}"
-        leave(stop.signum, f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}")
+        message = f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}"
+        if isinstance(end, Stop):
+            leave(end.signum, message)
+        print(f"\na process of the run has ended; {message}", flush=True)
+        raise
     finally:
         report.stop()
         if run.loggers:
@@ -119,7 +135,6 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
     config, progress = run.config, run.progress
     tokens_per_step = config.batch_size * config.block_size
     clock, logged, printed, line = Clock(run), progress.step, 0.0, {}
-    run.saver.reserve(run.model.state_dict())
     if run.compiles and progress.step < run.total_steps:
         print("compiling ...", end=" ", flush=True)
         problem = run.compile()
@@ -128,7 +143,7 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
         clock.since_log = 0.0
     gc.collect()
     gc.freeze()  # modules and compiled code stay: the collector took 0.25 s each time that it looked through them
-    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile else None
+    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile and ranks.main else None
     bar = tqdm(total=run.total_steps, initial=progress.step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     while True:
         if run.save_due or run.evaluation_due:
@@ -146,7 +161,8 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 sys.stdout.flush()
                 report.refresh()
             clock.start()
-        if progress.step >= run.total_steps or run.over_budget:
+        signals.share()
+        if progress.step >= run.total_steps or any(ranks.gather(bool(run.over_budget))):
             break
         norm = run.train_step(signals)
         bar.update()
@@ -179,17 +195,23 @@ def main(argv: list[str]) -> None:
     """The command line's work, with errors as sentences."""
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     try:
+        ranks.join()
         train(settings.load(argv))
+        ranks.part()
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        ranks.say_once(f"train.py: {error}")
         sys.exit(2)
     except (RunError, OSError) as error:
-        print(f"\ntrain.py: {error}", file=sys.stderr)
+        ranks.say_once(f"\ntrain.py: {error}")
         sys.exit(1)
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+    except ranks.Lost:  # the process that ended has said why
+        sys.exit(1)
+    except Exception as error:
+        short = out_of_memory(error)
+        if ranks.alone and not short:
             raise
-        print("train.py: out of memory before the first step: weights, AdamW or data do not fit. What takes less: n_layer, n_embd, data_location = mmap", file=sys.stderr)
+        message = "train.py: out of memory before the first step: weights, AdamW or data do not fit. What takes less: n_layer, n_embd, data_location = mmap"
+        ranks.say_once(message if short else traceback.format_exc())
         sys.exit(1)
 
 

@@ -53,8 +53,8 @@ class Config:
     value_residual: bool = setting(False, "mix the first layer's values into each layer's, with learned weights")
     # optimisation
     optimizer: str = setting("adamw", "adamw; or muon: Muon on the matrices of the blocks, AdamW without decay on the rest", ["adamw", "muon"])
-    batch_size: int = setting(32, "sequences an optimiser step, over all accumulation", low=1)
-    micro_batch_size: int | None = setting(None, "sequences in memory at once; must divide batch_size; None: all of them", low=1)
+    batch_size: int = setting(32, "sequences an optimiser step, over all accumulation and all GPUs", low=1)
+    micro_batch_size: int | None = setting(None, "sequences in a GPU's memory at once; must divide batch_size; None: all of them", low=1)
     learning_rate: float = setting(3e-4, "peak learning rate", low=0)
     min_lr: float | None = setting(None, "learning rate at the end; None: a tenth of learning_rate, or 0 with wsd", low=0)
     lr_schedule: str = setting("cosine", "after the warm-up: cosine, or wsd: constant, then a straight line down", ["cosine", "wsd"])

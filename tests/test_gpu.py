@@ -14,6 +14,7 @@ from dataset import Dataset
 from metadata import read_meta
 from run import Run
 from tests.test_model import randomised
+from tests.test_ranks import torchrun
 from tests.test_sampling import PROMPTS, without_cache
 from tests.test_train import SMALL, losses
 from train import train
@@ -92,6 +93,18 @@ def test_generation_from_a_cuda_graph_is_that_of_whole_forwards(prompts, recwarn
     expected = without_cache(model, prompts, 100, temperature=0)
     assert list(sampling.generate(model.cuda(), prompts, 100, temperature=0)) == expected
     assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, processes):
+    if torch.cuda.device_count() < processes:
+        pytest.skip(f"needs {processes} GPUs")
+    exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
+    train(settings_for(char_data, tmp_path / "alone", *exact))
+    result = torchrun(processes, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", *GPU, *exact)
+    assert result.returncode == 0, result.stderr
+    alone, run = losses(tmp_path / "alone"), losses(tmp_path / "run")
+    assert run[0].keys() == alone[0].keys() and all(run[i][step] == pytest.approx(alone[i][step], abs=1e-3) for i in (0, 1) for step in alone[i])
 
 
 def test_the_gpu_is_known_or_its_mfu_is_not_claimed():

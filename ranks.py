@@ -1,0 +1,83 @@
+"""The processes that train one run together, one a GPU, as torchrun starts them; a process that it did not start is alone.
+
+All do the same steps on different sequences. What one finds out alone (memory that runs out, a signal, the time) takes effect
+once all have heard of it, at the same point of the program. Only the first, `main`, writes and prints. Knows no model, no run.
+"""
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+rank, count, local = 0, 1, 0  # this process among all; how many; among those of its machine, which is its GPU's number too
+alone, main = True, True
+_store, _stderr = None, sys.stderr
+
+
+class Lost(Exception):
+    """Another process of the run has ended, or answers no more."""
+
+
+def join() -> None:
+    """Meet the others, if torchrun started this process. All but the first are silent from here on."""
+    global rank, count, local, alone, main, _store
+    if "LOCAL_RANK" not in os.environ:
+        return
+    _store, rank, count = next(dist.rendezvous("env://"))
+    local, alone, main = int(os.environ["LOCAL_RANK"]), False, rank == 0
+    # Plain numbers go over gloo, between the CPUs, so that agreeing on them never waits for a GPU.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo", store=_store, rank=rank, world_size=count)
+    if not main:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+
+
+def gather(value: float) -> list[float]:
+    """The values that all processes bring here, by rank. Raises Lost."""
+    if alone:
+        return [value]
+    values = torch.zeros(count, dtype=torch.float64)
+    values[rank] = value
+    try:
+        dist.all_reduce(values)
+    except RuntimeError as error:
+        raise Lost(str(error)) from None
+    return values.tolist()
+
+
+def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
+    """Replace the gradients of `parameters` by their sums over all processes; returns that of `loss`, a scalar. Raises Lost.
+
+    One message after the last backward, and not DistributedDataParallel, whose messages begin within it: where one process runs out of
+    memory there, the others wait for its messages until the time is out, and its own wrapper refuses another step.
+    """
+    if alone:
+        return loss
+    parameters = [p for p in parameters if p.grad is not None]
+    flat = torch.cat([*(p.grad.view(-1) for p in parameters), loss.view(1)])
+    try:
+        dist.all_reduce(flat)
+    except RuntimeError as error:
+        raise Lost(str(error)) from None
+    for p, gradient in zip(parameters, flat.split([*(p.numel() for p in parameters), 1]), strict=False):
+        p.grad = gradient.view_as(p)
+    return flat[-1]
+
+
+def say_once(message: str) -> None:
+    """Write an error to stderr from the first process that has one; the others wait until it is written."""
+    first = alone
+    try:
+        first = first or _store.add("failed", 1) == 1
+        if first:
+            print(message, file=_stderr, flush=True)
+        if not alone:
+            _store.set("said", "") if first else _store.wait(["said"], timedelta(seconds=10))
+    except RuntimeError:  # whoever kept the store has ended, so something was said
+        pass
+
+
+def part() -> None:
+    """The end, when all have come to it."""
+    if not alone:
+        dist.destroy_process_group()
