@@ -58,6 +58,7 @@ def written(page, box):
 
 def choose(page, box, name):
     """Choose a checkpoint."""
+    page.get_by_role("option").first.wait_for(state="hidden")  # of a list that is just closing
     page.locator(f"#{box} input").click()
     page.get_by_role("option", name=name, exact=True).click()
 

@@ -32,7 +32,7 @@ PROMPT_CHARS = 10_000
 # name: (smallest, largest, as the page opens, step, label)
 SETTINGS = {
     "max_new_tokens": (1, 1000, 200, 1, "new tokens, at most"),
-    "temperature": (0, 2, 0.8, 0.05, "temperature (0: the likeliest)"),
+    "temperature": (0, 2, 0.8, 0.05, "temperature (0: greedy)"),
     "top_k": (0, 1000, 200, 1, "top-k (0: all)"),
     "top_p": (0.05, 1, 1, 0.05, "top-p"),
     "repetition_penalty": (1, 2, 1, 0.05, "repetition penalty"),
