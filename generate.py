@@ -24,8 +24,7 @@ import checkpoint
 import hardware
 import sampling
 from checkpoint import CheckpointError
-from guard import out_of_memory
-from hardware import DeviceError
+from hardware import DeviceError, out_of_memory
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
 
@@ -123,7 +122,7 @@ def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
 def conversation(messages: list[dict], model: GPT, tokenizer: Tokenizer) -> str:
     """The prompt for a model's next reply, as prepare_data.py writes conversations. The oldest turns go where they would leave less than
     half of the context for the reply."""
-    from text_sources import format_chat
+    from preparing.text_sources import format_chat
 
     while True:
         prompt = format_chat(messages) + REPLY

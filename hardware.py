@@ -1,4 +1,4 @@
-"""What the machine offers: device, precision, and how fast it could be. Nothing here knows models or data."""
+"""What the machine offers: device, precision, how fast it could be, and the errors of its memory. Nothing here knows models or data."""
 import contextlib
 import math
 import os
@@ -87,3 +87,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device's memory, or the machine's, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error)

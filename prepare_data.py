@@ -2,8 +2,8 @@
 
     python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH]
 
-The command: which input, which tokenizer, is this work new or to be continued, what came of it. text_sources.py reads and cleans the
-text, token_writer.py encodes it. What is written depends on the input and the settings alone. Knows no model.
+The command: which input, which tokenizer, is this work new or to be continued, what came of it. preparing/text_sources.py reads and
+cleans the text, preparing/token_writer.py encodes it. What is written depends on the input and the settings alone. Knows no model.
 """
 import argparse
 import contextlib
@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from metadata import DataError, Meta, Split, dtype_for, read_meta, write_meta, write_whole
-from text_sources import PIECE, InputError, Options, Piece, Position, Report, Source, find_sources, read_pieces, slices, texts_of
-from token_writer import SPLITS, Journal, Pool, PrepareError, Progress, batches, encode_all, peak_memory, worker_count
+from preparing.text_sources import PIECE, InputError, Options, Piece, Position, Report, Source, find_sources, read_pieces, slices, texts_of
+from preparing.token_writer import SPLITS, Journal, Pool, PrepareError, Progress, batches, encode_all, peak_memory, worker_count
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

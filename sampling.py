@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from guard import out_of_memory
+from hardware import out_of_memory
 from model import Cache
 
 

@@ -1,9 +1,9 @@
 """Train a GPT on a prepared data set.
 
     python train.py config/gpt2_small.py [--key=value ...]
-    torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs; ranks.py
+    torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs
 
-The loop: when to step, log, evaluate, save and stop. What a run is stands in run.py, the parts of a step in step.py, all
+The loop: when to step, log, evaluate, save and stop. What a run is stands in training/run.py, the parts of a step in training/step.py, all
 settings in config/__init__.py (or --help). Stopped in any way, the same command continues the run.
 """
 import gc
@@ -18,19 +18,18 @@ from tqdm import tqdm
 import checkpoint
 import config as settings
 import hardware
-import ranks
-import terminal
 from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError
-from guard import Lock, RunError, Signals, Stop, leave, out_of_memory
-from hardware import DeviceError
-from loggers import Report
-from plan import plan
-from profiling import Profiler
-from run import Run
-from terminal import duration
+from hardware import DeviceError, out_of_memory
 from tokenizer_bpe import TokenizerError
+from training import ranks, terminal
+from training.guard import Lock, RunError, Signals, Stop, leave
+from training.loggers import Report
+from training.plan import plan
+from training.profiling import Profiler
+from training.run import Run
+from training.terminal import duration
 
 
 class Clock:

@@ -27,8 +27,8 @@ import config as settings
 import hardware
 import model
 from metadata import read_meta
-from run import Run, model_config
-from step import make_optimizer
+from training.run import Run, model_config
+from training.step import make_optimizer
 
 RESULTS = Path(__file__).parent / "results"
 ON_A_CPU = ["config/demo.py", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=8"]

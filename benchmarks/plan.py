@@ -20,8 +20,9 @@ import hardware
 RESULTS = Path(__file__).parent / "results"
 CHILD = """
 import contextlib, ctypes, gc, json, sys, torch
-import config, hardware, plan
-from run import Run
+import config, hardware
+from training import plan
+from training.run import Run
 run = Run(config.load(sys.argv[1:]))
 c, parameters, cuda = run.config, run.model.num_parameters(), run.device.type == "cuda"
 if run.compiles:

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import config
 import hardware
-import ranks
 from model import GPT, GPTConfig
-from step import make_optimizer
+from training import ranks
+from training.step import make_optimizer
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -18,7 +18,7 @@ import checkpoint
 import config
 import hardware
 from model import GPT, GPTConfig
-from step import make_optimizer
+from training.step import make_optimizer
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -25,7 +25,7 @@ import checkpoint
 import config as settings
 import hardware
 from dataset import read_meta
-from run import model_config
+from training.run import model_config
 
 RESULTS = Path(__file__).parent / "results"
 

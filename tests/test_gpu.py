@@ -8,16 +8,16 @@ import torch
 import checkpoint
 import config
 import hardware
-import profiling
 import sampling
 from dataset import Dataset
 from metadata import read_meta
-from run import Run
 from tests.test_model import randomised
 from tests.test_ranks import torchrun
 from tests.test_sampling import PROMPTS, without_cache
 from tests.test_train import SMALL, losses
 from train import train
+from training import profiling
+from training.run import Run
 
 pytestmark = pytest.mark.gpu
 GPU = [*(s for s in SMALL if "device" not in s), "--device=cuda"]

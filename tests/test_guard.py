@@ -15,11 +15,12 @@ import torch
 
 import checkpoint
 import config
-from guard import Lock, RunError, out_of_memory
-from run import Run
+from hardware import out_of_memory
 from tests.conftest import ROOT, fails_clearly, run_script
 from tests.test_train import SMALL, losses, train_small
 from tests.torture import torture
+from training.guard import Lock, RunError
+from training.run import Run
 
 
 def small_run(data, folder, *more):

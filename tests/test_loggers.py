@@ -7,8 +7,8 @@ import pytest
 
 import checkpoint
 from config import Config, ConfigError
-from loggers import Loggers, Report, check_installed
 from tests.test_train import train_small
+from training.loggers import Loggers, Report, check_installed
 
 
 def test_tensorboard_continues_across_resumes(char_data, tmp_path):

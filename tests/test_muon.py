@@ -4,8 +4,8 @@ import torch
 
 from config import Config
 from model import GPT, GPTConfig
-from muon import Muon, orthogonalize
-from step import make_optimizer
+from training.muon import Muon, orthogonalize
+from training.step import make_optimizer
 
 
 def optimizer_of(params, **group):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import text_sources
 from prepare_data import spread_sample
+from preparing import text_sources
+from preparing.text_sources import Options, Position, find_sources, read_pieces, texts_of
+from preparing.token_writer import Seen, encode
 from tests.conftest import prose
-from text_sources import Options, Position, find_sources, read_pieces, texts_of
-from token_writer import Seen, encode
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0"]

@@ -1,7 +1,7 @@
 """terminal.py: what a run says, as text."""
 import math
 
-import terminal
+from training import terminal
 
 
 def test_an_evaluation_in_a_line_with_what_is_known():

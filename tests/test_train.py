@@ -13,12 +13,12 @@ import torch
 
 import checkpoint
 import hardware
-import profiling
 from config import Config
 from model import GPT, GPTConfig
-from step import compile_or_not, forward_backward, learning_rate_at, make_optimizer, optimizer_step
-from terminal import duration
 from tests.conftest import ROOT, fails_clearly, run_script
+from training import profiling
+from training.step import compile_or_not, forward_backward, learning_rate_at, make_optimizer, optimizer_step
+from training.terminal import duration
 
 SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=8", "--compile=False", "--device=cpu",
          "--eval_interval=10", "--eval_batches=2", "--log_interval=5", "--warmup_steps=5", "--learning_rate=3e-3", "--report_minutes=0"]  # fmt: skip

@@ -18,8 +18,7 @@ import hardware
 from checkpoint import CheckpointError
 from dataset import DataError, read_meta, read_tokens
 from generate import complete, open_checkpoint
-from guard import out_of_memory
-from hardware import DeviceError
+from hardware import DeviceError, out_of_memory
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 try:

@@ -11,9 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-
-import ranks
+from training import ranks
 
 try:
     import fcntl
@@ -134,8 +132,3 @@ class Lock:
         with contextlib.suppress(OSError):
             self._write("")
             self.file.close()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device's memory, or the machine's, did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error)

@@ -7,9 +7,10 @@ import statistics
 import time
 
 import hardware
-from guard import RunError, out_of_memory
+from hardware import out_of_memory
 from model import GPTConfig
-from step import forward_backward, optimizer_step
+from training.guard import RunError
+from training.step import forward_backward, optimizer_step
 
 # Dense bf16 TFLOP/s (fp16 on T4 and V100), memory in GB.
 GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80), "H200": (989, 141)}

@@ -158,6 +158,6 @@ class Report:
         command = [sys.executable, "-m", "tools.report", str(self.folder.absolute()), *more]
         try:  # in a group of its own: Ctrl-C in the terminal is the trainer's. Not in another session: Linux shares the cores out among sessions first
             quiet = subprocess.DEVNULL
-            self.process = subprocess.Popen(command, cwd=Path(__file__).parent, stdin=quiet, stdout=quiet, stderr=quiet, process_group=0)
+            self.process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdin=quiet, stdout=quiet, stderr=quiet, process_group=0)
         except OSError:  # no memory for another process
             self.wanted = False

@@ -9,9 +9,9 @@ import torch
 from torch.profiler import record_function
 
 import hardware
-import ranks
-from guard import out_of_memory
-from muon import Muon
+from hardware import out_of_memory
+from training import ranks
+from training.muon import Muon
 
 
 def learning_rate_at(step: int, total_steps: int, config) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from metadata import write_whole
-from text_sources import PIECE, InputError, Options, Piece, Position, Report, Source, read_pieces, texts_of
+from preparing.text_sources import PIECE, InputError, Options, Piece, Position, Report, Source, read_pieces, texts_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
 SPLITS = ("train", "val")

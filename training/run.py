@@ -18,16 +18,17 @@ from torch.profiler import record_function
 import checkpoint
 import hardware
 import pretrained
-import ranks
 import sampling
 from checkpoint import CheckpointError
 from config import Config, ConfigError
 from dataset import DataError, Dataset, Meta, read_meta
-from guard import RunError, out_of_memory
-from loggers import Loggers, check_installed
+from hardware import out_of_memory
 from model import GPT, GPTConfig
-from step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training import ranks
+from training.guard import RunError
+from training.loggers import Loggers, check_installed
+from training.step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
 
 
 @dataclass
