@@ -10,7 +10,7 @@ demo: .venv/main
 	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def " --max_new_tokens 120 --seed 1
 
 test: .venv/dev
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2
 
 lint: .venv/dev
 	.venv/bin/ruff check .

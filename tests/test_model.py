@@ -129,7 +129,7 @@ def test_too_long_a_sequence_and_ids_beyond_the_vocabulary_are_sentences():
 @pytest.mark.parametrize("changes", [{}, MODERN, *({name: MODERN[name]} for name in MODERN)], ids=lambda c: "+".join(c) or "gpt2")
 def test_each_switch_gives_the_same_logits_with_and_without_the_cache(changes):
     model, idx = randomised(**changes), torch.randint(97, (2, 32))
-    cache = Cache(model.config, idx.device)
+    cache = Cache(model.config, 2, idx.device, torch.float32)
     with torch.no_grad():
         parts = []
         for start, end in ((0, 20), *((i, i + 1) for i in range(20, 32))):
