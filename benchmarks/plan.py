@@ -64,7 +64,7 @@ def main(argv):
             settings = [*common, f"--batch_size={micro}", f"--checkpoint_dir={temporary}/{micro}"]
             out = subprocess.run([sys.executable, "-c", CHILD, *settings], check=True, capture_output=True, text=True).stdout
             row = json.loads(out.splitlines()[-1])
-            run = [sys.executable, "train.py", *settings, f"--max_steps={args.steps}", "--log_interval=1", "--eval_interval=0", "--eval_batches=1"]
+            run = [sys.executable, "train.py", *settings, f"--max_steps={args.steps}", "--log_interval=1", "--eval_interval=0", "--eval_batches=1", "--report_minutes=0"]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
             speeds = [r["tokens_per_second"] for r in checkpoint.read_log(Path(temporary) / str(micro)) if "loss" in r][args.steps // 2 :]  # the first half warms up
             row["measured_seconds"] = micro * 512 / statistics.median(speeds)
