@@ -38,8 +38,8 @@ TASKS = {
     "shakespeare": (
         ["--data_dir=data/shakespeare_char", "--n_layer=4", "--n_head=4", "--n_embd=128", "--block_size=64", "--eval_batches=0"],
         {
-            "GPT-2": ["config/shakespeare_char.py", "--batch_size=16", "--max_steps=800", "--eval_interval=40"],
-            "modern": ["config/shakespeare_char_modern.py", "--batch_size=16", "--max_steps=200", "--eval_interval=10"],
+            "GPT-2": ["config/shakespeare_char.py", "--batch_size=16", "--max_steps=1200", "--eval_interval=60"],
+            "modern": ["config/shakespeare_char_modern.py", "--batch_size=16", "--max_steps=190", "--eval_interval=10"],
         },
     ),
     "sources": (
