@@ -66,16 +66,23 @@ class Cache:
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self.slots, self.rows = torch.arange(config.block_size, device=device), torch.arange(rows, device=device)[:, None]
 
-    def place(self, positions, used=None):
-        """Before a forward: the positions of its tokens, int64 [B, T]. used: no slot from here on is read; spares work where it is known."""
-        self.positions, self.used = positions, used or len(self.slots)
-        hidden = self.slots[: self.used] > positions[:, None, :, None]
-        self.mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device).masked_fill(hidden, -torch.inf)  # [B, 1, T, used]
+    def place(self, positions, used=None, alike=False):
+        """Before a forward: the positions of its tokens, int64 [B, T]. What spares work where it is known: `used`, no slot from there on is
+        read; and `alike`, the tokens of every row stand side by side and end at `used`."""
+        self.positions, self.used, T = positions, used or len(self.slots), positions.size(1)
+        self.span = slice(used - T, used) if alike else None
+        self.mask = None
+        if not self.span or T > 1:
+            hidden = self.slots[: self.used] > positions[:, None, :, None]
+            self.mask = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device).masked_fill(hidden, -torch.inf)  # [B, 1, T, used]
 
     def attend(self, layer, q, k, v):
         """Keep keys and values of the tokens placed, and attend to all that the layer has. q, k, v: [B, heads, T, C / heads], as is what it returns."""
         for kept, new in ((self.keys[layer], k), (self.values[layer], v)):
-            kept[self.rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
+            if self.span:
+                kept[:, :, self.span] = new
+            else:
+                kept[self.rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         keys, values = self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
         return F.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=self.mask).to(q.dtype)
 

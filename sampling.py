@@ -34,7 +34,7 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
         else:
             tokens = torch.tensor([[text[-1:] for text in texts], [[len(text) - 1] for text in texts]], device=device)
             step = step or (recorded(model, cache, tokens) if device.type == "cuda" else None)
-            logits = step(tokens) if step else next_token(model, cache, tokens, used=max(map(len, texts)))
+            logits = step(tokens) if step else next_token(model, cache, tokens, max(map(len, texts)), len(set(map(len, texts))) == 1)
         if repetition_penalty != 1:
             logits = penalise(logits, seen, repetition_penalty)
         next_ids = sample(logits, **settings)
@@ -49,15 +49,15 @@ def prefill(model, cache, texts):
     """Logits of what follows each text, [B, V]; its keys and values are in the cache then. texts: B lists of ids."""
     device, longest = cache.slots.device, max(map(len, texts))
     idx = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)  # no token sees what follows it
-    cache.place(cache.slots[:longest].expand(len(texts), -1), used=longest)
+    cache.place(cache.slots[:longest].expand(len(texts), -1), longest, alike=True)
     return model(idx, cache=cache, last=torch.tensor([len(text) - 1 for text in texts], device=device))
 
 
-def next_token(model, cache, tokens, used=None):
+def next_token(model, cache, tokens, used=None, alike=False):
     """Logits of what follows one more token of each text, [B, V]. tokens: int64 [2, B, 1], their ids and their positions; the cache has
-    all tokens before them. used: as in Cache.place."""
+    all tokens before them. used, alike: as in Cache.place."""
     ids, positions = tokens
-    cache.place(positions, used)
+    cache.place(positions, used, alike)
     return model(ids, cache=cache)[:, 0]
 
 
@@ -90,26 +90,41 @@ def recorded(model, cache, tokens):
 
 
 class PackedLinear(nn.Module):
-    """A Linear layer with its weight as oneDNN likes it for a few rows: on a CPU with AVX512-BF16 it reads 17 to 21 GB/s
-    there, 11 to 15 in the usual layout. No gradients."""
+    """A Linear layer for generation on a CPU; no gradients. float32 in and out.
+
+    Its weight lies as oneDNN likes it for a few rows. A bfloat16 weight is kept in float16 too, which holds its values, for one row at a
+    time: PyTorch's kernel for that reads 32 GB/s where oneDNN's reads 21, and the usual layout gives 15 (benchmarks/README.md).
+    """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, 1), linear.bias
+        weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
+        self.dtype, self.bias = weight.dtype, bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self.half = weight.half() if weight.dtype == torch.bfloat16 else None
+        if self.half is not None and not self.half.isfinite().all():
+            self.half = None
+        self.half_bias = bias.half() if bias is not None else None
 
     def forward(self, x):
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        if self.half is not None and x.numel() == x.size(-1):
+            return nn.functional.linear(x.half().clamp_(-65504, 65504), self.half, self.half_bias).float()
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "").float()
 
 
 def pack(model) -> None:
-    """Make a model faster at one token a forward, where this machine can: on a CPU, its Linear layers become PackedLinear."""
+    """Make a model faster at one token a forward, where this machine can: on a CPU, its Linear layers become PackedLinear, and
+    what lies between them float32."""
     weight = model.wte.weight
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported() or weight.dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         return
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
                 setattr(module, name, PackedLinear(child))
+    model.float()
 
 
 def penalise(logits, seen, penalty):

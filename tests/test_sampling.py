@@ -1,8 +1,9 @@
 """sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences stand, and what sampling allows."""
 import pytest
 import torch
+import torch.nn.functional as F
 
-from sampling import generate, pack, penalise, sample
+from sampling import PackedLinear, generate, pack, penalise, sample
 from tests.test_model import TINY, randomised
 
 CONTEXT = TINY["block_size"]
@@ -62,8 +63,19 @@ def test_packed_layers_compute_the_same(dtype, tied):
     model, packed = (randomised(tie_weights=tied).to(dtype) for _ in range(2))
     pack(packed)
     for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
-        assert torch.allclose(model(idx).float(), packed(idx).float(), atol=1e-4 if dtype == torch.float32 else 0.05)
+        logits = packed(idx)
+        assert logits.dtype == torch.float32
+        assert torch.allclose(model(idx).float(), logits, atol=1e-4 if dtype == torch.float32 else 0.05)
     assert len(list(generate(packed, PROMPTS, 2 * CONTEXT, temperature=0))) == 2 * CONTEXT
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("weight, size", [(1e-3, 1e5), (1e5, 1e-3)], ids=["input", "weight"])
+def test_packed_layers_stand_numbers_beyond_float16(rows, weight, size):
+    linear = torch.nn.Linear(16, 8).to(torch.bfloat16)
+    torch.nn.init.constant_(linear.weight, weight)
+    x = torch.full((rows, 16), size)
+    assert torch.allclose(PackedLinear(linear)(x), F.linear(x, linear.weight.float(), linear.bias.float()), rtol=0.4)
 
 
 def test_the_repetition_penalty_counts_prompt_and_text():
