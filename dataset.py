@@ -2,9 +2,11 @@
 
 Knows token ids, not text and not models. What the folder holds is read, and checked, through metadata.py.
 """
+import contextlib
 import gzip
 import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +113,7 @@ class Dataset:
             self._check_ids(chunk.numpy().view(self.meta.dtype))
         if self.device.type == "cuda" and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
-        chunk = chunk.to(self.device, non_blocking=True).long()
+        chunk = chunk.to(self.device, non_blocking=self.device.type == "cuda").long()
         return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
 
     def evaluation(self, windows: int, micro_batch: int, share: int = 0, shares: int = 1):
@@ -129,11 +131,12 @@ class Dataset:
             part = starts[at : at + micro_batch]
             index = torch.tensor(part + [0] * (micro_batch - len(part)))[:, None] + torch.arange(T + 1)
             chunk = self._to_device(self._take(index.clamp(max=self.length - 1)))
-            x, y = chunk[:, :-1], chunk[:, 1:].clone()
+            x, y = chunk[:, :-1], chunk.clone()[:, 1:]  # in memory as a training batch lies: another layout would be compiled anew
             y[len(part) :] = IGNORE
-            if part[-1] == whole * T:
+            cut = T - rest if part[-1] == whole * T else 0
+            if cut:
                 y[len(part) - 1, rest:] = IGNORE
-            yield x, y, int((y != IGNORE).sum())
+            yield x, y, len(part) * T - cut
 
 
 def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
@@ -147,18 +150,25 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
 
 
 def _fill(target, folder, part):
-    """Read one file into its place."""
-    path = folder / part.file
+    """Read one file into its place: in pieces by several threads, which new memory needs to take what a fast disk gives."""
+    path, view, size = folder / part.file, memoryview(target).cast("B"), 1 << 26
     packed = not path.exists()
     if packed:
-        path = folder / part.compressed["file"]
-    try:
+        path, size = folder / part.compressed["file"], max(1, len(view))
+
+    def read(begin):
         with gzip.open(path) if packed else open(path, "rb") as file:
-            view, at = memoryview(target).cast("B"), 0
-            while at < len(view) and (count := file.readinto(view[at : at + (1 << 24)])):
+            file.seek(begin)
+            at, end = begin, min(begin + size, len(view))
+            while at < end and (count := file.readinto(view[at : min(end, at + (1 << 24))])):
                 at += count
-            if at < len(view) or file.read(1):
+            if at < end or end == len(view) and file.read(1):
                 raise DataError(f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again")
+
+    try:
+        pieces = range(0, max(1, len(view)), size)
+        with ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext() as threads:  # a thread takes address space, which may be limited
+            list((threads.map if threads else map)(read, pieces))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from None
 

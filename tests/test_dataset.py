@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataset import DataError, Dataset, Meta, Split, dtype_for, read_meta, write_meta
+from dataset import DataError, Dataset, Meta, Split, dtype_for, read_meta, read_tokens, write_meta
 
 CPU = torch.device("cpu")
 
@@ -57,6 +57,11 @@ def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     assert seen == list(range(offset, offset + 32 * data.windows, 32))
     assert torch.equal(x[:, 1:], y[:, :-1])
     assert not torch.equal(data.batch(data.windows, data.windows, 3)[0], x)  # the next epoch differs
+
+
+def test_a_file_of_several_pieces_is_read_whole(tmp_path):
+    ids = make(tmp_path / "large", tokens=(1 << 26) + 5)  # 128 MiB and a little: three pieces
+    assert np.array_equal(read_tokens(tmp_path / "large", read_meta(tmp_path / "large"), "train"), ids)
 
 
 def test_what_does_not_fit_together_is_named(tmp_path):
