@@ -14,6 +14,10 @@ PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200":
 class DeviceError(ValueError):
     """A device that is not there, in a sentence for the user."""
 
+# Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5% less (benchmarks/README.md). PyTorch
+# looks at this when it first allocates.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
 
 def find_device(name: str, number: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, mps or cpu; number: which GPU where the name says none. Raises DeviceError

@@ -362,3 +362,11 @@ def test_a_container_with_fewer_processors_gets_fewer_threads(tmp_path, monkeypa
 def test_a_short_run_on_a_cpu_is_not_compiled():
     assert not hardware.compile_pays(torch.device("cpu"), 8e12) and hardware.compile_pays(torch.device("cpu"), 1e15)
     assert hardware.compile_pays(torch.device("cuda"), 1)
+
+
+def test_large_tensors_lie_in_large_pages():
+    choice = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not choice.exists() or "[never]" in choice.read_text():
+        pytest.skip("this system gives none")
+    code = "import hardware, torch; a = torch.ones(1 << 25); print(*(line.split()[1] for line in open('/proc/self/smaps_rollup') if 'AnonHugePages' in line))"
+    assert int(subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout) > 64_000  # kB of 131,072
