@@ -2,6 +2,8 @@
 import contextlib
 import math
 import os
+import re
+import time
 from pathlib import Path
 
 import torch
@@ -10,13 +12,13 @@ import torch
 PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200": 989, "B200": 2250, "A100": 312, "A800": 312, "L40S": 362, "L4": 121,
                "A10G": 70, "A10": 125, "A40": 150, "A6000": 155, "V100": 125, "T4": 65, "4090": 165, "3090": 71}  # fmt: skip
 
-
-class DeviceError(ValueError):
-    """A device that is not there, in a sentence for the user."""
-
 # Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5% less (benchmarks/README.md). PyTorch
 # looks at this when it first allocates.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+class DeviceError(ValueError):
+    """A device that is not there, in a sentence for the user."""
 
 
 def find_device(name: str, number: int = 0) -> torch.device:
@@ -24,6 +26,11 @@ def find_device(name: str, number: int = 0) -> torch.device:
     for one that this machine lacks."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        if name == "cpu" and torch.version.cuda and Path("/proc/driver/nvidia/version").exists():
+            raise DeviceError(
+                f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, made for CUDA {torch.version.cuda}, finds no GPU: update the driver, or install a PyTorch for "
+                "an older one (pip install torch --index-url https://download.pytorch.org/whl/cu126). device = cpu trains without a GPU"
+            )
     try:
         device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
     except RuntimeError:
@@ -31,6 +38,13 @@ def find_device(name: str, number: int = 0) -> torch.device:
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}.get(device.type, 0)
     if (device.index or 0) >= count:
         raise DeviceError(f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}")
+    if device.type == "cuda":
+        (major, minor), known = torch.cuda.get_device_capability(device), re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
+        if 10 * major + minor < min(map(int, known), default=0):
+            raise DeviceError(
+                f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__} knows; one made for CUDA 12 knows it: "
+                "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+            )
     return device
 
 
@@ -55,8 +69,8 @@ def autocast(device: torch.device, dtype: torch.dtype):
 
 def compile_pays(device: torch.device, operations: float) -> bool:
     """Whether to compile a model for a run of so many floating-point operations. On a CPU, half a minute of
-    compilation takes a sixth off a small model's step, and comes back after some 2e13 operations (benchmarks/README.md)."""
-    return device.type != "cpu" or operations > 2e13
+    compilation takes a sixth off a small model's step, and comes back after some 4e13 operations (benchmarks/README.md). PyTorch's compiler for mps is a prototype."""
+    return device.type == "cuda" or device.type == "cpu" and operations > 4e13
 
 
 def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
@@ -74,7 +88,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((tflops * 1e12 for key, tflops in PEAK_TFLOPS.items() if key in name), None)
+    return next((tflops * 1e12 for key, tflops in PEAK_TFLOPS.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 def describe(device: torch.device) -> str:
@@ -91,6 +105,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def catches_up(device: torch.device, seconds: float) -> bool:
+    """Whether the device finishes within so many seconds what it was given."""
+    if device.type != "cuda":
+        return True
+    event, until = torch.cuda.Event(), time.monotonic() + seconds
+    event.record(torch.cuda.current_stream(device))
+    while not event.query() and time.monotonic() < until:
+        time.sleep(0.1)
+    return event.query()
 
 
 def out_of_memory(error: BaseException) -> bool:
