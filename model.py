@@ -29,11 +29,9 @@ class GPTConfig:
     tie_weights: bool = True
     # What newer models do otherwise; the defaults are GPT-2.
     position: str = "learned"  # or "rotary"
-    norm: str = "layernorm"  # or "rmsnorm"
     qk_norm: bool = False
     activation: str = "gelu"  # or "relu2"
     zero_init: bool = False
-    logit_softcap: float = 0.0
     shortcut: bool = False
     value_residual: bool = False
 
@@ -47,7 +45,7 @@ class GPTConfig:
             raise ValueError(f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}; the nearest that does is n_head = {best}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout}: must be at least 0 and below 1")
-        for name, known in (("position", ("learned", "rotary")), ("norm", ("layernorm", "rmsnorm")), ("activation", ("gelu", "relu2"))):
+        for name, known in (("position", ("learned", "rotary")), ("activation", ("gelu", "relu2"))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: must be {' or '.join(known)}")
         if self.position == "rotary" and self.n_embd // self.n_head % 2:
@@ -85,13 +83,6 @@ class Cache:
                 kept[self.rows, :, self.positions] = new.transpose(1, 2).to(kept.dtype)
         keys, values = self.keys[layer, :, :, : self.used], self.values[layer, :, :, : self.used]
         return F.scaled_dot_product_attention(q.to(keys.dtype), keys, values, attn_mask=self.mask).to(q.dtype)
-
-
-def make_norm(config: GPTConfig):
-    """LayerNorm, or RMSNorm (Zhang and Sennrich, 2019) without weights, over the model's width."""
-    if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, elementwise_affine=False)
-    return nn.LayerNorm(config.n_embd, bias=config.bias)
 
 
 def rotary_table(config: GPTConfig):
@@ -184,9 +175,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.ln_1 = make_norm(config)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = Attention(config, layer)
-        self.ln_2 = make_norm(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
         # How much of the layer's input, and of the token's embedding before the first layer.
         self.shortcut = nn.Parameter(torch.tensor([1.0, 0.0])) if config.shortcut else None
@@ -208,7 +199,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.register_buffer("rotary", rotary_table(config) if config.position == "rotary" else None, persistent=False)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
-        self.ln_f = make_norm(config)
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.wte.weight
@@ -264,11 +255,9 @@ class GPT(nn.Module):
     def head(self, x, targets=None):
         """What the last layer's output [..., C] comes to: logits [..., V], or the loss against targets."""
         logits = self.lm_head(self.ln_f(x))
-        if targets is not None:
-            logits = logits.flatten(0, 1).float()
-        if self.config.logit_softcap:
-            logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        return logits if targets is None else F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
 
     def num_parameters(self) -> int:
         """Trained numbers in the model; tied weights count once."""

@@ -44,11 +44,9 @@ class Config:
     tie_weights: bool = setting(True, "one matrix for the token embedding and the output head, as in GPT-2")
     # model: what newer ones do otherwise (config/gpt2_small_modern.py has all of it)
     position: str = setting("learned", "learned: an embedding of each position; rotary: queries and keys turned by it", ["learned", "rotary"])
-    norm: str = setting("layernorm", "layernorm, or rmsnorm without weights", ["layernorm", "rmsnorm"])
     qk_norm: bool = setting(False, "normalise queries and keys")
     activation: str = setting("gelu", "gelu, or relu2: the square of ReLU", ["gelu", "relu2"])
     zero_init: bool = setting(False, "begin with zero projections onto the residual stream, and a zero head if it is untied")
-    logit_softcap: float = setting(0.0, "bound the logits to plus and minus this by tanh; 0: no bound", low=0)
     shortcut: bool = setting(False, "add the token's embedding to each layer's input, with learned weights")
     value_residual: bool = setting(False, "mix the first layer's values into each layer's, with learned weights")
     # optimisation

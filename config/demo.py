@@ -7,7 +7,6 @@ block_size = 256
 bias = False
 tie_weights = False
 position = "rotary"
-norm = "rmsnorm"
 qk_norm = True
 activation = "relu2"
 zero_init = True

@@ -1,4 +1,4 @@
-# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, RMSNorm, squared ReLU, Muon and more; 134,086,702 parameters.
+# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, squared ReLU, Muon and more; 134,105,902 parameters.
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"
@@ -9,7 +9,6 @@ block_size = 512
 bias = False
 tie_weights = False
 position = "rotary"
-norm = "rmsnorm"
 qk_norm = True
 activation = "relu2"
 zero_init = True

@@ -8,7 +8,7 @@ import torch
 import config
 from model import GPT, IGNORE, Cache, GPTConfig
 
-MODERN = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "activation": "relu2", "zero_init": True, "logit_softcap": 15.0, "shortcut": True, "value_residual": True,
+MODERN = {"position": "rotary", "qk_norm": True, "activation": "relu2", "zero_init": True, "shortcut": True, "value_residual": True,
           "bias": False, "tie_weights": False}  # fmt: skip
 TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
 
@@ -151,14 +151,7 @@ def test_zero_init_begins_with_even_odds_and_still_learns():
     assert loss < 1 and all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_the_logits_stay_within_the_soft_cap():
-    model = randomised(logit_softcap=2.0)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(100)
-        assert 1.9 < model(torch.randint(97, (2, 32))).abs().max() <= 2
-
-
-@pytest.mark.parametrize("wrong", [{"position": "sinus"}, {"norm": "batchnorm"}, {"activation": "swish"}, {"position": "rotary", "n_head": 64}])
+@pytest.mark.parametrize("wrong", [{"position": "sinus"}, {"activation": "swish"}, {"position": "rotary", "n_head": 64}])
 def test_switches_that_are_none_say_so(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "rotary positions need an even number"):
         GPTConfig(**TINY | wrong)

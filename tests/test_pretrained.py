@@ -109,8 +109,8 @@ def test_padding_is_left_out_of_an_export():
 def test_settings_that_gpt2_lacks_are_named(bpe_run):
     tokenizer = Tokenizer.load(checkpoint.find(bpe_run))
     assert hf_config(GPTConfig(512, zero_init=True), tokenizer)["vocab_size"] == 512
-    with pytest.raises(CheckpointError, match="position = rotary, logit_softcap = 15"):
-        hf_config(GPTConfig(512, position="rotary", logit_softcap=15.0), tokenizer)
+    with pytest.raises(CheckpointError, match="position = rotary, shortcut = True"):
+        hf_config(GPTConfig(512, position="rotary", shortcut=True), tokenizer)
 
 
 def test_no_checkpoint_to_export(tmp_path):

@@ -32,7 +32,7 @@ def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, setting
 
 
 def test_the_cache_changes_nothing_in_a_modern_model():
-    modern = {"position": "rotary", "norm": "rmsnorm", "qk_norm": True, "activation": "relu2", "logit_softcap": 15.0, "shortcut": True, "value_residual": True}
+    modern = {"position": "rotary", "qk_norm": True, "activation": "relu2", "shortcut": True, "value_residual": True}
     model = randomised(**modern, tie_weights=False)
     assert list(generate(model, PROMPTS, 3 * CONTEXT, temperature=0)) == without_cache(model, PROMPTS, 3 * CONTEXT, temperature=0)
 
