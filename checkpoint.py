@@ -290,17 +290,18 @@ def what_is_there(path: Path) -> str:
     return here + (f"; runs with checkpoints: {', '.join(runs)}" if runs else f"; there are none under {ROOT}/ either")
 
 
-def read_json(path: Path) -> dict | None:
-    """A small JSON file, or None where there is none or it is damaged."""
+def read_json(path: Path, **fields: type) -> dict | None:
+    """The object in a small JSON file, or None where there is none, it is damaged, or one of `fields` is not there in its type."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return values if isinstance(values, dict) and all(type(values.get(name)) is kind for name, kind in fields.items()) else None
 
 
 def best_of(run: Path) -> int | None:
     """The step of the best evaluation so far."""
-    return (read_json(run / "best.json") or {}).get("step")
+    return (read_json(run / "best.json", step=int) or {}).get("step")
 
 
 def set_aside(run: Path, step: int) -> None:

@@ -112,7 +112,7 @@ def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
     """(name, model, tokenizer) of a run or step, ready to generate; what it is goes to standard error."""
     folder = checkpoint.find(path)
     model, tokenizer, state = load_model(folder, device, dtype)
-    best = checkpoint.read_json(folder.parent / "best.json") or {}
+    best = checkpoint.read_json(folder.parent / "best.json", step=int, val_loss=float) or {}
     loss = f", validation loss {best['val_loss']:.4f}" if best.get("step") == state["step"] else ""
     print(f"[{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen{loss}]", file=sys.stderr)
     sampling.pack(model)

@@ -123,7 +123,7 @@ def read_hf_tensors(folder: Path) -> dict[str, torch.Tensor]:
     for name, read in (("model.safetensors", read_safetensors), ("pytorch_model.bin", checkpoint.load_tensors)):
         if (folder / name).exists():
             return read(folder / name)
-        index = checkpoint.read_json(folder / f"{name}.index.json")
+        index = checkpoint.read_json(folder / f"{name}.index.json", weight_map=dict)
         if index:
             parts = sorted({Path(part).name for part in index["weight_map"].values()})
             return {k: v for part in parts for k, v in read(folder / part).items()}

@@ -101,3 +101,10 @@ def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     assert [r["step"] for r in checkpoint.read_log(tmp_path)] == [1, 2]
     checkpoint.write_log(tmp_path, checkpoint.read_log(tmp_path))
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", '{"step": 3}', '{"step": "3", "val_loss": "low"}', "no JSON"])
+def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
+    (tmp_path / "best.json").write_text(text)
+    assert checkpoint.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
+    assert checkpoint.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)

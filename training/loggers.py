@@ -86,7 +86,7 @@ def wandb(config: Config, folder: Path, step: int):
     """A Weights & Biases run that goes on under the same id when the run does. Without an account at hand it is kept on the disk."""
     import wandb as wb
 
-    known = checkpoint.read_json(folder / "wandb.json") or {"id": secrets.token_hex(4)}
+    known = checkpoint.read_json(folder / "wandb.json", id=str) or {"id": secrets.token_hex(4)}
     checkpoint.write_json(folder / "wandb.json", known)
     options = {"project": config.wandb, "name": folder.name, "id": known["id"], "resume": "allow", "dir": str(folder), "config": asdict(config)}
     quiet = wb.Settings(silent=True, console="off", init_timeout=30)

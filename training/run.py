@@ -95,7 +95,7 @@ class Run:
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
         self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
         self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
-        best = checkpoint.read_json(self.folder / "best.json") or {"step": math.inf}
+        best = checkpoint.read_json(self.folder / "best.json", step=int, val_loss=float) or {"step": math.inf}
         known = [best["val_loss"]] if best["step"] <= self.progress.step else []
         self.best = min((r["val_loss"] for r in [*self.log, *({"val_loss": v} for v in known)] if r.get("val_loss") is not None), default=math.inf)
         self.share = config.batch_size // ranks.count  # sequences a step of this process
@@ -250,10 +250,10 @@ class Run:
 
     def recall_memory(self):
         """Begin with the sequences at once that an earlier start on such a device ended with."""
-        known = checkpoint.read_json(self.folder / "memory.json") or {}
+        known = checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int) or {}
         if known.get("device") == hardware.describe(self.device):
             for which in ("micro_batch", "eval_micro_batch"):
-                setattr(self, which, divisor(self.share, min(getattr(self, which), known[which])))
+                setattr(self, which, divisor(self.share, max(1, min(getattr(self, which), known[which]))))
 
     def record(self, values: dict) -> dict:
         """Write a line to the log, with step and time; returns it. A line that the disk does not take waits for the next."""
