@@ -71,16 +71,15 @@ class Saver:
         self.run, self.keep_last, self.saved = run, keep_last, saved
         self.thread, self.buffers = None, {}
 
-    def reserve(self, model: dict) -> None:
-        """Have memory for the copies at hand before the first save: for the weights, and AdamW's two tensors for each. Touching
-        new memory takes longer than the copy does."""
-        self.thread = threading.Thread(target=self._reserve, args=(list({t.data_ptr(): t for t in _tensors(model)}.values()),))
+    def reserve(self, tensors: list[torch.Tensor]) -> None:
+        """Have memory for copies of these at hand before the first save. Touching new memory takes longer than the copy does."""
+        self.thread = threading.Thread(target=self._reserve, args=(tensors,))
         self.thread.start()
 
     def _reserve(self, tensors):
         with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say that memory is short
             for t in tensors:
-                self.buffers.setdefault(_kind(t), []).extend(_buffer(t) for _ in range(3))
+                self.buffers.setdefault(_kind(t), []).append(_buffer(t))
 
     def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
         """Copy the state and have it written; waits for the save before, if that is still being written."""
@@ -144,7 +143,10 @@ def _kind(tensor):
 
 def _buffer(tensor):
     """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it several times faster."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").zero_()
+    try:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").zero_()
+    except RuntimeError:  # no page-locked memory to be had
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 def _tensors(value):
@@ -240,10 +242,11 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
     return state
 
 
-def load_tensors(path: Path) -> dict:
-    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read."""
+def load_tensors(path: Path, mmap: bool = True) -> dict:
+    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read. mmap: they lie in
+    the file, for who copies them; what is used as it comes would hold on to the file."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))  # files of before 2020 are no zip
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))  # files of before 2020 are no zip
     except Exception as error:  # pickle, zip and torch each have their own
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code" if foreign else (str(error) or type(error).__name__).splitlines()[0]

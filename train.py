@@ -90,7 +90,7 @@ def finish(run: Run, signals: Signals) -> None:
             checkpoint.set_aside(folder, run.progress.step)
             checkpoint.write_json(folder / "config.json", asdict(run.config))
             run.begin_log()
-            run.saver.reserve(run.model.state_dict())
+            run.saver.reserve([p for group in run.optimizer.param_groups for p in group["params"] for _ in range(2 if group.get("muon") else 3)])  # weights and moments
         ending = loop(run, signals, report)
         with signals:
             saved = run.save_now()

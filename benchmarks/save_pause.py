@@ -46,7 +46,7 @@ def main(argv):
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
         folder = Path(temporary)
         saver = checkpoint.Saver(folder / "run", 1)
-        saver.reserve(model)
+        saver.reserve([t for t in model.values() for _ in range(3)])
         saver.wait()  # as during compilation
         rounds = []
         for n in range(args.rounds):

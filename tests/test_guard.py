@@ -86,7 +86,7 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
     saver = checkpoint.Saver(tmp_path, 2)
     tensors = {"w": torch.ones(1_000_000), "tied": None}
     tensors["tied"] = tensors["w"]
-    saver.reserve(tensors)
+    saver.reserve([tensors["w"]])
     for step in (1, 2):
         tensors["w"].fill_(step)
         saver.save({"step": step}, tensors, {"m": [torch.full((3,), float(step))]}, "{}")

@@ -133,7 +133,7 @@ class Run:
     def load(self, folder, state) -> Progress:
         """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
         self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
-        saved = checkpoint.load_tensors(folder / "optimizer.pt")
+        saved = checkpoint.load_tensors(folder / "optimizer.pt", mmap=False)
         for group, now in zip(saved["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
             group.update({k: v for k, v in now.items() if k != "params"})
         self.optimizer.load_state_dict(saved["optimizer"])
