@@ -174,7 +174,9 @@ def verify(folder: Path) -> str:
 
 def publish(work: Path, out: Path) -> None:
     """Move a finished dataset from the working folder to its place, meta.json last; goes on where it was interrupted."""
-    (out / "meta.json").unlink(missing_ok=True)
+    if (out / "meta.json").exists():  # what it replaces goes whole, meta.json first
+        for name in reversed(FILES):
+            (out / name).unlink(missing_ok=True)
     for name in FILES:
         if (work / name).exists():
             os.replace(work / name, out / name)

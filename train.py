@@ -102,7 +102,10 @@ def finish(run: Run, signals: Signals) -> None:
         if run.progress.step == begun == 0:
             raise
         step = f"step {run.progress.step:,}"
-        message = f"{step} is saved in {folder}; the same command continues" if run.save_now() else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}"
+        # The GPU's queue may hold a sum that will never come, with a process that has ended.
+        reachable = isinstance(end, Stop) or hardware.catches_up(run.device, 20)
+        saved = reachable and run.save_now()
+        message = f"{step} is saved in {folder}; the same command continues" if saved else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}"
         if isinstance(end, Stop):
             leave(end.signum, message)
         print(f"\na process of the run has ended; {message}", flush=True)
@@ -203,7 +206,8 @@ def main(argv: list[str]) -> None:
     except (RunError, OSError) as error:
         ranks.say_once(f"\ntrain.py: {error}")
         sys.exit(1)
-    except ranks.Lost:  # the process that ended has said why
+    except ranks.Lost as error:
+        ranks.say_once(f"train.py: another process of the run ended, or the connection to it failed: {error}")
         sys.exit(1)
     except Exception as error:
         short = out_of_memory(error)

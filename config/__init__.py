@@ -75,7 +75,7 @@ class Config:
     save_minutes: float = setting(15.0, "minutes between checkpoints, whatever the steps; 0: only by steps", low=0)
     keep_last: int = setting(2, "newest checkpoints kept; the best by validation loss is kept besides", low=1)
     sample_prompts: list[str] = setting([], "prompts answered at each evaluation, into log and terminal")
-    report_minutes: float = setting(1.0, "minutes between drawings of report.html, at evaluations and at the end (needs matplotlib); 0: none", low=0)
+    report_minutes: float = setting(1.0, "minutes between drawings of report.html at evaluations; the end draws it too (needs matplotlib); 0: none", low=0)
     tensorboard: bool = setting(False, "also write the curves for TensorBoard, to the run's folder")
     wandb: str | None = setting(None, "also send the curves to this Weights & Biases project; without network or account they stay in the run's folder")
     max_bad_steps: int = setting(10, "steps in a row whose loss or gradient is no number, all skipped, before the run stops", low=1)
@@ -167,13 +167,6 @@ def apply(config: Config, settings: dict) -> None:
         setattr(config, name, convert(name, value, where))
 
 
-def from_dict(saved: dict) -> tuple[Config, list[str]]:
-    """The settings of an older run: what it lacks takes its default. Also returns the names that are no settings any more."""
-    config = Config()
-    apply(config, {k: (v, "the saved settings") for k, v in saved.items() if k in FIELDS})
-    return config, [k for k in saved if k not in FIELDS]
-
-
 def check_name(name: str, where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name not in FIELDS:
@@ -229,6 +222,10 @@ def check(config: Config) -> None:
         raise ConfigError(f"checkpoint_dir = {config.checkpoint_dir!r}: it must be a folder, there or to be made")
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr = None takes a tenth of it")
+    if config.decay_fraction > 1:
+        raise ConfigError(f"decay_fraction = {config.decay_fraction}: it is a share of the steps, at most 1")
+    if config.optimizer == "muon" and not config.learning_rate:
+        raise ConfigError("optimizer = muon needs a learning_rate above 0: the schedule of muon_lr follows it")
     if config.max_cost is not None and not config.cost_per_hour:
         raise ConfigError(f"max_cost = {config.max_cost} needs cost_per_hour, the price of the machine an hour")
     if not config.max_steps and not config.epochs:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import config
-from config import Config, ConfigError
+from config import ConfigError
 
 PRESETS = sorted(p.as_posix() for p in Path(config.__file__).parent.glob("*.py") if p.stem != "__init__")
 
@@ -55,6 +55,7 @@ def test_values_are_read_in_their_type(text, name, value):
     ("--batch_size", ["--batch_size has no value"]),
     ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
     ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
+    ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
     ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
     ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
     ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
@@ -81,11 +82,6 @@ def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
 def test_two_presets_are_refused():
     with pytest.raises(ConfigError, match="one preset"):
         config.load(PRESETS[:2])
-
-
-def test_old_settings_take_the_defaults_of_newer_ones():
-    loaded, gone = config.from_dict({"n_layer": 3, "a_setting_of_long_ago": 1})
-    assert loaded == Config(n_layer=3) and gone == ["a_setting_of_long_ago"]
 
 
 def test_help_lists_every_setting(capsys):

@@ -334,6 +334,7 @@ def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer
 def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
     arguments = [large, "--out", tmp_path / "out", "--tokenizer"]
     ok(prepare(*arguments, tokenizer))
+    ok(prepare(*arguments, tokenizer, "--clean", "--compress", "--overwrite"))
     before = sha(tmp_path / "out")
     process = start(*arguments, "char", "--overwrite")
     while not (tmp_path / "out/.partial/train.bin").exists():
@@ -343,6 +344,7 @@ def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, to
     assert sha(tmp_path / "out") == before
     ok(prepare(*arguments, "char", "--overwrite"))
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
+    assert not [p for p in (tmp_path / "out").iterdir() if p.suffix == ".gz" or p.name == "cleaning.json"]
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):

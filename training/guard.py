@@ -90,19 +90,19 @@ class Lock:
     def __init__(self, folder: Path):
         """Take the lock. Raises RunError naming the trainer that holds it."""
         self.file = open(folder / ".lock", "a+")  # noqa: SIM115 - open as long as it is held
-        locked = True
-        if fcntl:
+        locked, flock = True, fcntl is not None
+        if flock:
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 locked = False
             except OSError:
-                pass  # a mount without locks
+                flock = False  # a mount without locks
         self.file.seek(0)
         held = self.file.read().split("\t")
         if len(held) == 3:
             pid, host, since = held
-            elsewhere = host != socket.gethostname() or not fcntl
+            elsewhere = host != socket.gethostname() or not flock
             fresh = time.time() - os.stat(self.file.name).st_mtime < self.stale_s
             if not locked or elsewhere and fresh:
                 wait = "" if not locked else f" (if it is dead, wait {self.stale_s // 60} minutes or delete {self.file.name})"

@@ -305,6 +305,8 @@ class Run:
 
     def check_numbers(self):
         """Raises RunError after max_bad_steps steps in a row whose loss or gradients are no numbers."""
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1e-3:
+            raise RunError(f"the gradients overflow float16 at any scale, up to step {self.progress.step:,}; the weights took none of them. What helps: dtype = float32, or a lower learning_rate")
         in_a_row = int(self.sums[2])
         if in_a_row >= self.config.max_bad_steps:
             self.saver.wait()
