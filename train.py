@@ -27,7 +27,7 @@ from training import ranks, terminal
 from training.guard import Lock, RunError, Signals, Stop, leave
 from training.loggers import Report
 from training.plan import plan
-from training.profiling import Profiler
+from training.profiling import STEPS, WARMUP, Profiler
 from training.run import Run
 from training.terminal import duration
 
@@ -145,7 +145,10 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
         clock.since_log = 0.0
     gc.collect()
     gc.freeze()  # modules and compiled code stay: the collector took 0.25 s each time that it looked through them
-    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile and ranks.main else None
+    watched = run.total_steps - progress.step >= WARMUP + STEPS
+    if config.profile and not watched:
+        print(f"too few steps left for profile = True, which takes {WARMUP + STEPS}", flush=True)
+    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile and watched and ranks.main else None
     bar = tqdm(total=run.total_steps, initial=progress.step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
     while True:
         if run.save_due or run.evaluation_due:

@@ -18,7 +18,7 @@ import pretrained
 from checkpoint import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
-from train import duration
+from training.terminal import duration
 
 CARD = """---
 library_name: transformers

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 
 from tools.history import History, HistoryError, read
+from training import terminal
 
 ROWS, SHOWN = 30, 8  # lines of a table, and evaluations whose samples are shown; of more, evenly spread ones
 
@@ -71,10 +72,7 @@ def counted(count: int, thing: str) -> str:
 
 def duration(seconds: float | None) -> str:
     """Seconds as people say them."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    s = round(seconds)
-    return f"{s} s" if s < 60 else f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600:,} h {s % 3600 // 60} min"
+    return "" if seconds is None or not math.isfinite(seconds) else terminal.duration(seconds)
 
 
 def spread(items: list, count: int) -> list:

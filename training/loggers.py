@@ -114,10 +114,10 @@ class Report:
     """report.html of a run, drawn by tools/report.py in a process of its own, of the lowest priority, one at a time."""
 
     def __init__(self, folder: Path, minutes: float):
-        """minutes: between two drawings, and before the first; 0: none."""
+        """minutes: between two drawings while training goes on, and before the first; 0: none at all."""
         self.folder, self.wait_s, self.process, self.failed = folder, 60 * minutes, None, False
         self.wanted = bool(minutes) and importlib.util.find_spec("matplotlib") is not None
-        self.begun, self.drawn = time.monotonic(), False
+        self.begun = time.monotonic()
 
     def refresh(self) -> None:
         """Begin a drawing, unless the last one is recent or still going on."""
@@ -126,7 +126,7 @@ class Report:
 
     def finish(self, timeout_s: float = 120) -> Path | None:
         """Draw the whole run; returns where, or None where there was nothing to refresh or it failed."""
-        if not self.wanted or not self.drawn and time.monotonic() < self.begun + self.wait_s:
+        if not self.wanted:
             return None
         self.stop()
         self._begin()
@@ -154,7 +154,7 @@ class Report:
         return self.process is not None and status is None
 
     def _begin(self, *more):
-        self.begun, self.drawn = time.monotonic(), True
+        self.begun = time.monotonic()
         command = [sys.executable, "-m", "tools.report", str(self.folder.absolute()), *more]
         try:  # in a group of its own: Ctrl-C in the terminal is the trainer's. Not in another session: Linux shares the cores out among sessions first
             quiet = subprocess.DEVNULL

@@ -60,4 +60,4 @@ def duration(seconds: float) -> str:
     s = round(seconds)
     if s < 60:
         return f"{s} s"
-    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
+    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600:,} h {s % 3600 // 60} min"
