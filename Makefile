@@ -16,6 +16,7 @@ lint: .venv/dev
 	.venv/bin/ruff check .
 
 .venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 
 .venv/main: .venv/bin/python requirements.txt constraints.txt
