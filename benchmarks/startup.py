@@ -25,7 +25,7 @@ def start(arguments, folder):
     """Seconds to the banner and to the first step's line in the log."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    quiet = ["--log_interval=1", "--eval_interval=0", "--eval_batches=1", "--max_steps=2", f"--checkpoint_dir={run}"]
+    quiet = ["--log_interval=1", "--eval_interval=0", "--eval_batches=1", "--report_minutes=0", "--max_steps=2", f"--checkpoint_dir={run}"]
     begun, log = time.perf_counter(), run / "log.jsonl"
     process = subprocess.Popen([sys.executable, "train.py", *arguments, *quiet], stdout=subprocess.PIPE, text=True, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")})
     process.stdout.readline()

@@ -50,7 +50,7 @@ def ours(c, extra, steps, folder, profile=False):
     """Seconds of each step of train.py, from its log, and peak memory; with profile: seconds a step of each part of it."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
+    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--report_minutes=0", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
     peak = run_script(["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"], None)[1]
     log = checkpoint.read_log(run)
     if profile:
