@@ -4,7 +4,11 @@
 
 On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's own recipe for a CPU (4 layers, 128 dim,
 context 64, 2,000 iterations of 12 sequences), trained by nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_small` compare
-our GPT-2 preset with the modern one at one size. Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so
+our GPT-2 preset with the modern one at one size; the data of `sources`, 240 MB of Python, as `make .venv/dev` installs it:
+
+    python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 --out data/site_packages
+
+Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so
 that a machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON to benchmarks/results/.
 """
 import argparse
@@ -27,7 +31,7 @@ import torch
 import checkpoint
 import config as settings
 import hardware
-from dataset import Dataset, read_meta
+from dataset import DataError, Dataset, read_meta
 from model import IGNORE
 from train import train
 
@@ -43,10 +47,11 @@ TASKS = {
         },
     ),
     "sources": (
-        ["--data_dir=data/site_packages", "--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--tie_weights=False", "--eval_batches=10", "--save_interval=0"],
+        ["--data_dir=data/site_packages", "--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--batch_size=16", "--eval_batches=5", "--save_interval=0", "--sample_prompts=[]"],
         {
-            "GPT-2": ["config/demo.py", "--bias=True", "--max_steps=1500", "--eval_interval=100"],
-            "modern": ["config/demo.py", "--max_steps=300", "--eval_interval=20"],
+            "GPT-2": ["config/gpt2_small.py", "--learning_rate=1e-3", "--min_lr=None", "--warmup_steps=60", "--max_steps=480", "--eval_interval=60"],
+            "modern": ["config/gpt2_small_modern.py", "--learning_rate=5e-3", "--muon_lr=0.04", "--muon_momentum=0.9", "--beta2_tokens=280_000", "--warmup_steps=0", "--max_steps=150",
+                       "--eval_interval=15"],
         },
     ),
     "gpt2_small": (
@@ -66,7 +71,7 @@ def ours(arguments, seed, folder):
     """[(seconds, validation loss), ...] of a run of train.py with these arguments."""
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.redirect_stdout(io.StringIO()):
-        train(settings.load([*arguments, f"--seed={seed}", f"--checkpoint_dir={folder}"]))
+        train(settings.load([*arguments, f"--seed={seed}", "--report_minutes=0", f"--checkpoint_dir={folder}"]))
     return [(r["elapsed_s"], r["val_loss"]) for r in checkpoint.read_log(folder) if "val_loss" in r]
 
 
@@ -167,4 +172,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except DataError as error:
+        sys.exit(f"{error}")
