@@ -73,8 +73,16 @@ class Saver:
 
     def reserve(self, tensors: list[torch.Tensor]) -> None:
         """Have memory for copies of these at hand before the first save. Touching new memory takes longer than the copy does."""
-        self.thread = threading.Thread(target=self._reserve, args=(tensors,))
-        self.thread.start()
+        self._begin(self._reserve, tensors)
+
+    def _begin(self, job, *args):
+        """Run a job in the thread; False where there is no memory for one."""
+        self.thread = threading.Thread(target=job, args=args)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self.thread = None
+        return self.thread is not None
 
     def _reserve(self, tensors):
         with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say that memory is short
@@ -93,8 +101,8 @@ class Saver:
                 torch.cuda.synchronize(device)
         except (RuntimeError, MemoryError) as error:  # no memory for the copy
             return self._failed(state["step"], str(error).splitlines()[0])
-        self.thread = threading.Thread(target=self._save, args=(state, model, optimizer, tokenizer_json))
-        self.thread.start()
+        if not self._begin(self._save, state, model, optimizer, tokenizer_json):
+            self._save(state, model, optimizer, tokenizer_json)
 
     def _copy(self, value, free, copies):
         if isinstance(value, dict):

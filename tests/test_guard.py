@@ -98,6 +98,20 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
         assert checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0] == step
 
 
+def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
+    code = """if True:
+        import resource, sys, threading, pathlib, torch, checkpoint
+        saver, model = checkpoint.Saver(pathlib.Path(sys.argv[1]), 2), {"w": torch.ones(3)}
+        limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (6 << 20)  # a thread's stack has 8 MB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        saver.reserve([model["w"]])
+        saver.save({"step": 1}, model, {}, "{}")
+        print(saver.thread, saver.saved)
+    """
+    result = run_script("-c", code, tmp_path)
+    assert result.stdout == "None 1\n", result.stderr
+
+
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
 def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
     model, saver = {"w": torch.zeros(700_000)}, checkpoint.Saver(disk / "run", 2)
