@@ -6,6 +6,7 @@ exist: it is written under a temporary name, flushed to disk, and renamed. Knows
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -64,11 +65,11 @@ def _write(partial, state, model, optimizer, tokenizer_json):
 class Saver:
     """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is in flight at most.
 
-    saved: the step last written whole. A save that fails is reported, and the run goes on.
+    saved: the step last written whole; best: the validation loss in best.json. A save that fails is reported, and the run goes on.
     """
 
-    def __init__(self, run: Path, keep_last: int, saved: int = 0):
-        self.run, self.keep_last, self.saved = run, keep_last, saved
+    def __init__(self, run: Path, keep_last: int, saved: int = 0, best: float = math.inf):
+        self.run, self.keep_last, self.saved, self.best = run, keep_last, saved, best
         self.thread, self.buffers = None, {}
 
     def reserve(self, tensors: list[torch.Tensor]) -> None:
@@ -128,6 +129,20 @@ class Saver:
                 append_log(self.run, {"step": state["step"], "event": "save"})
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._failed(state["step"], error)
+
+    def mark_best(self, step: int, val_loss: float) -> None:
+        """Have best.json name a step when it is written whole: what cannot be saved cannot be the best that is kept."""
+        writing = self.thread
+        if not self._begin(self._mark_best, writing, step, val_loss):
+            self._mark_best(writing, step, val_loss)
+
+    def _mark_best(self, writing, step, val_loss):
+        if writing:
+            writing.join()
+        if self.saved == step:
+            with contextlib.suppress(OSError):
+                write_json(self.run / "best.json", {"step": step, "val_loss": val_loss})
+                self.best = val_loss
 
     def _failed(self, step, why):
         print(f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last checkpoint is step {self.saved:,}", file=sys.stderr, flush=True)

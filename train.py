@@ -118,7 +118,7 @@ def finish(run: Run, signals: Signals) -> None:
         last = f"the last checkpoint there is step {run.saver.saved:,}" if run.saver.saved else "there is no checkpoint yet"
         raise RunError(f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again")
     print(f"\n{loss_curve(run)}\n\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training" + (f", cost {run.cost:.2f}" if run.cost else ""))
-    print(f"best validation loss {run.best:.4f}, kept in {checkpoint.find(folder)}" if run.best < float("inf") else f"the last checkpoint is {checkpoint.find(folder)}")
+    print(f"best validation loss {run.saver.best:.4f}, kept in {checkpoint.find(folder)}" if run.saver.best < float("inf") else f"the last checkpoint is {checkpoint.find(folder)}")
     print(f"  {generate_command(run)}\n  " + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}"))
 
 
@@ -160,7 +160,7 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 loss, samples = run.evaluate()
                 speed = line.get("tokens_per_second")
                 left = speed and (run.total_steps - progress.step) * tokens_per_step / speed
-                tqdm.write(terminal.evaluation(progress.step, run.total_steps, run.epoch, line.get("loss"), loss, run.bits_per_byte(loss), run.best, speed, run.cost, left))
+                tqdm.write(terminal.evaluation(progress.step, run.total_steps, run.epoch, line.get("loss"), loss, run.bits_per_byte(loss), min(run.saver.best, loss), speed, run.cost, left))
                 if samples:
                     tqdm.write(terminal.samples(samples))
                 sys.stdout.flush()

@@ -1,5 +1,7 @@
 """What must not lose a run: two trainers, full disks, memory that runs out, numbers that are none, budgets, plans."""
 import contextlib
+import json
+import math
 import os
 import resource
 import signal
@@ -96,6 +98,32 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
         loaded = checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "model.pt")
         assert (loaded["w"] == step).all() and loaded["tied"].data_ptr() == loaded["w"].data_ptr()
         assert checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0] == step
+
+
+def test_the_best_is_marked_when_it_is_written_and_training_does_not_wait(tmp_path):
+    saver = checkpoint.Saver(tmp_path / "run", 2)
+    saver.save({"step": 1}, {"w": torch.ones(20_000_000)}, {}, "{}")
+    saver.mark_best(1, 2.5)
+    assert saver.busy and not (tmp_path / "run/best.json").exists()
+    saver.wait()
+    assert checkpoint.best_of(tmp_path / "run") == 1 and saver.best == 2.5
+
+
+def test_what_is_not_saved_is_not_the_best(tmp_path, capsys):
+    (tmp_path / "run").write_text("no folder")
+    saver = checkpoint.Saver(tmp_path / "run", 2)
+    saver.save({"step": 1}, {"w": torch.ones(3)}, {}, "{}")
+    saver.mark_best(1, 2.5)
+    saver.wait()
+    assert "step 1 could not be saved" in capsys.readouterr().err and saver.best == math.inf
+
+
+def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data, tmp_path):
+    assert train_small(char_data, tmp_path, "--max_steps=20").returncode == 0
+    best = (tmp_path / "best.json").read_text()
+    (tmp_path / "best.json").unlink()
+    result = train_small(char_data, tmp_path, "--max_steps=21", "--eval_interval=0", "--save_interval=0")
+    assert result.returncode == 0 and checkpoint.best_of(tmp_path) in (json.loads(best)["step"], 21), result.stderr
 
 
 def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):

@@ -87,7 +87,6 @@ class Run:
         self.progress = self.load(resumed, state) if resumed else Progress()
         self.sums = torch.tensor(self.progress.sums, device=self.device)
         self.running_before = self.progress.running_s
-        self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step)
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()
         self.unwritten, self.complained, self.loggers = [], False, None
 
@@ -95,9 +94,11 @@ class Run:
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
         self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
         self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
-        best = checkpoint.read_json(self.folder / "best.json", step=int, val_loss=float) or {"step": math.inf}
-        known = [best["val_loss"]] if best["step"] <= self.progress.step else []
-        self.best = min((r["val_loss"] for r in [*self.log, *({"val_loss": v} for v in known)] if r.get("val_loss") is not None), default=math.inf)
+        named = checkpoint.read_json(self.folder / "best.json", step=int, val_loss=float) or {}
+        kept = {checkpoint.step_of(folder) for folder in checkpoint.steps(self.folder)}
+        scored = [r for r in (named, *self.log) if r.get("val_loss") is not None and r["step"] in kept and r["step"] <= self.progress.step]
+        self.known_best = min(scored, key=lambda r: r["val_loss"], default=None)
+        self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step, self.known_best["val_loss"] if self.known_best else math.inf)
         self.share = config.batch_size // ranks.count  # sequences a step of this process
         self.micro_batch = self.eval_micro_batch = divisor(self.share, config.micro_batch_size or self.share)
         self.recall_memory()
@@ -271,6 +272,8 @@ class Run:
     def begin_log(self) -> None:
         """What the log holds up to this step stays; then a line on this start: machine, versions, data and the length of the run."""
         checkpoint.write_log(self.folder, self.log)
+        if self.known_best:  # a crash may have come between a save and its evaluation's mark
+            checkpoint.write_json(self.folder / "best.json", {k: self.known_best[k] for k in ("step", "val_loss")})
         self.loggers = Loggers(self.config, self.folder, self.progress.step)
         data = {"dir": self.config.data_dir, "tokenizer": self.meta.tokenizer["kind"], **self.meta.identity()}
         size = {"parameters": self.model.num_parameters(), "total_steps": self.total_steps, "steps_per_epoch": self.train_data.windows / self.config.batch_size}
@@ -331,12 +334,13 @@ class Run:
         self.saved_step, self.saved_at = progress.step, time.monotonic()
         if not ranks.main:
             return
+        self.saver.wait()  # the copy would; it also says what the best is
         progress.sums, progress.running_s = self.sums.tolist(), self.running_s
         state = {
             "step": progress.step,
             "tokens": self.tokens,
             "epoch": self.epoch,
-            "best_val_loss": None if self.best == math.inf else self.best,
+            "best_val_loss": None if self.saver.best == math.inf else self.saver.best,
             "seed": self.config.seed,
             "progress": asdict(progress),
             "model": asdict(self.model_config),
@@ -364,12 +368,8 @@ class Run:
         samples = [] if not ranks.main else [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]
         if samples:
             self.record({"samples": samples})
-        if loss < self.best:
-            self.saver.wait()
-        if loss < self.best and self.saver.saved == step and ranks.main:  # what could not be saved cannot be the best that is kept
-            self.best = loss
-            with self.tolerate_disk():
-                checkpoint.write_json(self.folder / "best.json", {"step": step, "val_loss": loss})
+        if loss < self.saver.best and ranks.main:
+            self.saver.mark_best(step, loss)
         finite = math.isfinite(loss)
         self.record({"val_loss": loss if finite else None, "bits_per_byte": self.bits_per_byte(loss) if finite else None})  # last: what has it is done with
         self.evaluated = step
