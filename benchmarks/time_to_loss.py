@@ -99,7 +99,7 @@ def nanogpt(path, seed, folder, device, data_dir, block_size):
     with torch.no_grad():
         for x, y, predictions in Dataset(data_dir, meta, "val", block_size, device, "ram").evaluation(0, 64):
             assert (y != IGNORE).sum() == predictions
-            total, count = total + model(x, y)[1].item() * predictions, count + predictions
+            total, count = total + model(x, y.contiguous())[1].item() * predictions, count + predictions
     return [(sum(steps), total / count)]
 
 
