@@ -43,7 +43,7 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.fl
     state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
     try:
         with NoInit():
-            model = GPT(GPTConfig(**state["model"]))
+            model = GPT(GPTConfig.saved(state["model"]))
         model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"), assign=True)
         if model.config.tie_weights:
             model.lm_head.weight = model.wte.weight

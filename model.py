@@ -13,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 IGNORE = -1  # a target with this value counts for nothing in the loss
+GONE = (("norm", "layernorm"), ("logit_softcap", 0.0))  # switches of older checkpoints, unused
 
 
 @dataclass
@@ -34,6 +35,15 @@ class GPTConfig:
     zero_init: bool = False
     shortcut: bool = False
     value_residual: bool = False
+
+    @classmethod
+    def saved(cls, values: dict) -> "GPTConfig":
+        """The shape in a checkpoint: what it lacks takes its default. Raises ValueError for a switch that this code knows no more, where it was used."""
+        gone = {k: v for k, v in values.items() if k not in cls.__dataclass_fields__}
+        used = {k: v for k, v in gone.items() if (k, v) not in GONE}
+        if used:
+            raise ValueError("it was trained with " + ", ".join(f"{k} = {v}" for k, v in used.items()) + ", which this version of the code has no more")
+        return cls(**{k: v for k, v in values.items() if k not in gone})
 
     def __post_init__(self):
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):

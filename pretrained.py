@@ -74,7 +74,7 @@ def load(path: str | Path) -> Pretrained:
     folder = checkpoint.find(path)
     state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
     try:
-        config = GPTConfig(**state["model"])
+        config = GPTConfig.saved(state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
     tensors = checkpoint.load_tensors(folder / "model.pt")

@@ -151,6 +151,12 @@ def test_zero_init_begins_with_even_odds_and_still_learns():
     assert loss < 1 and all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+def test_shapes_of_older_and_newer_checkpoints():
+    assert GPTConfig.saved(TINY | {"norm": "layernorm", "logit_softcap": 0.0}) == GPTConfig(**TINY)
+    with pytest.raises(ValueError, match="norm = rmsnorm"):
+        GPTConfig.saved(TINY | {"norm": "rmsnorm"})
+
+
 @pytest.mark.parametrize("wrong", [{"position": "sinus"}, {"activation": "swish"}, {"position": "rotary", "n_head": 64}])
 def test_switches_that_are_none_say_so(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "rotary positions need an even number"):

@@ -63,7 +63,7 @@ class Run:
         source = pretrained.load(config.init_from) if config.init_from and not resumed else None
         if source:
             source.check_fits(config, self.tokenizer)
-        shape = {} if not config.init_from else asdict(GPTConfig(**state["model"]) if resumed else source.config)
+        shape = {} if not config.init_from else state["model"] if resumed else asdict(source.config)
         pretrained.fill_shape(config, shape)
         self.model_config = model_config(config, self.meta, shape.get("vocab_size"))
         if resumed:
@@ -122,11 +122,16 @@ class Run:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir")
         if not folder and mode == "must":
             raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
+        if folder:
+            try:
+                state["model"] = asdict(GPTConfig.saved(state["model"]))
+            except ValueError as error:
+                raise CheckpointError(f"{folder} cannot be continued: {error}") from None
         return folder, state
 
     def check_resume(self, folder, state):
         """Raises CheckpointError where shape, data or seed are not those of the checkpoint; prints what else has changed."""
-        saved = state | {"model": asdict(GPTConfig(**state["model"])), "optimizer": state["settings"].get("optimizer", "adamw")}
+        saved = state | {"optimizer": state["settings"].get("optimizer", "adamw")}
         now = {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed, "optimizer": self.config.optimizer}
         check_same(saved, now, folder)
         print(changes(state["settings"], asdict(self.config)), end="")
