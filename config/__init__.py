@@ -3,6 +3,7 @@
 A preset is a Python file of plain assignments (`learning_rate = 3e-4`); the command line overrides it
 (`--learning_rate=1e-4`). A name or a value that makes no sense is an error, never ignored.
 """
+import ast
 import dataclasses
 import difflib
 import json
@@ -106,16 +107,17 @@ def load(argv: list[str]) -> Config:
         raise ConfigError(f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as --key=value)")
     for preset in presets:
         values = read_preset(preset)
-        apply(config, values)
+        for name, (value, where) in values.items():
+            setattr(config, name, convert(name, value, where))
         config.given |= values.keys()
     for arg in argv:
         if arg.startswith("--"):
             name, given, text = arg[2:].partition("=")
             name = name.replace("-", "_")
             check_name(name, "the command line")
-            if not given:
+            if not given and base_type(name) is not bool:
                 raise ConfigError(f"--{name} has no value; write --{name}={example(name)}")
-            setattr(config, name, parse(name, text, f"--{name}"))
+            setattr(config, name, parse(name, text if given else "True", f"--{name}"))
             config.given |= {name}
     if config.checkpoint_dir is None:
         config.checkpoint_dir = f"checkpoints/{presets[0].stem if presets else 'run'}"
@@ -134,37 +136,22 @@ def read_preset(path: Path) -> dict:
         raise ConfigError(f"no preset {path}; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    values = {}
+    values, lines, line = {}, {}, "?"
     try:
-        exec(compile(code, str(path), "exec"), values)
+        for statement in ast.parse(code).body:
+            line = statement.lineno
+            exec(compile(ast.Module([statement], []), str(path), "exec"), values)
+            lines |= dict.fromkeys(values.keys() - lines.keys(), line)
     except Exception as error:
-        line = error.lineno if isinstance(error, SyntaxError) else _line_in(path, error)
+        line = error.lineno if isinstance(error, SyntaxError) else line
         raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
-    values = {k: v for k, v in values.items() if not k.startswith("_") and not isinstance(v, type(sys))}
-    lines = code.splitlines()
     settings = {}
     for name, value in values.items():
-        at = next((n for n, line in enumerate(lines, 1) if line.split("=")[0].strip() == name), None)
-        where = f"{path}, line {at}" if at else str(path)
-        check_name(name, where)
-        settings[name] = (value, where)
+        if not name.startswith("_") and not isinstance(value, type(sys)):
+            where = f"{path}, line {lines[name]}"
+            check_name(name, where)
+            settings[name] = (value, where)
     return settings
-
-
-def _line_in(path, error):
-    """The line of the preset in which an error arose."""
-    trace, line = error.__traceback__, "?"
-    while trace:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
-
-
-def apply(config: Config, settings: dict) -> None:
-    """Set what `read_preset` returned. Raises ConfigError for a value of the wrong type."""
-    for name, (value, where) in settings.items():
-        setattr(config, name, convert(name, value, where))
 
 
 def check_name(name: str, where: str) -> None:

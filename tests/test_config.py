@@ -66,12 +66,17 @@ def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
+def test_a_bare_flag_is_true():
+    assert config.load(["--dry_run", "--tie-weights"]).dry_run
+
+
 @pytest.mark.parametrize(("text", "words"), [
     ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
     ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
     ("compile = 1\n", ["mine.py, line 1", "True or False"]),
     ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
     ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
+    ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'n_head'"]),
 ])  # fmt: skip
 def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
     with pytest.raises(ConfigError) as error:
