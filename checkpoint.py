@@ -20,6 +20,7 @@ import torch
 
 FORMAT = 1
 ROOT = Path("checkpoints")
+DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)$")
 
 
@@ -35,7 +36,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     """
     final = run / f"step_{state['step']:08d}"
     partial = run / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    _delete(partial)
     try:
         partial.mkdir(parents=True)
         check_room(run, tensor_bytes(model) + tensor_bytes(optimizer))
@@ -44,7 +45,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
         os.replace(partial, final)
         sync(run)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _delete(partial)
         raise
     return final
 
@@ -260,7 +261,9 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
                 raise CheckpointError(f"{file} is damaged: its checksum is not the one it was saved with")
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read ({error}); start again, or move it away to use an older one") from error
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     return state
 
@@ -283,6 +286,8 @@ def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
         try:
             return folder, read_state(folder), problems
         except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):  # a mount that fails for a moment damages nothing
+                raise
             problems.append(str(error))
     return None, {}, problems
 
@@ -342,9 +347,19 @@ def rotate(run: Path, keep_last: int) -> None:
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best:
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
     for partial in run.glob(".step_*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
+        _delete(partial)
+
+
+def _delete(folder):
+    """Delete a step folder. On a mounted Drive its files are emptied first: there they go to the trash, which counts, at their size."""
+    hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.partial")
+    with contextlib.suppress(OSError):
+        os.replace(folder, hidden)  # so that a crash leaves no half of it
+        for file in hidden.iterdir() if folder.absolute().is_relative_to(DRIVE) else ():
+            os.truncate(file, 0)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def append_log(run: Path, *records: dict) -> None:

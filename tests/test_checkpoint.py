@@ -57,6 +57,26 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert checkpoint.find(tmp_path / "step_00000004").name == "step_00000004"
 
 
+@pytest.mark.parametrize("mounted", [True, False])
+def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatch, mounted):
+    monkeypatch.setattr(checkpoint, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")
+    trash = tmp_path / "trash.pt"
+    trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
+    save(tmp_path / "run", 2)
+    checkpoint.rotate(tmp_path / "run", 1)
+    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [2] and not list((tmp_path / "run").glob(".*"))
+    assert (trash.stat().st_size == 0) == mounted
+
+
+def test_what_cannot_be_read_just_now_is_not_damaged(tmp_path):
+    save(tmp_path, 1)
+    state = save(tmp_path, 2) / "state.json"
+    state.unlink()
+    state.mkdir()
+    with pytest.raises(CheckpointError, match="step_00000002 cannot be read"):
+        checkpoint.latest(tmp_path)
+
+
 def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint under checkpoints/"):
