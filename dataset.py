@@ -31,13 +31,14 @@ class Dataset:
         self.folder, self.meta, self.block_size, self.device = Path(folder), meta, block_size, device
         self.split, self.parts = split, meta.splits[split].files()
         self.path, self.length = self.folder / meta.splits[split].file, meta.splits[split].tokens
+        self.bytes = self.length * np.dtype(meta.dtype).itemsize
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
             raise DataError(f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}")
         if location == "gpu" and device.type == "cpu":
             raise DataError("data_location = gpu, but training runs on the cpu; set data_location = auto or ram")
-        self.location = location if location != "auto" else find_location(self.length * np.dtype(meta.dtype).itemsize, device)
+        self.location = location if location != "auto" else find_location(self.bytes, device)
         self.tokens = self._load()
         self._order = {}  # epoch -> (offset, order of its windows)
 
@@ -174,11 +175,12 @@ def _fill(target, folder, part):
 
 
 def find_location(size: int, device: torch.device) -> str:
-    """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory, "ram" while they take at most
-    half of what is free, divided among the processes that torchrun started here, else "mmap"."""
-    if device.type == "cuda" and size <= torch.cuda.mem_get_info(device)[0] // 4:
+    """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory and fit through the RAM, "ram" while they
+    take at most half of what is free there, divided among the processes that torchrun started here, else "mmap"."""
+    free = free_ram() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
         return "gpu"
-    return "ram" if size <= free_ram() // 2 // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) else "mmap"
+    return "ram" if size <= free // 2 else "mmap"
 
 
 def free_ram() -> int:

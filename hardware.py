@@ -3,6 +3,7 @@ import contextlib
 import math
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -17,6 +18,9 @@ PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200":
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
+FOR_CUDA_12 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+
+
 class DeviceError(ValueError):
     """A device that is not there, in a sentence for the user."""
 
@@ -26,11 +30,10 @@ def find_device(name: str, number: int = 0) -> torch.device:
     for one that this machine lacks."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        if name == "cpu" and torch.version.cuda and Path("/proc/driver/nvidia/version").exists():
-            raise DeviceError(
-                f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, made for CUDA {torch.version.cuda}, finds no GPU: update the driver, or install a PyTorch for "
-                "an older one (pip install torch --index-url https://download.pytorch.org/whl/cu126). device = cpu trains without a GPU"
-            )
+        hidden = "CUDA_VISIBLE_DEVICES" in os.environ or os.name != "nt" and not Path("/proc/driver/nvidia/version").exists()  # as in a notebook without a GPU
+        if name == "cpu" and shutil.which("nvidia-smi") and not hidden:
+            made = f"for CUDA {torch.version.cuda}, finds no GPU; for an older driver:" if torch.version.cuda else "made for CPUs, finds no GPU; for the GPU:"
+            raise DeviceError(f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n  {FOR_CUDA_12}\ndevice = cpu does without a GPU")
     try:
         device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
     except RuntimeError:
@@ -42,8 +45,7 @@ def find_device(name: str, number: int = 0) -> torch.device:
         (major, minor), known = torch.cuda.get_device_capability(device), re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
         if 10 * major + minor < min(map(int, known), default=0):
             raise DeviceError(
-                f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__} knows; one made for CUDA 12 knows it: "
-                "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+                f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__} knows; one made for CUDA 12 knows it:\n  {FOR_CUDA_12}"
             )
     return device
 

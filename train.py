@@ -90,7 +90,7 @@ def finish(run: Run, signals: Signals) -> None:
             checkpoint.set_aside(folder, run.progress.step)
             checkpoint.write_json(folder / "config.json", asdict(run.config))
             run.begin_log()
-            run.saver.reserve([p for group in run.optimizer.param_groups for p in group["params"] for _ in range(2 if group.get("muon") else 3)])  # weights and moments
+            run.saver.reserve(run.copied())
         ending = loop(run, signals, report)
         with signals:
             saved = run.save_now()
@@ -137,6 +137,7 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
     config, progress = run.config, run.progress
     tokens_per_step = config.batch_size * config.block_size
     clock, logged, printed, line = Clock(run), progress.step, 0.0, {}
+    signals.share()  # what came while it was set up
     if run.compiles and progress.step < run.total_steps:
         print("compiling ...", end=" ", flush=True)
         problem = run.compile()
@@ -188,7 +189,7 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 left = duration((run.total_steps - progress.step) * tokens_per_step / speed)
                 print(f"step {progress.step:,} of {run.total_steps:,}: loss {loss}, {speed:,.0f} tokens/s, {left} left", flush=True)
     bar.close()
-    return "finished" if progress.step >= run.total_steps else f"stopped by {run.over_budget}; raise it to go on"
+    return "finished" if progress.step >= run.total_steps else f"stopped by {run.over_budget or 'the budget'}; raise it to go on"
 
 
 def generate_command(run: Run) -> str:
@@ -216,7 +217,7 @@ def main(argv: list[str]) -> None:
         short = out_of_memory(error)
         if ranks.alone and not short:
             raise
-        message = "train.py: out of memory before the first step: weights, AdamW or data do not fit. What takes less: n_layer, n_embd, data_location = mmap"
+        message = "train.py: out of memory: weights, optimizer and data take too much of it. What takes less: n_layer, n_embd, data_location = mmap"
         ranks.say_once(message if short else traceback.format_exc())
         sys.exit(1)
 

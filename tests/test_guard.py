@@ -282,6 +282,14 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     assert again.returncode == 0 and "out of memory with 64" not in again.stdout and "sequences at a time" in again.stdout
 
 
+def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run")
+    run.micro_batch = run.eval_micro_batch = 2
+    checkpoint.write_json(tmp_path / "run/memory.json", run.memory())
+    assert small_run(char_data, tmp_path / "run").micro_batch == 2
+    assert small_run(char_data, tmp_path / "run", "--micro_batch_size=4").micro_batch == 4
+
+
 def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
     result = under_a_limit(char_data, tmp_path / "run", 60_000_000, *BIG, "--n_embd=512", "--n_layer=8")
     fails_clearly(result, "out of memory", status=1)

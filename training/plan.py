@@ -93,20 +93,23 @@ def plan(run) -> str:
         cells = (m["weights"], 10), (m["gradients"], 11), (m["optimizer"], 11), (m["activations"], 13), (m["peak"], 8)
         lines.append(f"{'':15}{micro:>18}" + "".join(f"{value / 1e9:>{width}.2f}" for value, width in cells))
     size = 4 * parameters + state
+    # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
+    copy = size if run.device.type != "cuda" else sum(1 << (t.nbytes - 1).bit_length() for t in run.copied())
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     free, kept = shutil.disk_usage(folder).free, c.keep_last + 2
     lines += [
         "",
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is being written: {kept * size / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}"
         + ("" if kept * size < free else "  << too little")
-        + f"\n{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
+        + f"\n{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
         "",
         f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak" + ("" if c.cost_per_hour else "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"),
     ]
     for name, (tflops, gigabytes) in GPUS.items():
         hours = total_flops / (tflops * 1e12 * UTILISATION) / 3600
         sizes = [m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0]
-        fits = max((m for m in sizes if memory(run.model_config, parameters, state, m, m < c.batch_size, True)["peak"] < 0.92 * gigabytes * 1e9), default=0)
+        room = 0.92e9 * gigabytes - (run.train_data.bytes if run.train_data.bytes <= 0.25e9 * gigabytes else 0)  # the tokens lie there too, up to a quarter
+        fits = max((m for m in sizes if memory(run.model_config, parameters, state, m, m < c.batch_size, True)["peak"] < room), default=0)
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}")
     try:
         seconds, micro = measure(run)

@@ -32,6 +32,12 @@ def join() -> None:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
 
+def connect(device: torch.device) -> None:
+    """Have NCCL set itself up, which else comes with the first sum of gradients, when the model may have taken the GPU's last memory."""
+    if not alone and device.type == "cuda":
+        dist.all_reduce(torch.zeros(1, device=device))
+
+
 def gather(value: float) -> list[float]:
     """The values that all processes bring here, by rank. Raises Lost."""
     if alone:

@@ -56,6 +56,7 @@ class Run:
         self.dtype = hardware.find_dtype(self.device, config.dtype)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            ranks.connect(self.device)
         self.meta = read_meta(config.data_dir)
         self.tokenizer = load_tokenizer(config.data_dir, self.meta)
         self.prompts = encode_prompts(self.tokenizer, config.sample_prompts)
@@ -243,6 +244,7 @@ class Run:
                 )
             fits = divisor(self.share, now // 2)
             setattr(self, which, fits)
+            self.eval_micro_batch = min(self.eval_micro_batch, self.micro_batch)  # the same memory, and compiled for the same shape
             print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
             if not c.dry_run:
                 self.record({"event": "out of memory", which: fits})
@@ -252,12 +254,13 @@ class Run:
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
-        return {"device": hardware.describe(self.device), "micro_batch": self.micro_batch, "eval_micro_batch": self.eval_micro_batch}
+        where = {"device": hardware.describe(self.device), "micro_batch_size": self.config.micro_batch_size}
+        return where | {"micro_batch": self.micro_batch, "eval_micro_batch": self.eval_micro_batch}
 
     def recall_memory(self):
-        """Begin with the sequences at once that an earlier start on such a device ended with."""
+        """Begin with the sequences at once that an earlier start on such a device ended with, unless micro_batch_size is set anew."""
         known = checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int) or {}
-        if known.get("device") == hardware.describe(self.device):
+        if all(known.get(name) == self.memory()[name] for name in ("device", "micro_batch_size")):
             for which in ("micro_batch", "eval_micro_batch"):
                 setattr(self, which, divisor(self.share, max(1, min(getattr(self, which), known[which]))))
 
@@ -333,6 +336,10 @@ class Run:
         """What the run runs on."""
         return {"torch": torch.__version__, "processes": ranks.count, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
 
+    def copied(self) -> list[torch.Tensor]:
+        """What a save copies, as parameters of the same sizes: each for itself and for its moments, AdamW's two or Muon's one."""
+        return [p for group in self.optimizer.param_groups for p in group["params"] for _ in range(2 if group.get("muon") else 3)]
+
     def save(self) -> None:
         """Copy the state of this step and have it written, by the main process."""
         progress = self.progress
@@ -370,7 +377,7 @@ class Run:
         windows = config.eval_batches * config.batch_size
         total, count = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
         loss = sum(ranks.gather(total)) / sum(ranks.gather(count))
-        samples = [] if not ranks.main else [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(config.sample_prompts, self.prompts, strict=True)]
+        samples = self.answer_prompts() if ranks.main else []
         if samples:
             self.record({"samples": samples})
         if loss < self.saver.best and ranks.main:
@@ -385,17 +392,28 @@ class Run:
         val = self.meta.splits["val"]
         return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
+    def answer_prompts(self) -> list[dict]:
+        """The answers to sample_prompts; none where the memory does not suffice for them."""
+        try:
+            self.model.eval()
+            return [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(self.config.sample_prompts, self.prompts, strict=True)]
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            print(f"\nno memory for sample_prompts at step {self.progress.step:,}; training goes on", flush=True)
+            return []
+        finally:
+            self.model.train()
+
     def complete(self, prompt: list[int], max_new_tokens: int = 64) -> str:
         """What the model writes after the tokens of a prompt; it differs between evaluations by the weights alone."""
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
-        self.model.eval()
         with self.cast():
             for (next_id,) in sampling.generate(self.model, [prompt], max_new_tokens, temperature=0.8, top_k=50, vocab_size=self.tokenizer.vocab_size, generator=generator):
                 if next_id == self.tokenizer.eot_id:
                     break
                 out.append(next_id)
-        self.model.train()
         return self.tokenizer.decode(out)
 
     def banner(self) -> str:

@@ -45,11 +45,11 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW([g | {"scale": 1.0} for g in groups if g["params"]], **options)
-    fused = [block.attn.c_attn.weight for block in model.h]  # query, key and value in one parameter
-    single = [p for p in model.h.parameters() if p.dim() == 2 and not any(p is q for q in fused)]
+    others, fused, single = [], [], []
+    for name, p in model.named_parameters():  # fused: query, key and value in one
+        (fused if name.endswith("c_attn.weight") else single if name.startswith("h.") and p.dim() == 2 else others).append(p)
     muon = {"scale": config.muon_lr / config.learning_rate if config.learning_rate else 0.0, "momentum": config.muon_momentum, "weight_decay": config.weight_decay}
     muon["bfloat16"] = hardware.find_dtype(device, config.dtype) == torch.bfloat16  # twice as fast as float32 on a CPU with such instructions
-    others = [p for p in parameters if not any(p is q for q in fused + single)]
     groups = [{"params": others, "muon": 0, "scale": 1.0, "weight_decay": 0.0}, {"params": fused, "muon": 3} | muon, {"params": single, "muon": 1} | muon]
     return Muon(groups, **options)
 
