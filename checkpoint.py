@@ -357,7 +357,7 @@ def _delete(folder):
     hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.partial")
     with contextlib.suppress(OSError):
         os.replace(folder, hidden)  # so that a crash leaves no half of it
-        for file in hidden.iterdir() if folder.absolute().is_relative_to(DRIVE) else ():
+        for file in hidden.iterdir() if folder.resolve().is_relative_to(DRIVE.resolve()) else ():
             os.truncate(file, 0)
     shutil.rmtree(hidden, ignore_errors=True)
 
