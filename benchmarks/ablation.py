@@ -4,12 +4,11 @@
 
 For each: the final validation loss after as many steps as the full (or plain) recipe, seconds a step against it, and the loss after as many seconds
 (a second run with the steps that fit into them, where that differs by more than 2%). Mean and spread over seeds. With --jobs N the CPU's threads are
-shared by N runs at a time. Writes benchmarks/results/ablation_NAME.json, by default the task's.
+shared by N runs at a time. The result is called after NAME, by default the task.
 """
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import statistics
 import sys
@@ -22,7 +21,8 @@ import torch
 import checkpoint
 import config as settings
 import hardware
-from benchmarks.time_to_loss import RESULTS, TASKS
+from benchmarks import write
+from benchmarks.time_to_loss import TASKS
 from dataset import DataError
 from train import train
 
@@ -79,9 +79,8 @@ def main(argv):
                     in_time = again.result()[0] if again else loss
                     table[base][name].append({"loss": loss, "seconds_a_step": seconds, "loss_at_equal_seconds": in_time})
                     print(f"seed {seed}, {name}: {loss:.4f}, {seconds * 1e3:.0f} ms a step, {in_time:.4f} in equal time", flush=True)
-    result = {"task": args.task, "device": hardware.describe(hardware.find_device("auto")), "torch": torch.__version__, "jobs": args.jobs, "settings": shared + extra, "runs": table}
-    path = RESULTS / f"ablation_{args.name or args.task}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"task": args.task, "jobs": args.jobs, "settings": shared + extra, "runs": table}
+    write(f"ablation_{args.name or args.task}", hardware.find_device("auto"), result)
     print(f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal seconds |\n|---|---|---|---|")
     for base, runs in table.items():
         for name, found in runs.items():
@@ -89,7 +88,6 @@ def main(argv):
             speed = statistics.median(r["seconds_a_step"] / b["seconds_a_step"] for r, b in zip(found, runs[base], strict=True))
             a, b = (f"{statistics.mean(v):.4f} ± {statistics.stdev(v) if len(v) > 1 else 0:.4f}" for v in columns.values())
             print(f"| {name} | {a} | {speed:.2f}x | {b} |")
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ the start of generate.py to the first text of a small checkpoint.
 import argparse
 import importlib.util
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,9 +21,8 @@ import torch
 import config
 import hardware
 import sampling
+from benchmarks import write
 from model import GPT, GPTConfig
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def shape() -> GPTConfig:
@@ -150,9 +148,6 @@ def main(argv):
     ratios = {name: ("ours", name) for name in others} | {f"{name} at 400": ("ours at 400", f"{name} at 400") for name in others}
     ratios |= {"floor": ("ours", "floor"), "floor at 400": ("ours at 400", "floor at 400")}
     result = {
-        "device": hardware.describe(device),
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
         "dtype": str(dtype),
         "model": vars(c),
         "rounds": rounds,
@@ -161,11 +156,8 @@ def main(argv):
         "eight_over_one": round(statistics.median(r["ours, eight"] / r["ours"] for r in rounds), 2),
         "eight_over_one_at_400": round(statistics.median(r["ours at 400, eight"] / r["ours at 400"] for r in rounds), 2),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"generate_{device.type}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: result[name] for name in ("median", "ours_over", "eight_over_one", "eight_over_one_at_400")}, indent=1))
-    print(f"written to {path}")
+    write("generate", device, result)
 
 
 if __name__ == "__main__":

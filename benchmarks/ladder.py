@@ -26,11 +26,11 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 import model
+from benchmarks import write
 from metadata import read_meta
 from training.run import Run, model_config
 from training.step import make_optimizer
 
-RESULTS = Path(__file__).parent / "results"
 ON_A_CPU = ["config/gpt2_small.py", "--data_dir=data/python_stdlib", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=8", "--warmup_steps=2"]
 RUNGS = ["mapped file, a Python loop, fp32, eager, attention written out", "tokens in memory", "batches in one indexing", "torch.compile", "mixed precision",
          "scaled_dot_product_attention", "train.py: tokens on the device, fused AdamW, loss compiled, no waiting"]  # fmt: skip
@@ -190,12 +190,8 @@ def main(argv):
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "n/a"
         print(f"{r['rung']:76}{1e3 * r['step_s']:10,.1f}{r['tokens_per_second']:11,.0f}{r['tflops']:9.3f}{mfu:>7}"
               f"{1e3 * r['batch_s']:10.3f}{r['peak_bytes'] / 1e9:9.2f}{r['gain']:6.2f}x{r['cumulative']:7.2f}x")  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"ladder_{device.type}.json"
-    result = {"device": hardware.describe(device), "torch": torch.__version__, "command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = write("ladder", device, {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows})
     picture(rows, path.with_suffix(".png"), hardware.describe(device))
-    print(f"written to {path} and {path.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import checkpoint
 import hardware
+from benchmarks import write
 
-RESULTS = Path(__file__).parent / "results"
 CHILD = """
 import contextlib, ctypes, gc, json, sys, torch
 import config, hardware
@@ -71,11 +71,7 @@ def main(argv):
             rows.append(row)
             print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "
                   f"step {row['planned_seconds']:.2f} s planned, {row['measured_seconds']:.2f} measured ({row['planned_seconds'] / row['measured_seconds'] - 1:+.1%})", flush=True)  # fmt: skip
-    device = hardware.find_device("auto")
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"plan_{device.type}.json"
-    path.write_text(json.dumps({"device": hardware.describe(device), "torch": hardware.torch.__version__, "rows": rows}, indent=1) + "\n")
-    print(f"written to {path}")
+    write("plan", hardware.find_device("auto"), {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import RESULTS
 from metadata import read_meta
 from tokenizer_bpe import EOT, Tokenizer
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
 
 
 @functools.cache

@@ -7,11 +7,9 @@ process an error in the middle of DDP's backward, and looks how long the others 
 """
 import argparse
 import datetime
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -19,11 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import config
 import hardware
+from benchmarks import write
 from model import GPT, GPTConfig
 from training import ranks
 from training.step import make_optimizer
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def steps(model, forward, optimizer, x, y, count, wrapped):
@@ -90,13 +87,12 @@ def main(argv):
     waited = stuck(shape, x, y, dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=15))) if device.type == "cpu" else None
     waited = waited and max(ranks.gather(waited))
     result = {
-        "device": hardware.describe(device), "torch": torch.__version__, "processes": ranks.count, "settings": vars(args), "parameters": contenders["ours"][0].num_parameters(), "same_weights": same,
+        "processes": ranks.count, "settings": vars(args), "parameters": contenders["ours"][0].num_parameters(), "same_weights": same,
         "seconds": times, "ddp_over_ours_median": round(statistics.median(d / o for d, o in zip(times["ddp"], times["ours"], strict=True)), 4), "others_wait_s": waited,
     }  # fmt: skip
     if ranks.main:
-        path = RESULTS / f"ranks_{device.type}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print({k: v for k, v in result.items() if k != "seconds"}, f"written to {path}")
+        print({k: v for k, v in result.items() if k != "seconds"})
+        write("ranks", device, result)
 
 
 if __name__ == "__main__":

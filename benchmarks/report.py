@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 import checkpoint
+from benchmarks import RESULTS
 
-ROOT, RESULTS = Path(__file__).parent.parent, Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
 SETTINGS = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--batch_size=4", "--compile=False", "--device=cpu",
             "--save_interval=0", "--eval_batches=2", "--log_interval=5", "--warmup_steps=10"]  # fmt: skip
 

@@ -5,7 +5,6 @@
 GPT-2 Small's 134M weights with AdamW's state, 1.6 GB. Both in turn, in one process, to the same file system.
 """
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -17,10 +16,9 @@ import torch
 import checkpoint
 import config
 import hardware
+from benchmarks import write
 from model import GPT, GPTConfig
 from training.step import make_optimizer
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def state_on(device):
@@ -63,16 +61,12 @@ def main(argv):
             rounds.append({"torch_save_s": plain, "pause_s": pause, "until_on_disk_s": whole})
             print(f"round {n + 1}: torch.save {plain:.2f} s, pause {pause:.3f} s = {pause / plain:.1%}, on the disk with checksums after {whole:.2f} s", flush=True)
     result = {
-        "device": hardware.describe(device),
-        "torch": torch.__version__,
         "bytes": checkpoint.tensor_bytes(model) + checkpoint.tensor_bytes(optimizer),
         "rounds": rounds,
         "pause_over_torch_save_median": round(statistics.median(r["pause_s"] / r["torch_save_s"] for r in rounds), 4),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"save_pause_{device.type}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"the pause is {result['pause_over_torch_save_median']:.1%} of torch.save (median); written to {path}")
+    write("save_pause", device, result)
+    print(f"the pause is {result['pause_over_torch_save_median']:.1%} of torch.save (median)")
 
 
 if __name__ == "__main__":

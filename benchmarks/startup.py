@@ -3,7 +3,6 @@
     python -m benchmarks.startup [--preset config/demo.py] [--rounds 3] [--key=value ...]
 """
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -13,12 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 import config as settings
 import hardware
-
-RESULTS = Path(__file__).parent / "results"
+from benchmarks import write
 
 
 def start(arguments, folder):
@@ -53,13 +49,9 @@ def main(argv):
             rounds.append({"empty cache": start([*extra, "--compile=True"], folder), "full cache": start([*extra, "--compile=True"], folder), "uncompiled": start([*extra, "--compile=False"], folder)})
             print(f"round {n + 1}: {rounds[-1]}", flush=True)
     medians = {kind: {key: statistics.median(r[kind][key] for r in rounds) for key in rounds[0][kind]} for kind in rounds[0]}
-    result = {"device": hardware.describe(device), "torch": torch.__version__, "command": " ".join(extra), "median": medians, "rounds": rounds}
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"startup_{Path(args.preset).stem}_{device.type}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
     for kind, seconds in medians.items():
         print(f"{kind:14} banner {seconds['banner_s']:6.2f} s, first step {seconds['first_step_s']:6.2f} s")
-    print(f"written to {path}")
+    write(f"startup_{Path(args.preset).stem}", device, {"command": " ".join(extra), "median": medians, "rounds": rounds})
 
 
 if __name__ == "__main__":

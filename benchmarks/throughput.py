@@ -8,27 +8,23 @@ still compares fairly. PATH is a checkout of nanoGPT; it runs from a copy outsid
 with the bf16 autocast that it lacks there. Ours runs once more with --profile for the share of a step outside forward, backward and optimiser.
 """
 import argparse
-import json
+import itertools
 import pickle
-import platform
 import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-
-import torch
 
 import checkpoint
 import config as settings
 import hardware
+from benchmarks import write
 from dataset import read_meta
 from training.run import model_config
-
-RESULTS = Path(__file__).parent / "results"
-
 
 # Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as its allocator counts, else resident.
 WITH_PEAK = """
@@ -41,16 +37,19 @@ print("peak bytes", torch.cuda.max_memory_allocated() or resource.getrusage(reso
 
 
 def run_script(arguments, cwd):
-    """What a training script prints, and its peak memory in bytes."""
-    out = subprocess.run([sys.executable, "-c", WITH_PEAK, *arguments], cwd=cwd, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return out, int(out.split()[-1])
+    """The lines that a training script prints, each with the moment at which it came, and its peak memory in bytes."""
+    process = subprocess.Popen([sys.executable, "-u", "-c", WITH_PEAK, *arguments], cwd=cwd, stdout=subprocess.PIPE, text=True)
+    lines = [(time.perf_counter(), line) for line in process.stdout]
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, arguments)
+    return lines, int(lines[-1][1].split()[-1])
 
 
-def ours(c, extra, steps, folder, profile=False):
-    """Seconds of each step of train.py, from its log, and peak memory; with profile: seconds a step of each part of it."""
+def ours(c, extra, steps, every, folder, profile=False):
+    """Seconds a step of train.py, of each `every` steps, from its log, and peak memory; with profile: seconds a step of each part of it."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    quiet = ["--log_interval=1", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--report_minutes=0", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
+    quiet = [f"--log_interval={every}", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--report_minutes=0", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
     peak = run_script(["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"], None)[1]
     log = checkpoint.read_log(run)
     if profile:
@@ -58,7 +57,7 @@ def ours(c, extra, steps, folder, profile=False):
     return [c.batch_size * c.block_size / r["tokens_per_second"] for r in log if "loss" in r], peak
 
 
-def prepare_nanogpt(path, c, folder, autocast):
+def prepare_nanogpt(path, c, every, folder, autocast):
     """A copy of the checkout with the same tokens beside it, and the command that trains the same shape."""
     copy = folder / f"nanogpt_{autocast}"
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
@@ -78,14 +77,15 @@ def prepare_nanogpt(path, c, folder, autocast):
     device = hardware.find_device(c.device)
     return copy, ["train.py", "--dataset=same", f"--device={device.type}", f"--n_layer={c.n_layer}", f"--n_head={c.n_head}", f"--n_embd={c.n_embd}",
                   f"--block_size={c.block_size}", f"--batch_size={micro}", f"--gradient_accumulation_steps={c.batch_size // micro}", f"--bias={c.bias}", f"--dropout={c.dropout}",
-                  f"--compile={c.compile is not False}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", "--log_interval=1", "--always_save_checkpoint=False"]  # fmt: skip
+                  f"--compile={c.compile is not False}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", f"--log_interval={every}", "--always_save_checkpoint=False"]  # fmt: skip
 
 
 def nanogpt(prepared, steps):
-    """Seconds of each step of nanoGPT's train.py, from the lines that it prints, and peak memory."""
+    """Seconds a step of nanoGPT's train.py, of each `every` steps, from when its lines came, and peak memory."""
     copy, command = prepared
-    out, peak = run_script([*command, f"--max_iters={steps}"], copy)
-    return [float(ms) / 1e3 for ms in re.findall(r"time ([\d.]+)ms", out)][1:], peak  # the first includes an evaluation
+    lines, peak = run_script([*command, f"--max_iters={steps}"], copy)
+    stamps = [(int(found[1]), at) for at, line in lines if (found := re.match(r"iter (\d+): loss", line))]
+    return [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)], peak
 
 
 def main(argv):
@@ -94,22 +94,23 @@ def main(argv):
     parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="steps in a round")
-    parser.add_argument("--skip", type=int, default=3, help="first steps of a round that do not count")
+    parser.add_argument("--steps", type=int, help="steps in a round; default: 8, on a GPU 100")
+    parser.add_argument("--skip", type=int, default=3, help="first measurements of a round that do not count: of a step each, on a GPU of ten, since to look at each would make it wait")
     parser.add_argument("--name", help="name of the result file; default: throughput_ and the preset's")
     args, extra = parser.parse_known_args(argv)
     extra = [args.preset, *extra]
     c = settings.load(extra)
     device = hardware.find_device(c.device)
+    every, steps = (10, args.steps or 100) if device.type == "cuda" else (1, args.steps or 8)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        contenders = {"ours": lambda: ours(c, extra, args.steps, folder)}
+        contenders = {"ours": lambda: ours(c, extra, steps, every, folder)}
         if args.nanogpt:
-            as_it_comes = prepare_nanogpt(args.nanogpt, c, folder, False)
-            contenders["nanoGPT"] = lambda: nanogpt(as_it_comes, args.steps)
+            as_it_comes = prepare_nanogpt(args.nanogpt, c, every, folder, False)
+            contenders["nanoGPT"] = lambda: nanogpt(as_it_comes, steps)
             if device.type == "cpu":
-                with_autocast = prepare_nanogpt(args.nanogpt, c, folder, True)
-                contenders["nanoGPT with bf16 autocast"] = lambda: nanogpt(with_autocast, args.steps)
+                with_autocast = prepare_nanogpt(args.nanogpt, c, every, folder, True)
+                contenders["nanoGPT with bf16 autocast"] = lambda: nanogpt(with_autocast, steps)
         rounds, peaks = [], dict.fromkeys(contenders, 0)
         for n in range(args.rounds):
             rounds.append({})
@@ -117,12 +118,9 @@ def main(argv):
                 times, peak = run()
                 rounds[-1][name], peaks[name] = statistics.median(times[args.skip :]), max(peak, peaks[name])
             print(f"round {n + 1}: " + ", ".join(f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s" for name, s in rounds[-1].items()), flush=True)
-        parts = ours(c, extra, 10, folder, profile=True)
+        parts = ours(c, extra, 10, every, folder, profile=True)
     model, peak = model_config(c, read_meta(c.data_dir)), hardware.peak_flops(device)
     result = {
-        "device": hardware.describe(device),
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
         "dtype": str(hardware.find_dtype(device, c.dtype)),
         "model": vars(model),
         "tokens_a_step": c.batch_size * c.block_size,
@@ -133,14 +131,11 @@ def main(argv):
         "ours_share_outside_forward_backward_optimizer": round((parts["data"] + parts["other"]) / sum(parts.values()), 5),
         "ours_over": {name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3) for name in rounds[0] if name != "ours"},
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{args.name or 'throughput_' + Path(args.preset).stem}_{device.type}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
     for name, speed in result["tokens_per_second_median"].items():
         ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
         print(f"{name:30}{speed:12,.0f} tokens/s{peaks[name] / 1e9:8.2f} GB{ratio}")
     print(f"outside forward, backward and optimiser: {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours")
-    print(f"written to {path}")
+    write(args.name or f"throughput_{Path(args.preset).stem}", device, result)
 
 
 if __name__ == "__main__":

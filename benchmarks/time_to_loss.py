@@ -13,7 +13,6 @@ that a machine whose speed drifts compares fairly. Writes the curves as PNG and 
 """
 import argparse
 import importlib.util
-import json
 import math
 import pickle
 import re
@@ -29,11 +28,11 @@ import torch
 import checkpoint
 import config as settings
 import hardware
+from benchmarks import write
 from dataset import DataError, Dataset, read_meta
 from model import IGNORE
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 # For each task what all of ours share, and each contender's own: a preset and what is set besides. The first one's final loss is the aim.
 TASKS = {
@@ -154,20 +153,16 @@ def main(argv):
     shares = {name: statistics.median((s or math.inf) / base for s, base in zip(times, reached[first], strict=True)) for name, times in reached.items()}
     result = {
         "task": args.task,
-        "device": hardware.describe(device),
-        "torch": torch.__version__,
         "settings": contenders | ({"nanoGPT": NANOGPT} if args.nanogpt else {}),
         "aim": aims,
         "seconds_to_aim": reached,
         "share_of_time_median": {k: v if math.isfinite(v) else None for k, v in shares.items()},
         "curves": runs,
     }
-    path = RESULTS / f"{args.name or 'time_to_loss_' + args.task}_{device.type}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = write(args.name or f"time_to_loss_{args.task}", device, result)
     draw(runs, statistics.median(aims), path.with_suffix(".png"), args.task)
     for name, times in reached.items():
         print(f"{name:12}" + ", ".join("never" if t is None else f"{t:.1f} s" for t in times) + f"   median share {shares[name]:.2f}")
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":
