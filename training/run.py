@@ -425,7 +425,8 @@ class Run:
             "device": f"{f'{ranks.count} x ' if ranks.count > 1 else ''}{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
             "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
             "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
-            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else ""),
+            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else "")
+            + (", as memory.json remembers" if self.micro_batch < (c.micro_batch_size or self.share) else ""),
             "start": f"the weights of {c.init_from}" + (", which this run, begun already, does not read again" if self.progress.step else "") if c.init_from else "",
             "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch" + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
             "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it" if c.warmup_steps >= self.total_steps else "",
