@@ -28,7 +28,8 @@ import hardware
 import model
 from benchmarks import write
 from metadata import read_meta
-from training.run import Run, model_config
+from training.run import Run
+from training.setup import model_config
 from training.step import make_optimizer
 
 ON_A_CPU = ["config/gpt2_small.py", "--data_dir=data/python_stdlib", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=8", "--warmup_steps=2"]

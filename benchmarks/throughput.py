@@ -24,7 +24,7 @@ import config as settings
 import hardware
 from benchmarks import write
 from dataset import read_meta
-from training.run import model_config
+from training.setup import model_config
 
 # Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as its allocator counts, else resident.
 WITH_PEAK = """
