@@ -203,7 +203,7 @@ def main(argv: list[str]) -> None:
     try:
         ranks.join()
         train(settings.load(argv))
-        ranks.part()
+        ranks.gather(0)  # none leaves while another waits for its numbers
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
         ranks.say_once(f"train.py: {error}")
         sys.exit(2)
@@ -223,4 +223,9 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+        ranks.end(0)
+    except SystemExit as end:
+        ranks.end(end.code)
+        raise
