@@ -102,7 +102,8 @@ class Tokenizer:
         hf.train_from_iterator(texts, trainer)
         got = hf.get_vocab_size()
         if got < vocab_size:
-            raise TokenizerError(f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use --vocab_size {got} or less, or more text")
+            better = max(257, 1 << (got // 4).bit_length())  # pairs that occur a few times teach a model nothing
+            raise TokenizerError(f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use --vocab_size {min(better, got)}, say, or --tokenizer char, or more text")
         return cls(json.loads(hf.to_str()))
 
     @classmethod

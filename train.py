@@ -96,7 +96,8 @@ def finish(run: Run, signals: Signals) -> None:
             saved = run.save_now()
         if not ranks.main:
             return
-        drawn = report.finish()
+        curve = loss_curve(run)
+        drawn = report.finish() if curve else None
     except (Stop, ranks.Lost) as end:
         signals.held = True  # the save that follows is not stopped but by a second Ctrl-C
         if run.progress.step == begun == 0:
@@ -117,9 +118,12 @@ def finish(run: Run, signals: Signals) -> None:
     if not saved:
         last = f"the last checkpoint there is step {run.saver.saved:,}" if run.saver.saved else "there is no checkpoint yet"
         raise RunError(f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again")
-    print(f"\n{loss_curve(run)}\n\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training" + (f", cost {run.cost:.2f}" if run.cost else ""))
+    cost = f", cost {run.cost:.2f}" if run.cost else ""
+    print((f"\n{curve}\n" if curve else "") + f"\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{cost}")
+    if not run.saver.saved:
+        return  # the budget took not a step
     print(f"best validation loss {run.saver.best:.4f}, kept in {checkpoint.find(folder)}" if run.saver.best < float("inf") else f"the last checkpoint is {checkpoint.find(folder)}")
-    print(f"  {generate_command(run)}\n  " + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}"))
+    print(f"  {generate_command(run)}\n  " + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}" if curve else ""))
 
 
 def loss_curve(run: Run) -> str:

@@ -95,6 +95,9 @@ class Config:
 
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 TYPES = typing.get_type_hints(Config)
+# What nanoGPT calls some of them.
+NANOGPT = {"out_dir": "checkpoint_dir", "dataset": "data_dir", "max_iters": "max_steps", "warmup_iters": "warmup_steps", "eval_iters": "eval_batches", "lr_decay_iters": "max_steps",
+           "gradient_accumulation_steps": "micro_batch_size", "wandb_project": "wandb"}  # fmt: skip
 
 
 def load(argv: list[str]) -> Config:
@@ -138,7 +141,7 @@ def read_preset(path: Path) -> dict:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     values, lines, line = {}, {}, "?"
     try:
-        for statement in ast.parse(code).body:
+        for statement in ast.parse(code, str(path)).body:
             line = statement.lineno
             exec(compile(ast.Module([statement], []), str(path), "exec"), values)
             lines |= dict.fromkeys(values.keys() - lines.keys(), line)
@@ -157,7 +160,7 @@ def read_preset(path: Path) -> dict:
 def check_name(name: str, where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, 1, 0.5)
+        near = [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, FIELDS, 1, 0.5)
         raise ConfigError(f"{where}: no setting is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + " (python train.py --help lists all)")
 
 

@@ -360,7 +360,11 @@ def _plain_texts(piece, options, report):
             text = part.decode("utf-8", "replace")
             if options.on_error == "stop":
                 found = f"byte 0x{part[error.start]:02x} at offset {piece.at.offset + start + error.start:,}"
-                raise InputError(f"{piece.path} is not UTF-8: {found}; convert it (iconv -f LATIN1 -t UTF-8), or use --on_error replace or --on_error skip") from None
+                utf16 = part.startswith((b"\xff\xfe", b"\xfe\xff"))
+                if b"\0" in part and not utf16:
+                    raise InputError(f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out, or skip it with --on_error skip") from None
+                convert = f"iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8"
+                raise InputError(f"{piece.path} is not UTF-8: {found}; convert it ({convert}), or use --on_error replace or --on_error skip") from None
             if options.on_error == "skip":
                 report.add("not UTF-8", 1, len(part), [text])
             else:

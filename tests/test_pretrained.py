@@ -76,6 +76,7 @@ def test_an_export_computes_the_same_and_writes_the_same(run_folder, tmp_path):
     ids = hf_tokenizer(prompt)["input_ids"]
     assert ids == tokenizer.encode(prompt).tolist() and hf_tokenizer.decode(ids) == prompt
     write = pipeline("text-generation", model=str(tmp_path / "hf"))
+    assert write(prompt)[0]["generated_text"].startswith(prompt)  # its own settings stay within the context
     room = model.config.block_size - len(ids)
     text = write(prompt, do_sample=False, max_new_tokens=room)[0]["generated_text"]
     ours = [new[0] for new in sampling.generate(model, [ids], room, temperature=0)]

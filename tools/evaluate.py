@@ -131,6 +131,8 @@ def evaluate_checkpoint(model, state: dict, folder: Path, data_dir: str, cast) -
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
         raise DataError(f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that it was trained on, or one prepared with --tokenizer {folder}")
     val = meta.splits["val"]
+    if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
+        print(f"note: {data_dir} was prepared anew since {folder} was trained; the model may have seen some of this validation text", file=sys.stderr)
     if not val.tokens:
         raise DataError(f"{data_dir} has no validation split; prepare it with a --val_fraction above 0")
     data = Dataset(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)

@@ -31,7 +31,7 @@ A GPT-2 of {parameters:,} parameters, trained from {origin}. Exported from `{fol
 
 ```python
 from transformers import pipeline
-print(pipeline("text-generation", {target!r})({prompt!r}, max_new_tokens=100)[0]["generated_text"])
+print(pipeline("text-generation", {target!r})({prompt!r})[0]["generated_text"])
 ```
 
 | | |
@@ -122,7 +122,7 @@ def export(folder: Path, out: Path) -> int:
     ids = {name: described[name] for name in ("bos_token_id", "eos_token_id")}
     files = {
         "config.json": described,
-        "generation_config.json": ids | {"pad_token_id": tokenizer.eot_id, "do_sample": True, "temperature": 0.8, "top_k": 200},
+        "generation_config.json": ids | {"pad_token_id": tokenizer.eot_id, "do_sample": True, "temperature": 0.8, "top_k": 200, "max_new_tokens": config.block_size // 2},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.block_size, "clean_up_tokenization_spaces": False,
             "bos_token": EOT, "eos_token": EOT, "pad_token": EOT,
