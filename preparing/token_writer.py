@@ -49,15 +49,13 @@ class Pool:
     def __init__(self, count: int, start=int, *arguments):
         context = get_context("spawn")
         self.load, self.peaks, self.processes = {}, {}, []
-        mask = getattr(signal, "pthread_sigmask", lambda *_: None)  # not on Windows
-        mask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C is for the main process
-        for _ in range(count):
-            ours, theirs = context.Pipe()
-            self.processes.append(context.Process(target=_work, args=(theirs,), daemon=True))
-            self.processes[-1].start()
-            theirs.close()
-            self.load[ours] = 0
-        mask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        with held_back():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                self.processes.append(context.Process(target=_work, args=(theirs,), daemon=True))
+                self.processes[-1].start()
+                theirs.close()
+                self.load[ours] = 0
         for _ in self.map(functools.partial(_call, start), [arguments] * count):
             pass
 
@@ -94,6 +92,22 @@ class Pool:
         for process in self.processes:
             process.kill()
             process.join()
+
+
+@contextlib.contextmanager
+def held_back():
+    """Hold Ctrl-C and SIGTERM back while processes are started, which half started would complain. They inherit that a Ctrl-C is not for them."""
+    mask, came = getattr(signal, "pthread_sigmask", lambda *_: None), []  # not on Windows
+    handlers = {signum: signal.signal(signum, lambda signum, _: came.append(signum)) for signum in (signal.SIGINT, signal.SIGTERM)}
+    mask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        mask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _call(function, arguments):
