@@ -18,10 +18,25 @@ from pathlib import Path
 
 import torch
 
+from model import GPTConfig
+
 FORMAT = 1
 ROOT = Path("checkpoints")
 DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)$")
+
+
+# What older checkpoints say of the model besides: with one of these values it is the GPT-2 of model.py.
+GONE = {
+    "norm": ["layernorm"],
+    "logit_softcap": [0.0],
+    "position": ["learned"],
+    "qk_norm": [False],
+    "activation": ["gelu"],
+    "zero_init": [False, True],
+    "shortcut": [False],
+    "value_residual": [False],
+}
 
 
 class CheckpointError(ValueError):
@@ -266,6 +281,22 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     return state
+
+
+def read_shape(folder: Path, state: dict) -> GPTConfig:
+    """The shape of the model in a step folder: what its state lacks takes its default.
+
+    Raises CheckpointError for what model.py does not build, and for a switch that was used and is gone.
+    """
+    try:
+        known = {k: v for k, v in state["model"].items() if k in GPTConfig.__dataclass_fields__}
+        gone = {k: v for k, v in state["model"].items() if k not in known}
+        used = [f"{k} = {v}" for k, v in gone.items() if v not in GONE.get(k, [])]
+        if used:
+            raise ValueError(f"it was trained with {', '.join(used)}, which this version of the code has no more")
+        return GPTConfig(**known)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
 
 
 def load_tensors(path: Path, mmap: bool = True) -> dict:

@@ -24,11 +24,10 @@ import checkpoint
 import hardware
 import sampling
 from checkpoint import CheckpointError
+from formats.conversation import REPLY, STOP, format_chat
 from hardware import DeviceError, out_of_memory
-from model import GPT, GPTConfig
+from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
-
-REPLY = "Assistant:"  # after text_sources.format_chat of a conversation, this is where the model answers
 
 
 class NoInit(TorchFunctionMode):
@@ -41,9 +40,10 @@ class NoInit(TorchFunctionMode):
 def load_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[GPT, Tokenizer, dict]:
     """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder. Raises CheckpointError for one that is not whole."""
     state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
+    shape = checkpoint.read_shape(folder, state)
     try:
         with NoInit():
-            model = GPT(GPTConfig.saved(state["model"]))
+            model = GPT(shape)
         model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"), assign=True)
         if model.config.tie_weights:
             model.lm_head.weight = model.wte.weight
@@ -122,8 +122,6 @@ def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
 def conversation(messages: list[dict], model: GPT, tokenizer: Tokenizer) -> str:
     """The prompt for a model's next reply, as prepare_data.py writes conversations. The oldest turns go where they would leave less than
     half of the context for the reply."""
-    from preparing.text_sources import format_chat
-
     while True:
         prompt = format_chat(messages) + REPLY
         if len(messages) == 1 or len(tokenizer.encode(prompt)) <= model.config.block_size // 2:
@@ -257,7 +255,7 @@ def parse_args(argv):
         if not ok:
             parser.error(f"--{name} {getattr(args, name)}: it must be {allowed}")
     if args.chat:
-        args.stop.append("\n\nUser:")
+        args.stop.append(STOP)
     return args
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ class Tokenizer:
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
         self.pattern = pattern = _word_pattern(description, source)
+        self.composes = bool(description.get("normalizer"))  # text to Unicode's NFC first, as Qwen does
         self.kind = "bpe" if pattern else "char"
         if self.kind == "bpe":
             self._init_bpe(vocab, special, pattern, source)
@@ -167,7 +169,7 @@ class Tokenizer:
 
     def same_as(self, other: "Tokenizer") -> bool:
         """Whether both give every text the same ids, whatever else their files say."""
-        return (self.ids, self.pattern) == (other.ids, other.pattern)
+        return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
 
     # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -176,6 +178,8 @@ class Tokenizer:
 
         Raises TokenizerError for a character that a character-level tokenizer has never seen, and for half a surrogate pair.
         """
+        if self.composes:
+            text = unicodedata.normalize("NFC", text)
         try:
             if self.kind == "bpe":
                 return self._tiktoken.encode_to_numpy(text, disallowed_special=())
@@ -217,10 +221,11 @@ def _word_pattern(description: dict, source: str) -> str | None:
     Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded faithfully.
     """
     model = description["model"]
-    if model.get("type", "BPE") != "BPE" or description.get("normalizer"):
-        raise TokenizerError(f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer {bool(description.get('normalizer'))}); train one with prepare_data.py")
+    normalizer = (description.get("normalizer") or {"type": None})["type"]
+    if model.get("type", "BPE") != "BPE" or normalizer not in (None, "NFC"):
+        raise TokenizerError(f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer {normalizer}); train one with prepare_data.py")
     pre = description.get("pre_tokenizer")
-    if pre is None and not model.get("merges") and all(len(t) == 1 or t == EOT for t in model["vocab"]):
+    if pre is None and not normalizer and not model.get("merges") and all(len(t) == 1 or t == EOT for t in model["vocab"]):
         return None
     steps = pre.get("pretokenizers", [pre]) if pre else []
     kinds = [s.get("type") for s in steps]

@@ -36,20 +36,19 @@ class Config:
     dry_run: bool = setting(False, "print what the run will take in memory, disk, hours and money; write nothing")
     # model
     init_from: str | None = setting(None, "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2 format; the shape, where not given, is theirs")
+    arch: str = setting("gpt2", "gpt2; or qwen3: RMSNorm, QK norm, rotary positions and SwiGLU, no biases", ["gpt2", "qwen3"])
     n_layer: int = setting(12, "layers", low=1)
     n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
     n_embd: int = setting(768, "width of the model", low=1)
     block_size: int = setting(1024, "context: tokens a sequence", low=1)
-    bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2")
+    bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; qwen3 has none")
     dropout: float = setting(0.0, "dropout probability; 0 unless the data is seen many times", low=0)
     tie_weights: bool = setting(True, "one matrix for the token embedding and the output head, as in GPT-2")
-    # model: what newer ones do otherwise (config/gpt2_small_modern.py has all of it)
-    position: str = setting("learned", "learned: an embedding of each position; rotary: queries and keys turned by it", ["learned", "rotary"])
-    qk_norm: bool = setting(False, "normalise queries and keys")
-    activation: str = setting("gelu", "gelu, or relu2: the square of ReLU", ["gelu", "relu2"])
+    n_inner: int | None = setting(None, "width of the MLP; None: 4 x n_embd, with qwen3 8/3 of it up to a multiple of 32", low=1)
+    n_kv_head: int | None = setting(None, "heads of keys and values, each shared by a group of queries (qwen3); None: n_head", low=1)
+    head_dim: int | None = setting(None, "width of a head (qwen3); None: n_embd / n_head", low=1)
+    rope_theta: float = setting(10_000.0, "base of the wavelengths of rotary positions (qwen3)", low=1)
     zero_init: bool = setting(False, "begin with zero projections onto the residual stream, and a zero head if it is untied")
-    shortcut: bool = setting(False, "add the token's embedding to each layer's input, with learned weights")
-    value_residual: bool = setting(False, "mix the first layer's values into each layer's, with learned weights")
     # optimisation
     optimizer: str = setting("adamw", "adamw; or muon: Muon on the matrices of the blocks, AdamW without decay on the rest", ["adamw", "muon"])
     batch_size: int = setting(32, "sequences an optimiser step, over all accumulation and all GPUs", low=1)
@@ -204,6 +203,8 @@ def check(config: Config) -> None:
     if micro and config.batch_size % micro:
         fits = max(m for m in range(1, min(micro, config.batch_size) + 1) if config.batch_size % m == 0)
         raise ConfigError(f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next smaller that does is {fits}")
+    if config.arch == "qwen3" and config.bias and "bias" in config.given:
+        raise ConfigError("bias = True, but arch = qwen3 has no biases; leave bias out, or take arch = gpt2")
     if config.beta1 >= 1 or config.beta2 >= 1:
         raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")
     if config.seed >= 2**32:

@@ -1,17 +1,12 @@
 # make demo: a small model on the standard library's sources, on a CPU, in about two minutes. The modern recipe, as gpt2_small_modern.py has it.
 data_dir = "data/python_stdlib"
+arch = "qwen3"
 n_layer = 4
 n_head = 4
 n_embd = 256
 block_size = 256
-bias = False
 tie_weights = False
-position = "rotary"
-qk_norm = True
-activation = "relu2"
 zero_init = True
-shortcut = True
-value_residual = True
 optimizer = "muon"
 batch_size = 16
 learning_rate = 5e-3

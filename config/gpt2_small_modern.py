@@ -2,18 +2,13 @@
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"
+arch = "qwen3"
 n_layer = 12
 n_head = 12
 n_embd = 768
 block_size = 512
-bias = False
 tie_weights = False
-position = "rotary"
-qk_norm = True
-activation = "relu2"
 zero_init = True
-shortcut = True
-value_residual = True
 optimizer = "muon"
 batch_size = 64  # x 512 = 32,768 tokens a step
 learning_rate = 3e-3

@@ -2,18 +2,13 @@
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char_modern.py
 data_dir = "data/shakespeare_char"
+arch = "qwen3"
 n_layer = 2
 n_head = 4
 n_embd = 128
 block_size = 256
-bias = False
 tie_weights = False
-position = "rotary"
-qk_norm = True
-activation = "relu2"
 zero_init = True
-shortcut = True
-value_residual = True
 optimizer = "muon"
 batch_size = 8
 learning_rate = 1e-2

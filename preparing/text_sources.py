@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from formats.conversation import format_chat
 from tokenizer_bpe import EOT, safe_cut
 
 PIECE = 1 << 20  # bytes that a worker takes at a time; encoding much more in one call is slower and takes far more memory
@@ -425,14 +426,6 @@ def record_text(record: dict, text_field: str | None) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name!r} is a {type(value).__name__}, not a text")
     return value
-
-
-def format_chat(messages: list[dict]) -> str:
-    """A conversation as text: `User: ...`, a blank line, `Assistant: ...`, a blank line, and so on.
-
-    messages: [{"role", "content"}]. To let a model answer, prompt it with format_chat(messages) + "Assistant:".
-    """
-    return "".join(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages)
 
 
 def clean(text: str, report: Report) -> str:

@@ -2,12 +2,14 @@
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 import checkpoint
 from checkpoint import CheckpointError
+from model import GPTConfig
 
 
 def save(run, step, value=1.0):
@@ -128,3 +130,14 @@ def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
     assert checkpoint.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
     assert checkpoint.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
+
+
+def test_shapes_of_older_checkpoints():
+    shape = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
+    unused = {"norm": "layernorm", "logit_softcap": 0.0, "position": "learned", "zero_init": True, "shortcut": False}
+    assert checkpoint.read_shape(Path("run"), {"model": shape | unused}) == GPTConfig(**shape)
+    with pytest.raises(CheckpointError, match="norm = rmsnorm"):
+        checkpoint.read_shape(Path("run"), {"model": shape | {"norm": "rmsnorm"}})
+    used = {"position": "rotary", "qk_norm": False, "shortcut": True}
+    with pytest.raises(CheckpointError, match="trained with position = rotary, shortcut = True, which this version"):
+        checkpoint.read_shape(Path("run"), {"model": shape | used})

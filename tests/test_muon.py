@@ -74,9 +74,13 @@ def test_clipping_and_bad_gradients_without_waiting_for_the_device():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_has_one_group(tied):
-    model = GPT(GPTConfig(100, 16, 2, 2, 32, tie_weights=tied, shortcut=True, value_residual=True))
+@pytest.mark.parametrize(("shape", "matrices"), [
+    ({}, {3: 2, 1: 6}), ({"arch": "qwen3"}, {3: 2, 2: 2, 1: 4}), ({"arch": "qwen3", "n_kv_head": 1}, {4: 2, 2: 2, 1: 4}),
+])  # fmt: skip
+def test_every_parameter_has_one_group(tied, shape, matrices):
+    model = GPT(GPTConfig(100, 16, 2, 2, 32, tie_weights=tied, **shape))
     groups = make_optimizer(model, Config(optimizer="muon"), torch.device("cpu")).param_groups
     found = [p for g in groups for p in g["params"]]
     assert len(found) == len(set(found)) == len(list(model.parameters()))
-    assert [len(g["params"]) for g in groups if g["muon"]] == [2, 6]
+    assert {g["muon"]: len(g["params"]) for g in groups if g["muon"]} == matrices
+    assert all(p.size(0) % g["muon"] == 0 for g in groups if g["muon"] for p in g["params"])

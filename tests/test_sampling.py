@@ -31,9 +31,9 @@ def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, setting
     assert len({tuple(ids) for ids in cached}) > 5  # not stuck on one token
 
 
-def test_the_cache_changes_nothing_in_a_modern_model():
-    modern = {"position": "rotary", "qk_norm": True, "activation": "relu2", "shortcut": True, "value_residual": True}
-    model = randomised(**modern, tie_weights=False)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_cache_changes_nothing_in_qwen3(kv_heads):
+    model = randomised(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
     assert list(generate(model, PROMPTS, 3 * CONTEXT, temperature=0)) == without_cache(model, PROMPTS, 3 * CONTEXT, temperature=0)
 
 

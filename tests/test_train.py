@@ -186,7 +186,7 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
 
 
 def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_path):
-    modern = ["--optimizer=muon", "--lr_schedule=wsd", "--position=rotary", "--value_residual=True", "--shortcut=True", "--zero_init=True", "--tie_weights=False"]
+    modern = ["--optimizer=muon", "--lr_schedule=wsd", "--arch=qwen3", "--zero_init=True", "--tie_weights=False"]
     result = train_small(char_data, tmp_path / "whole", *modern, "--max_steps=20")
     assert result.returncode == 0, result.stderr
     shutil.copytree(tmp_path / "whole", tmp_path / "part")

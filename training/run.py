@@ -23,7 +23,7 @@ from checkpoint import CheckpointError
 from config import Config
 from dataset import Dataset, read_meta
 from hardware import out_of_memory
-from model import GPT, GPTConfig
+from model import GPT
 from training import ranks
 from training.guard import RunError
 from training.loggers import Loggers, check_installed
@@ -76,7 +76,7 @@ class Run:
 
         torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
         torch.manual_seed(config.seed)
-        self.model = GPT(self.model_config).to(self.device)
+        self.model = GPT(self.model_config, config.zero_init).to(self.device)
         if source:
             self.model.load_state_dict(source.cut_to(config.block_size))
         self.forward = self.model  # until compile()
@@ -124,10 +124,7 @@ class Run:
         if not folder and mode == "must":
             raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
         if folder:
-            try:
-                state["model"] = asdict(GPTConfig.saved(state["model"]))
-            except ValueError as error:
-                raise CheckpointError(f"{folder} cannot be continued: {error}") from None
+            state["model"] = asdict(checkpoint.read_shape(folder, state))
         return folder, state
 
     def check_resume(self, folder, state):

@@ -45,13 +45,33 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW([g | {"scale": 1.0} for g in groups if g["params"]], **options)
-    others, fused, single = [], [], []
-    for name, p in model.named_parameters():  # fused: query, key and value in one
-        (fused if name.endswith("c_attn.weight") else single if name.startswith("h.") and p.dim() == 2 else others).append(p)
-    muon = {"scale": config.muon_lr / config.learning_rate if config.learning_rate else 0.0, "momentum": config.muon_momentum, "weight_decay": config.weight_decay}
-    muon["bfloat16"] = hardware.find_dtype(device, config.dtype) == torch.bfloat16  # twice as fast as float32 on a CPU with such instructions
-    groups = [{"params": others, "muon": 0, "scale": 1.0, "weight_decay": 0.0}, {"params": fused, "muon": 3} | muon, {"params": single, "muon": 1} | muon]
+    muon = {
+        "scale": config.muon_lr / config.learning_rate if config.learning_rate else 0.0,
+        "momentum": config.muon_momentum,
+        "weight_decay": config.weight_decay,
+        # twice as fast as float32 on a CPU with such instructions
+        "bfloat16": hardware.find_dtype(device, config.dtype) == torch.bfloat16,
+    }
+    others, matrices = [], {}
+    for name, p in model.named_parameters():
+        if name.startswith("h.") and p.dim() == 2:
+            matrices.setdefault(side_by_side(name, model.config), []).append(p)
+        else:
+            others.append(p)
+    groups = [{"params": others, "muon": 0, "scale": 1.0, "weight_decay": 0.0}]
+    for count in sorted(matrices, reverse=True):
+        groups.append({"params": matrices[count], "muon": count} | muon)
     return Muon(groups, **options)
+
+
+def side_by_side(name: str, shape) -> int:
+    """How many matrices of one size a parameter of a block holds: query (as often as it has groups), key and value
+    in c_attn, gate and values in the c_fc of qwen3."""
+    if name.endswith("c_attn.weight"):
+        return shape.n_head // shape.n_kv_head + 2
+    if name.endswith("c_fc.weight") and shape.arch == "qwen3":
+        return 2
+    return 1
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:

@@ -1,0 +1,35 @@
+"""How a conversation reads as text: the one form that data, generation and exports share.
+
+    User: Hello?
+
+    Assistant: Good day.
+
+Every turn ends with a blank line. Knows no model and no tokenizer.
+"""
+
+REPLY = "Assistant:"  # what a prompt ends with, so that the model answers
+STOP = "\n\nUser:"  # where an answer ends, if not with the document
+
+# The same in the template languages of those who run exported models: Jinja (transformers, GGUF) and
+# Go's text/template (Ollama).
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] | trim }}\n\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+OLLAMA_TEMPLATE = (
+    '{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}\n\n'
+    '{{ else if eq .Role "assistant" }}Assistant: {{ .Content }}\n\n'
+    '{{ else if eq .Role "system" }}System: {{ .Content }}\n\n{{ end }}{{ end }}Assistant:'
+)
+
+
+def format_chat(messages: list[dict]) -> str:
+    """A conversation as text. messages: [{"role", "content"}]. For the next answer, prompt with this and REPLY."""
+    return "".join(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages)
+
+
+def is_chat(text: str) -> bool:
+    """Whether a document is a conversation as format_chat writes it."""
+    return text.startswith(("User: ", "System: ")) and f"\n\n{REPLY} " in text

@@ -1,0 +1,250 @@
+"""Weights <-> a folder in Hugging Face's format: GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3.
+
+Owner of what is known of that format: config.json, the names and layouts of the tensors, and model.safetensors or
+pytorch_model.bin, also in shards. Reads it with torch alone and executes nothing. Knows tensors and shapes, not how
+they are trained.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import torch
+
+import checkpoint
+from checkpoint import CheckpointError
+from model import GPT, GPTConfig
+from tokenizer_bpe import Tokenizer
+
+# For each architecture: our shape's names and theirs.
+SHAPES = {
+    "gpt2": {
+        "vocab_size": "vocab_size",
+        "block_size": "n_positions",
+        "n_layer": "n_layer",
+        "n_head": "n_head",
+        "n_embd": "n_embd",
+    },
+    "qwen3": {
+        "vocab_size": "vocab_size",
+        "block_size": "max_position_embeddings",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads",
+        "n_embd": "hidden_size",
+        "n_inner": "intermediate_size",
+        "head_dim": "head_dim",
+    },
+}
+TIED = {"gpt2": True, "qwen3": False}  # what a config.json without tie_word_embeddings means
+# What model.py builds, by their names. A config.json that lacks one of these means the first value.
+FIXED = {
+    "gpt2": {
+        "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
+        "layer_norm_epsilon": [1e-5],
+        "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False],
+        "add_cross_attention": [False],
+    },
+    "qwen3": {
+        "hidden_act": ["silu"],
+        "rms_norm_eps": [1e-6],
+        "attention_bias": [False],
+        "use_sliding_window": [False],
+        "rope_scaling": [None],
+    },
+}
+CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}
+# Where our tensors of a Qwen3 layer are theirs, one below the other.
+QWEN3_LAYER = {
+    "ln_1.weight": ["input_layernorm.weight"],
+    "attn.c_attn.weight": [f"self_attn.{part}_proj.weight" for part in "qkv"],
+    "attn.q_norm.weight": ["self_attn.q_norm.weight"],
+    "attn.k_norm.weight": ["self_attn.k_norm.weight"],
+    "attn.c_proj.weight": ["self_attn.o_proj.weight"],
+    "ln_2.weight": ["post_attention_layernorm.weight"],
+    "mlp.c_fc.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+    "mlp.c_proj.weight": ["mlp.down_proj.weight"],
+}
+QWEN3_REST = {
+    "wte.weight": ["model.embed_tokens.weight"],
+    "ln_f.weight": ["model.norm.weight"],
+    "lm_head.weight": ["lm_head.weight"],
+}
+# The types of safetensors.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+# -- shape ------------------------------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> GPTConfig:
+    """The shape in a config.json. Raises CheckpointError listing all that model.py does not build."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    arch = values["model_type"]
+    if arch not in SHAPES:
+        known = " and ".join(map(repr, SHAPES))
+        raise CheckpointError(f"{path} describes the architecture {arch!r}; only {known} can be loaded here")
+    odd = [f"{k} = {values[k]!r}" for k, allowed in FIXED[arch].items() if values.get(k, allowed[0]) not in allowed]
+    rope = values.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        odd.append(f"rope_type = {rope['rope_type']!r}")
+    if any(kind != "full_attention" for kind in values.get("layer_types") or []):
+        odd.append("layer_types with other than full_attention")
+    if odd:
+        raise CheckpointError(f"{path}: {', '.join(odd)}; model.py has no counterpart to that")
+    try:
+        shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
+        if arch == "gpt2":
+            shape["n_inner"] = values.get("n_inner")
+        else:
+            shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
+        return GPTConfig(**shape, arch=arch, tie_weights=values.get("tie_word_embeddings", TIED[arch]))
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
+    """The content of config.json for a model of ours, with the vocabulary of its tokenizer."""
+    arch = config.arch
+    values = {"model_type": arch, "architectures": [CLASSES[arch]], "dtype": "float32"}
+    values |= {theirs: getattr(config, ours) for ours, theirs in SHAPES[arch].items()}
+    values |= {name: allowed[0] for name, allowed in FIXED[arch].items()}
+    values |= {"vocab_size": tokenizer.vocab_size, "tie_word_embeddings": config.tie_weights}
+    values |= {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
+    if arch == "gpt2":
+        values["n_inner"] = config.n_inner
+        values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
+    else:  # transformers reads the second from version 5 on, older programs the first
+        values["rope_theta"] = config.rope_theta
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    return values
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def to_hf(config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int) -> dict[str, torch.Tensor]:
+    """A model's tensors under their names and in their layout, float32.
+
+    Ids from vocab_size on, padding, are left out. GPT-2 has biases; those that the model has not are zeros, which
+    compute the same.
+    """
+    out = {}
+    for name, tensor in tensors.items():
+        if name == "lm_head.weight" and config.tie_weights:
+            continue
+        if name in ("wte.weight", "lm_head.weight"):
+            tensor = tensor[:vocab_size]
+        if config.arch == "qwen3":
+            theirs = qwen3_names(name)
+            for part_name, part in zip(theirs, tensor.split(part_sizes(config, name, tensor)), strict=True):
+                out[part_name] = part.float().contiguous()
+        else:
+            part_name = name if name == "lm_head.weight" else f"transformer.{name}"
+            out[part_name] = (tensor.t() if is_transposed(name) else tensor).float().contiguous()
+    if config.arch == "gpt2" and not config.bias:
+        for name in [n for n in out if n.endswith(".weight") and (".ln_" in n or ".h." in n)]:
+            width = out[name].size(-1)  # of a LayerNorm, or of the outputs of a Conv1D
+            out[name.removesuffix("weight") + "bias"] = torch.zeros(width)
+    return out
+
+
+def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Their tensors under our names and in our layout, float32. The causal masks in old GPT-2 files are left out."""
+    if config.arch == "gpt2":
+        masks = (".attn.bias", ".attn.masked_bias")
+        out = {k.removeprefix("transformer."): v for k, v in tensors.items() if not k.endswith(masks)}
+        out = {k: (v.t().contiguous() if is_transposed(k) else v).float() for k, v in out.items()}
+    else:
+        out, left = {}, dict(tensors)
+        with torch.device("meta"):
+            expected = GPT(config).state_dict().keys()
+        for name in expected:
+            theirs = qwen3_names(name)
+            if all(part in left for part in theirs):
+                out[name] = torch.cat([left.pop(part).float() for part in theirs])
+        if config.tie_weights:
+            left.pop("lm_head.weight", None)
+        out |= left  # to be named by check_tensors
+    if config.tie_weights and "wte.weight" in out:
+        out["lm_head.weight"] = out["wte.weight"]
+    return out
+
+
+def is_transposed(name: str) -> bool:
+    """Whether their tensor is ours transposed: GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear."""
+    return name.endswith(("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"))
+
+
+def qwen3_names(name: str) -> list[str]:
+    """What a tensor of ours is called in Qwen3's format: several names where it holds several of theirs."""
+    layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
+    if not layer:
+        return QWEN3_REST[name]
+    return [f"model.layers.{layer[1]}.{part}" for part in QWEN3_LAYER[layer[2]]]
+
+
+def part_sizes(config: GPTConfig, name: str, tensor: torch.Tensor) -> list[int]:
+    """The rows of each of their tensors in one of ours."""
+    if name.endswith("c_attn.weight"):
+        return [heads * config.head_dim for heads in (config.n_head, config.n_kv_head, config.n_kv_head)]
+    if name.endswith("c_fc.weight"):
+        return [config.n_inner, config.n_inner]
+    return [len(tensor)]
+
+
+def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises CheckpointError unless names and shapes are those of a model of this shape."""
+    with torch.device("meta"):
+        expected = {k: tuple(v.shape) for k, v in GPT(config).state_dict().items()}
+    found = {k: tuple(getattr(v, "shape", ())) for k, v in tensors.items()}
+    wrong = []
+    for name in sorted(expected.keys() | found.keys()):
+        here, there = found.get(name, "missing"), expected.get(name, "no such tensor")
+        if here != there:
+            wrong.append(f"{name}: {here}, expected {there}")
+    if wrong:
+        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise CheckpointError(f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}")
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a folder under their names there, from whichever of the four forms it has."""
+    for name, read in (("model.safetensors", read_safetensors), ("pytorch_model.bin", checkpoint.load_tensors)):
+        if (folder / name).exists():
+            return read(folder / name)
+        index = checkpoint.read_json(folder / f"{name}.index.json", weight_map=dict)
+        if index:
+            parts = sorted({Path(part).name for part in index["weight_map"].values()})
+            return {k: v for part in parts for k, v in read(folder / part).items()}
+    there = checkpoint.what_is_there(folder)
+    raise CheckpointError(f"{folder} has no model.safetensors and no pytorch_model.bin; {there}")
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .safetensors file: 8 bytes, the length of a header in JSON; the header, with type, shape and
+    place of each; the data (https://github.com/huggingface/safetensors).
+
+    Raises CheckpointError for a missing or damaged file.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, size)))
+        data = torch.from_file(str(path), size=size, dtype=torch.uint8)[8 + length :]  # mapped, not read
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, of in header.items():
+            part = data[slice(*of["data_offsets"])].clone()  # its place need not be a multiple of its items' size
+            tensors[name] = part.view(DTYPES[of["dtype"]]).view(of["shape"])
+        return tensors
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise CheckpointError(f"{path} is damaged, or no safetensors file ({why})") from None
