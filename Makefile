@@ -9,7 +9,7 @@ demo: .venv/main
 	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
 	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def " --max_new_tokens 120 --seed 1
 
-test: .venv/dev
+test: .venv/dev .venv/llama_cpp
 	$(PY) -m pytest -n 2
 
 lint: .venv/dev
@@ -38,4 +38,11 @@ gpu: $(if $(filter .venv/%,$(PY)),.venv/dev)
 
 .venv/dev: .venv/main requirements-dev.txt
 	$(PY) -m pip install --quiet -r requirements-dev.txt -c constraints.txt
+	touch $@
+
+# Real llama.cpp, to run exported models in tests; where npm is missing, these tests are skipped.
+.venv/llama_cpp: .venv/bin/python $(wildcard tests/llama_cpp/*)
+	mkdir -p $@ && cp tests/llama_cpp/* $@
+	npm install --prefix $@ --omit=optional --ignore-scripts --no-package-lock --no-audit --no-fund --silent \
+		|| echo "llama.cpp is not installed: tests that run it are skipped"
 	touch $@

@@ -9,6 +9,7 @@ import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread, and processes side by side lose
 ROOT = Path(__file__).parent.parent
+LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 
 

@@ -1,37 +1,63 @@
 """Weights from and to Hugging Face: init_from, tools.export, and the tokenizers of such folders, against transformers itself."""
+import copy
 import dataclasses
 import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
+import ctranslate2
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, pipeline
+from ctranslate2.converters import TransformersConverter
+from gguf import GGUFReader
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    pipeline,
+)
 
 import checkpoint
 import pretrained
 import sampling
 from checkpoint import CheckpointError
+from formats import gguf, huggingface
+from formats.conversation import CHAT_TEMPLATE, REPLY, format_chat
+from formats.huggingface import to_hf
 from generate import load_model
 from metadata import read_meta
 from model import GPT, GPTConfig
-from tests.conftest import fails_clearly, run_script
+from tests.conftest import LLAMA_CPP, fails_clearly, run_script
 from tests.test_train import SMALL, train_small
 from tokenizer_bpe import Tokenizer
-from tools.export import export, hf_config, to_hf
 
-RUNS = {"char": ["--tie_weights=True", "--bias=False"], "bpe": ["--tie_weights=False", "--bias=True"]}
+# Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.
+RUNS = {
+    "gpt2, characters": ["--tie_weights=True", "--bias=False"],
+    "gpt2": ["--tie_weights=False", "--bias=True"],
+    "qwen3": ["--arch=qwen3", "--tie_weights=False", "--zero_init=True"],
+    "qwen3, grouped, tied": ["--arch=qwen3", "--tie_weights=True", "--n_kv_head=1", "--head_dim=24", "--n_inner=96"],
+    "qwen3, characters": ["--arch=qwen3", "--tie_weights=True"],
+}
 SHAPE = {"vocab_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def run_folder(request, tmp_path_factory, char_data, bpe_data):
-    """A short run of each kind of tokenizer, head and biases."""
-    folder = tmp_path_factory.mktemp("runs") / request.param
-    result = train_small(char_data if request.param == "char" else bpe_data, folder, "--max_steps=20", "--sample_prompts=The name", *RUNS[request.param])
+    """A short run of each."""
+    folder = tmp_path_factory.mktemp("runs") / request.param.replace(", ", "_")
+    data = char_data if "characters" in request.param else bpe_data
+    more = ["--max_steps=100", "--eval_interval=100", "--block_size=256", "--sample_prompts=The name"]
+    result = train_small(data, folder, *more, *RUNS[request.param])
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -64,41 +90,80 @@ def logits_agree(model, hf, vocab_size):
 # -- out ------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_export_computes_the_same_and_writes_the_same(run_folder, tmp_path):
-    result = run_script("-m", "tools.export", run_folder, "--out", tmp_path / "hf")
+def greedy(model, tokenizer, prompt, count):
+    """Our own greedy continuation: ids up to the end of the text, and the text."""
+    ids = tokenizer.encode(prompt).tolist()
+    new = [i for (i,) in sampling.generate(model, [ids], count, temperature=0, vocab_size=tokenizer.vocab_size)]
+    new = new[: new.index(tokenizer.eot_id)] if tokenizer.eot_id in new else new
+    return new, tokenizer.decode(new)
+
+
+@pytest.fixture(scope="module")
+def exported(run_folder, tmp_path_factory):
+    """The run as a folder for transformers and as GGUF files, and our own model of it."""
+    out = tmp_path_factory.mktemp("exported")
+    result = run_script("-m", "tools.export", run_folder, "--out", out / "hf", "--gguf", out / "run.gguf")
     assert result.returncode == 0, result.stderr
     model, tokenizer, state = load_model(checkpoint.find(run_folder), torch.device("cpu"))
-    hf, hf_tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), AutoTokenizer.from_pretrained(tmp_path / "hf")
+    return out, model, tokenizer, state
+
+
+def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
+    out, model, tokenizer, state = exported
+    folder = out / "hf"
+    hf, hf_tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert type(hf).__name__ == {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}[model.config.arch]
     assert hf.config.tie_word_embeddings == model.config.tie_weights
     logits_agree(model, hf.eval(), tokenizer.vocab_size)
 
     prompt = "The name of the"
     ids = hf_tokenizer(prompt)["input_ids"]
     assert ids == tokenizer.encode(prompt).tolist() and hf_tokenizer.decode(ids) == prompt
-    write = pipeline("text-generation", model=str(tmp_path / "hf"))
+    write = pipeline("text-generation", model=str(folder))
     assert write(prompt)[0]["generated_text"].startswith(prompt)  # its own settings stay within the context
-    room = model.config.block_size - len(ids)
-    text = write(prompt, do_sample=False, max_new_tokens=room)[0]["generated_text"]
-    ours = [new[0] for new in sampling.generate(model, [ids], room, temperature=0)]
-    ours = ours[: ours.index(tokenizer.eot_id)] if tokenizer.eot_id in ours else ours
-    assert text == prompt + tokenizer.decode(ours)
+    text = write(prompt, do_sample=False, max_new_tokens=200)[0]["generated_text"]
+    assert text == prompt + greedy(model, tokenizer, prompt, 200)[1]
 
-    assert len({path.stat().st_mode for path in (tmp_path / "hf").iterdir()}) == 1
-    card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    card = (folder / "README.md").read_text(encoding="utf-8")
     logged = next(r for r in checkpoint.read_log(run_folder) if r.get("val_loss") and r["step"] == state["step"])
-    assert f"{logged['val_loss']:.4f} nats" in card and str(state["settings"]["data_dir"]) in card and "context 32" in card
-    assert ("without biases" in card) == (not model.config.bias) and ("characters" in card) == (tokenizer.kind == "char")
-    fails_clearly(run_script("-m", "tools.export", run_folder, "--out", tmp_path / "hf"), "is there already")
+    assert f"{logged['val_loss']:.4f} nats" in card and str(state["settings"]["data_dir"]) in card and "context 256" in card
+    assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
+    assert ("characters" in card) == (tokenizer.kind == "char")
+    assert "](curve.png)" in card and (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    fails_clearly(run_script("-m", "tools.export", run_folder, "--out", folder), "is there already")
 
 
-def test_an_export_comes_back_as_it_was(run_folder, tmp_path):
-    folder = checkpoint.find(run_folder)
-    export(folder, tmp_path / "hf")
-    there, back = pretrained.load(folder), pretrained.load(tmp_path / "hf")
-    assert dataclasses.replace(there.config, bias=True) == back.config and there.tokenizer.same_as(back.tokenizer)
+def test_an_export_comes_back_as_it_was(run_folder, exported):
+    there, back = pretrained.load(checkpoint.find(run_folder)), pretrained.load(exported[0] / "hf")
+    biases = back.config.arch == "gpt2"
+    assert dataclasses.replace(there.config, bias=biases) == back.config and there.tokenizer.same_as(back.tokenizer)
     for name, tensor in there.tensors.items():
         assert torch.equal(tensor, back.tensors[name])
     assert all(not back.tensors[name].any() for name in back.tensors.keys() - there.tensors.keys())
+
+
+def test_ctranslate2_writes_the_same(exported, tmp_path):
+    out, model, tokenizer, _ = exported
+    TransformersConverter(str(out / "hf")).convert(str(tmp_path / "ct2"))
+    prompt = "The name of the"
+    tokens = AutoTokenizer.from_pretrained(out / "hf").convert_ids_to_tokens(tokenizer.encode(prompt).tolist())
+    generator = ctranslate2.Generator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
+    (result,) = generator.generate_batch([tokens], max_length=50, sampling_topk=1, include_prompt_in_result=False)
+    assert result.sequences_ids[0] == greedy(model, tokenizer, prompt, 50)[0]
+
+
+@pytest.mark.skipif(not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp")
+def test_llama_cpp_writes_the_same(exported):
+    out, model, tokenizer, _ = exported
+    prompt = "The name of the"
+    done = subprocess.run(["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout)
+    assert theirs["prompt"] == tokenizer.encode(prompt).tolist() and theirs["template"] is None
+    ids, text = greedy(model, tokenizer, prompt, 50)
+    assert theirs["ids"] == ids and theirs["text"] == text
+    assert (out / "run.Modelfile").read_text().startswith("FROM ./run.gguf\n")
 
 
 def test_padding_is_left_out_of_an_export():
@@ -107,11 +172,48 @@ def test_padding_is_left_out_of_an_export():
     assert out["transformer.wte.weight"].shape == out["lm_head.weight"].shape == (50, 8)
 
 
-def test_settings_that_gpt2_lacks_are_named(bpe_run):
-    tokenizer = Tokenizer.load(checkpoint.find(bpe_run))
-    assert hf_config(GPTConfig(512, zero_init=True), tokenizer)["vocab_size"] == 512
-    with pytest.raises(CheckpointError, match="position = rotary, shortcut = True"):
-        hf_config(GPTConfig(512, position="rotary", shortcut=True), tokenizer)
+def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path):
+    def export(*more):
+        return run_script("-m", "tools.export", bpe_run, *more)
+
+    fails_clearly(export(), "--out FOLDER, --gguf FILE")
+    fails_clearly(export("--gguf", tmp_path / "a.bin"), "must end in .gguf")
+    (tmp_path / "there.gguf").touch()
+    fails_clearly(export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"), "there.gguf is there already")
+    assert not (tmp_path / "hf").exists()
+
+    source = pretrained.load(checkpoint.find(bpe_run))
+    narrow = dataclasses.replace(source.config, n_embd=40, n_head=2, head_dim=20, n_inner=64)
+    with pytest.raises(CheckpointError, match=r"n_embd = 40.* multiple of that; take --gguf_type f16"):
+        gguf.check(tmp_path / "a.gguf", narrow, source.tokenizer, "q8_0")
+    words = {"type": "Split", "pattern": {"Regex": r"\w+|\W+"}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    cut = source.tokenizer.description | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, level]}}
+    with pytest.raises(CheckpointError, match="this tokenizer has another"):
+        gguf.check(tmp_path / "a.gguf", source.config, Tokenizer(cut), "f16")
+
+
+def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
+    source, sizes = pretrained.load(checkpoint.find(bpe_run)), {}
+    for kind in ("f32", "f16", "q8_0"):
+        gguf.write(tmp_path / f"{kind}.gguf", source.config, source.tensors, source.tokenizer, kind)
+        sizes[kind] = sum(t.data.nbytes for t in GGUFReader(tmp_path / f"{kind}.gguf").tensors if len(t.shape) == 2 and "position" not in t.name)
+    assert sizes["f32"] == 2 * sizes["f16"] and sizes["q8_0"] == sizes["f16"] * 34 / 64
+
+
+def test_models_of_conversations_say_how_to_talk_to_them(tmp_path):
+    asked = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}, {"role": "user", "content": "More "}]
+    lines = [json.dumps({"messages": [*asked, {"role": "assistant", "content": f"Number {n}."}]}) for n in range(300)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
+    assert run_script("prepare_data.py", tmp_path / "chat.jsonl", "--vocab_size", 300, "--out", tmp_path / "data").returncode == 0
+    assert train_small(tmp_path / "data", tmp_path / "run", "--max_steps=2", "--arch=qwen3").returncode == 0
+    result = run_script("-m", "tools.export", tmp_path / "run", "--out", tmp_path / "hf", "--gguf", tmp_path / "run.gguf")
+    assert result.returncode == 0, result.stderr
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf").apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert theirs == format_chat(asked) + REPLY
+    template = GGUFReader(tmp_path / "run.gguf").get_field("tokenizer.chat_template").contents()
+    assert template == CHAT_TEMPLATE
+    assert 'PARAMETER stop "\\n\\nUser:"' in (tmp_path / "run.Modelfile").read_text()
 
 
 def test_no_checkpoint_to_export(tmp_path):
@@ -153,11 +255,76 @@ def test_all_four_sizes_have_the_right_tensors(tmp_path, shape, parameters):
     hf_shape.save_pretrained(tmp_path)
     with torch.device("meta"):
         hf = GPT2LMHeadModel(hf_shape)
-    config = pretrained.read_hf_config(tmp_path)
+    config = huggingface.read_config(tmp_path)
     assert config == GPTConfig(50257, 1024, layers, heads, width)
-    pretrained.check_tensors(tmp_path, config, pretrained.from_hf(hf.state_dict()))
+    huggingface.check_tensors(tmp_path, config, huggingface.from_hf(config, hf.state_dict()))
     with torch.device("meta"):
         assert GPT(config).num_parameters() == parameters == hf.num_parameters()
+
+
+@pytest.fixture(scope="module", params=["as many heads", "grouped, tied"])
+def qwen3_model(request):
+    """A small Qwen3 of transformers with random weights."""
+    torch.manual_seed(0)
+    grouped = request.param != "as many heads"
+    shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+             "num_key_value_heads": 2 if grouped else 4, "intermediate_size": 96, "max_position_embeddings": 64,
+             "tie_word_embeddings": grouped, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}  # fmt: skip
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    for name, p in model.named_parameters():
+        p.data.normal_(mean=float("norm" in name), std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "half"])
+def test_a_folder_of_qwen3_loads_in_every_form(qwen3_model, tmp_path, form):
+    hf = copy.deepcopy(qwen3_model).to(torch.bfloat16 if form == "half" else torch.float32)
+    hf.save_pretrained(tmp_path, max_shard_size="50KB" if form == "shards" else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (form == "shards")
+    source = pretrained.load(tmp_path)
+    assert source.config.arch == "qwen3" and source.config.head_dim == 16 and source.config.rope_theta == 1e6
+    model = GPT(source.config).eval()
+    model.load_state_dict(source.tensors)
+    logits_agree(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), 512)
+
+
+def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, text_file, tmp_path):
+    hf_tokenizer = HFTokenizer(models.BPE())
+    hf_tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(gguf.QWEN2_PATTERN), "isolated")
+    hf_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    hf_tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    hf_tokenizer.train([str(text_file)], trainer)
+    hf_tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    folder = saved(qwen3_model, tmp_path / "hf")
+    hf_tokenizer.save(str(folder / "tokenizer.json"))
+    text = "Cafe\u0301 na\u00efve, it's 1234 o'clock\n\n  \u4f60\u597d\uff01"
+    assert Tokenizer.load(folder).encode(text).tolist() == hf_tokenizer.encode(text).ids
+
+    result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", tmp_path / "data")
+    assert result.returncode == 0, result.stderr
+    where = [f"--data_dir={tmp_path / 'data'}", f"--checkpoint_dir={tmp_path / 'run'}", f"--init_from={folder}"]
+    quick = ["--batch_size=4", "--max_steps=2", "--eval_batches=1", "--compile=False", "--learning_rate=0", "--dtype=float32"]
+    plan = run_script("train.py", "config/finetune.py", *where, *quick, "--dry_run=True")
+    assert plan.returncode == 0 and f"{qwen3_model.num_parameters():,}" in plan.stdout, plan.stderr
+    result = run_script("train.py", "config/finetune.py", *where, *quick)
+    assert result.returncode == 0, result.stderr
+    model, _, _ = load_model(checkpoint.find(tmp_path / "run"), torch.device("cpu"))
+    logits_agree(model, qwen3_model, 512)
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    ({"attention_bias": True, "hidden_act": "gelu"}, "hidden_act = 'gelu', attention_bias = True"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type = 'yarn'"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
+    ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
+    ({"head_dim": 15}, "heads of 15"),
+])  # fmt: skip
+def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, config, words):
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        pretrained.load(saved(qwen3_model, tmp_path, **config))
 
 
 def saved(hf_model, folder, **config):
@@ -171,7 +338,7 @@ def saved(hf_model, folder, **config):
 @pytest.mark.parametrize(("config", "words"), [
     ({"model_type": "llama"}, "'llama'"),
     ({"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}, "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True"),
-    ({"n_inner": 64}, "n_inner = 64"),
+    ({"n_inner": 64}, "h.0.mlp.c_fc.bias: (128,), expected (64,)"),
     ({"n_layer": 3}, "h.2.attn.c_attn.bias: missing"),
     ({"vocab_size": 500}, "(512, 32), expected (500, 32)"),
     ({"n_head": 3}, "n_head = 3 does not divide"),
@@ -253,7 +420,7 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(hf_model, bpe_
 
 
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(bpe_run, bpe_data, text_file, tmp_path):
-    export(checkpoint.find(bpe_run), tmp_path / "hf")
+    assert run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf").returncode == 0
     AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")  # as transformers itself writes it
     model = json.loads((tmp_path / "hf" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     (tmp_path / "old").mkdir()

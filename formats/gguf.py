@@ -1,0 +1,162 @@
+"""A model and its tokenizer as one GGUF file, which llama.cpp, Ollama and LM Studio run.
+
+The layout of the file and the names of its tensors are those of the package `gguf`; here is what of ours goes where.
+Knows tensors, shapes and tokenizers; no run.
+"""
+
+import os
+from pathlib import Path
+
+import gguf
+import torch
+
+from checkpoint import CheckpointError
+from formats import huggingface
+from formats.conversation import CHAT_TEMPLATE
+from model import GPTConfig
+from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
+
+# What the matrices are stored as; norms, biases and positions are float32.
+TYPES = {
+    "f32": gguf.GGMLQuantizationType.F32,
+    "f16": gguf.GGMLQuantizationType.F16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+}
+FILE_TYPES = {
+    "f32": gguf.LlamaFileType.ALL_F32,
+    "f16": gguf.LlamaFileType.MOSTLY_F16,
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
+BLOCK = 32  # q8_0 stores a row in blocks of so many numbers
+ARCHES = {"gpt2": gguf.MODEL_ARCH.GPT2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+# How text is cut into words before merging: the expression, and llama.cpp's name for it.
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PRE = {GPT2_PATTERN: "gpt-2", QWEN2_PATTERN: "qwen2"}
+
+
+def write(
+    path: Path,
+    config: GPTConfig,
+    tensors: dict[str, torch.Tensor],
+    tokenizer: Tokenizer,
+    kind: str = "f16",
+    name: str = "model",
+    chat: bool = False,
+) -> None:
+    """Write the file, whole or not at all. tensors: under our names. kind: of TYPES. chat: trained on conversations.
+
+    Raises CheckpointError for what the format cannot hold.
+    """
+    pre = check(path, config, tokenizer, kind)
+    partial = path.with_name(f".{path.name}.partial")
+    writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
+    try:
+        add_shape(writer, config, kind, name)
+        add_tokenizer(writer, tokenizer, pre, chat)
+        add_tensors(writer, config, huggingface.to_hf(config, tensors, tokenizer.vocab_size), kind)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
+    """llama.cpp's name for the way in which the tokenizer cuts words. Raises CheckpointError for what GGUF cannot hold."""
+    if path.exists():
+        raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
+    widths = {"n_embd": config.n_embd, "n_inner": config.n_inner, "n_head x head_dim": config.n_head * config.head_dim}
+    odd = [f"{name} = {width}" for name, width in widths.items() if width % BLOCK]
+    if kind == "q8_0" and odd:
+        raise CheckpointError(
+            f"{', '.join(odd)}: q8_0 stores rows in blocks of {BLOCK} numbers, so the width must be a multiple of that; "
+            "take --gguf_type f16"
+        )
+    if tokenizer.kind == "char":
+        return "gpt-2"
+    if tokenizer.pattern not in PRE:
+        raise CheckpointError(
+            f"llama.cpp knows the way in which GPT-2 and Qwen cut text into words; this tokenizer has another "
+            f"({tokenizer.pattern!r}), so the file would encode prompts differently"
+        )
+    return PRE[tokenizer.pattern]
+
+
+def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
+    """What llama.cpp builds the model from."""
+    writer.add_name(name)
+    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_context_length(config.block_size)
+    writer.add_embedding_length(config.n_embd)
+    writer.add_block_count(config.n_layer)
+    writer.add_feed_forward_length(config.n_inner)
+    writer.add_head_count(config.n_head)
+    if config.arch == "gpt2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_head_count_kv(config.n_kv_head)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_rope_freq_base(config.rope_theta)
+
+
+def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
+    """Vocabulary and merges, in the byte-level alphabet that tokenizer.json has too."""
+    vocab, merges = characters_as_bytes(tokenizer) if tokenizer.kind == "char" else bpe(tokenizer)
+    tokens = [f"<|unused{i}|>" for i in range(tokenizer.vocab_size)]
+    types = [gguf.TokenType.UNUSED] * tokenizer.vocab_size
+    for token, i in vocab.items():
+        tokens[i], types[i] = token, gguf.TokenType.NORMAL
+    for token in tokenizer.description["added_tokens"]:
+        tokens[token["id"]], types[token["id"]] = token["content"], gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokenizer.eot_id)
+    writer.add_eos_token_id(tokenizer.eot_id)
+    writer.add_add_bos_token(False)
+    if chat:
+        writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def bpe(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
+    """Vocabulary and merges of a byte-level BPE."""
+    model = tokenizer.description["model"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    return model["vocab"], merges
+
+
+def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
+    """A character-level tokenizer as byte-level BPE: the merges put together the bytes of each character, from the left."""
+    as_char = {byte: char for char, byte in byte_alphabet().items()}
+    # llama.cpp wants one merge at least; no UTF-8 has this byte
+    vocab, merges = {}, {f"{as_char[0xC0]} {as_char[0xC0]}": None}
+    for char, i in tokenizer.description["model"]["vocab"].items():
+        if i == tokenizer.eot_id:
+            continue
+        text = "".join(as_char[byte] for byte in char.encode())
+        vocab[text] = i
+        for end in range(1, len(text)):
+            merges[f"{text[:end]} {text[end]}"] = None
+    return vocab, list(merges)
+
+
+def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor], kind: str) -> None:
+    """tensors: as Hugging Face names and lays them out."""
+    names = gguf.get_tensor_name_map(ARCHES[config.arch], config.n_layer)
+    for theirs, tensor in tensors.items():
+        name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        if config.arch == "gpt2" and huggingface.is_transposed(theirs):
+            tensor = tensor.t().contiguous()
+        stored = TYPES[kind] if tensor.dim() == 2 and "position" not in name else TYPES["f32"]
+        data = gguf.quants.quantize(tensor.numpy(), stored)
+        writer.add_tensor(name, data, raw_dtype=stored)

@@ -1,0 +1,18 @@
+// node complete.mjs FILE.gguf PROMPT COUNT: greedy text from llama.cpp, as JSON.
+// {"prompt": ids, "ids": ids, "text": text, "template": the file's chat template}
+import {getLlama} from "node-llama-cpp";
+
+const [modelPath, prompt, count] = process.argv.slice(2);
+const llama = await getLlama({build: "never", gpu: false, logLevel: "error"});
+const model = await llama.loadModel({modelPath});
+const context = await model.createContext({contextSize: 256});
+const promptIds = model.tokenize(prompt);
+const ids = [];
+for await (const id of context.getSequence().evaluate(promptIds, {temperature: 0})) {
+  if (model.isEogToken(id)) break;
+  ids.push(id);
+  if (ids.length === Number(count)) break;
+}
+const template = model.fileInfo.metadata.tokenizer.chat_template ?? null;
+console.log(JSON.stringify({prompt: promptIds, ids, text: model.detokenize(ids), template}));
+process.exit(0);
