@@ -1,8 +1,8 @@
 """The plan of --dry_run beside what really happens: peak memory and time a step.
 
-    python -m benchmarks.plan --data data/NAME [--micro 1 2 4] [--key=value ...]
+    python -m benchmarks.plan --data data/NAME [--preset config/gpt2_small.py] [--micro 1 2 4] [--key=value ...]
 
-GPT-2 Small's shape on the present device. Memory is measured in a process of its own for each micro-batch: on a GPU what PyTorch
+A preset on the present device. Memory is measured in a process of its own for each micro-batch: on a GPU what PyTorch
 allocated at most, on a CPU the peak of resident memory during steps after the first, less what the process holds at rest beyond
 weights and optimiser (Python, libraries, compiled code). Time is the plan's beside that of train.py, from its log.
 """
@@ -41,7 +41,7 @@ if cuda:
     peak = torch.cuda.max_memory_allocated()
 else:
     ctypes.CDLL(None).malloc_trim(0)  # give back what is freed
-    rest = status("VmRSS") - 12 * parameters
+    rest = status("VmRSS") - 4 * parameters - plan.moments(run.optimizer)
     open("/proc/self/clear_refs", "w").write("5")
     steps(3)
     peak = status("VmHWM") - rest
@@ -53,11 +53,12 @@ print(json.dumps({"micro_batch": run.micro_batch, "planned": planned["peak"], "m
 def main(argv):
     """The command line's work."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--data", required=True)
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=12, help="steps of the real run")
     args, extra = parser.parse_known_args(argv)
-    common = ["config/gpt2_small.py", f"--data_dir={args.data}", "--warmup_steps=2", *extra]
+    common = [args.preset, f"--data_dir={args.data}", "--warmup_steps=2", *extra]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for micro in args.micro:
@@ -71,7 +72,7 @@ def main(argv):
             rows.append(row)
             print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "
                   f"step {row['planned_seconds']:.2f} s planned, {row['measured_seconds']:.2f} measured ({row['planned_seconds'] / row['measured_seconds'] - 1:+.1%})", flush=True)  # fmt: skip
-    write("plan", hardware.find_device("auto"), {"rows": rows})
+    write(f"plan_{Path(args.preset).stem}", hardware.find_device("auto"), {"rows": rows})
 
 
 if __name__ == "__main__":

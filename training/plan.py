@@ -27,12 +27,19 @@ def memory(config: GPTConfig, parameters: int, optimizer: int, micro_batch: int,
     low_precision: matrix products in 16 bits.
 
     Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass needs, a token
-    and layer: two residuals in float32, and in the products' precision the inputs of the four linear layers, query, key and value, and the
-    MLP's inner values before and after GELU; and once a token the logits with their gradient. 16-bit products add a copy of the weights.
+    and layer: two residuals in float32, and in the products' precision the inputs of the linear layers, query, key and
+    value, and the MLP's inner values; and once a token the logits with their gradient. 16-bit products add a copy of
+    the weights.
     """
     item = 2 if low_precision else 4
     tokens, width = micro_batch * config.block_size, config.n_embd
-    layer = (2 * 4 + item * (1 + 3 + 1 + 1 + 4 + 4)) * width
+    queries, keys = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    attention = width + queries + 2 * keys + queries  # the norm's output, query, key and value, the projection's input
+    mlp = width + 2 * config.n_inner  # the norm's output, before and after GELU
+    if config.arch == "qwen3":
+        attention += 2 * (queries + keys)  # normed, and turned
+        mlp += config.n_inner  # gate, values and their product
+    layer = 2 * 4 * width + item * (attention + mlp)
     logits = config.vocab_size * 2 * item
     activations, copies = tokens * (config.n_layer * layer + logits), 2 * parameters if low_precision else 0
     weights, gradients = 4 * parameters, 4 * parameters
