@@ -3,6 +3,7 @@
 Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is whole or it does not
 exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and plain values, not what they mean.
 """
+
 import contextlib
 import hashlib
 import json
@@ -70,8 +71,13 @@ def _write(partial, state, model, optimizer, tokenizer_json):
     torch.save(model, partial / "model.pt")
     torch.save(optimizer, partial / "optimizer.pt")
     (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
-    files = {name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)} for name in ("model.pt", "optimizer.pt", "tokenizer.json")}
-    state = {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files}
+    files = {
+        name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)}
+        for name in ("model.pt", "optimizer.pt", "tokenizer.json")
+    }
+    state = (
+        {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files}
+    )
     write_json(partial / "state.json", state | {"sha256": fingerprint(state)})
     for file in partial.iterdir():
         sync(file)
@@ -102,7 +108,9 @@ class Saver:
         return self.thread is not None
 
     def _reserve(self, tensors):
-        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say that memory is short
+        with contextlib.suppress(
+            RuntimeError, MemoryError
+        ):  # the save itself will say that memory is short
             for t in tensors:
                 self.buffers.setdefault(_kind(t), []).append(_buffer(t))
 
@@ -161,7 +169,11 @@ class Saver:
                 self.best = val_loss
 
     def _failed(self, step, why):
-        print(f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last checkpoint is step {self.saved:,}", file=sys.stderr, flush=True)
+        print(
+            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last checkpoint is step {self.saved:,}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def wait(self) -> None:
         """Until what was begun is written."""
@@ -183,7 +195,9 @@ def _kind(tensor):
 def _buffer(tensor):
     """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it several times faster."""
     try:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda").zero_()
+        return torch.empty(
+            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
+        ).zero_()
     except RuntimeError:  # no page-locked memory to be had
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -206,7 +220,9 @@ def check_room(folder: Path, size: int) -> None:
     """Raises OSError where a file system has not `size` bytes free."""
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
-        raise OSError(f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower keep_last")
+        raise OSError(
+            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower keep_last"
+        )
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -263,7 +279,9 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {state['format']}, this code reads format {FORMAT}")
+            raise CheckpointError(
+                f"{path} has format {state['format']}, this code reads format {FORMAT}"
+            )
         if state["sha256"] != fingerprint(state):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
         for name in names:
@@ -271,13 +289,19 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
             if not file.exists():
                 raise CheckpointError(f"{file} is missing")
             if file.stat().st_size != known["bytes"]:
-                raise CheckpointError(f"{file} has {file.stat().st_size:,} bytes, it was saved with {known['bytes']:,}")
+                raise CheckpointError(
+                    f"{file} has {file.stat().st_size:,} bytes, it was saved with {known['bytes']:,}"
+                )
             if sha256(file) != known["sha256"]:
-                raise CheckpointError(f"{file} is damaged: its checksum is not the one it was saved with")
+                raise CheckpointError(
+                    f"{file} is damaged: its checksum is not the one it was saved with"
+                )
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({error}); start again, or move it away to use an older one") from error
+        raise CheckpointError(
+            f"{folder} cannot be read ({error}); start again, or move it away to use an older one"
+        ) from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     return state
@@ -293,7 +317,9 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
         gone = {k: v for k, v in state["model"].items() if k not in known}
         used = [f"{k} = {v}" for k, v in gone.items() if v not in GONE.get(k, [])]
         if used:
-            raise ValueError(f"it was trained with {', '.join(used)}, which this version of the code has no more")
+            raise ValueError(
+                f"it was trained with {', '.join(used)}, which this version of the code has no more"
+            )
         return GPTConfig(**known)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
@@ -303,10 +329,16 @@ def load_tensors(path: Path, mmap: bool = True) -> dict:
     """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read. mmap: they lie in
     the file, for who copies them; what is used as it comes would hold on to the file."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))  # files of before 2020 are no zip
+        return torch.load(
+            path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path)
+        )  # files of before 2020 are no zip
     except Exception as error:  # pickle, zip and torch each have their own
         foreign = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code" if foreign else (str(error) or type(error).__name__).splitlines()[0]
+        why = (
+            f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
+            if foreign
+            else (str(error) or type(error).__name__).splitlines()[0]
+        )
         raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 
@@ -317,7 +349,9 @@ def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
         try:
             return folder, read_state(folder), problems
         except CheckpointError as error:
-            if isinstance(error.__cause__, OSError):  # a mount that fails for a moment damages nothing
+            if isinstance(
+                error.__cause__, OSError
+            ):  # a mount that fails for a moment damages nothing
                 raise
             problems.append(str(error))
     return None, {}, problems
@@ -327,9 +361,13 @@ def find(path: str | Path | None) -> Path:
     """The step folder to generate from. path: a step folder; a run, for its best step by validation loss, else its newest;
     None, for the newest run under checkpoints/. Raises CheckpointError that lists what there is."""
     if path is None:
-        runs = sorted((p for p in ROOT.glob("*") if steps(p)), key=lambda run: steps(run)[-1].stat().st_mtime)
+        runs = sorted(
+            (p for p in ROOT.glob("*") if steps(p)), key=lambda run: steps(run)[-1].stat().st_mtime
+        )
         if not runs:
-            raise CheckpointError(f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py")
+            raise CheckpointError(
+                f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
+            )
         path = runs[-1]
     path = Path(path)
     if (path / "state.json").exists() or (STEP_NAME.search(path.name) and path.is_dir()):
@@ -345,11 +383,21 @@ def what_is_there(path: Path) -> str:
     """In words, what a path that holds no checkpoint holds instead, and where checkpoints are."""
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir())
-        here = f"it holds {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else "it is empty"
+        here = (
+            f"it holds {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+            if names
+            else "it is empty"
+        )
     else:
-        here = "it is a file, and a checkpoint is a folder" if path.exists() else "it does not exist"
+        here = (
+            "it is a file, and a checkpoint is a folder" if path.exists() else "it does not exist"
+        )
     runs = sorted(p.as_posix() for p in ROOT.glob("*") if steps(p))
-    return here + (f"; runs with checkpoints: {', '.join(runs)}" if runs else f"; there are none under {ROOT}/ either")
+    return here + (
+        f"; runs with checkpoints: {', '.join(runs)}"
+        if runs
+        else f"; there are none under {ROOT}/ either"
+    )
 
 
 def read_json(path: Path, **fields: type) -> dict | None:
@@ -358,7 +406,12 @@ def read_json(path: Path, **fields: type) -> dict | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return values if isinstance(values, dict) and all(type(values.get(name)) is kind for name, kind in fields.items()) else None
+    return (
+        values
+        if isinstance(values, dict)
+        and all(type(values.get(name)) is kind for name, kind in fields.items())
+        else None
+    )
 
 
 def best_of(run: Path) -> int | None:
@@ -407,7 +460,9 @@ def read_log(run: Path) -> list[dict]:
 def iterate_log(run: Path):
     """The same, one after the other: a long log need not lie in memory."""
     if (run / "log.jsonl").exists():
-        with open(run / "log.jsonl", encoding="utf-8", errors="replace", newline="\n") as f:  # "\n" alone ends a line: a text may hold U+2028
+        with open(
+            run / "log.jsonl", encoding="utf-8", errors="replace", newline="\n"
+        ) as f:  # "\n" alone ends a line: a text may hold U+2028
             for line in f:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
@@ -415,4 +470,6 @@ def iterate_log(run: Path):
 
 def write_log(run: Path, records: list[dict]) -> None:
     """Replace log.jsonl, whole or not at all: a resumed run drops what came after its checkpoint."""
-    _write_text(run / "log.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+    _write_text(
+        run / "log.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+    )

@@ -2,6 +2,7 @@
 
 Knows token ids, not text and not models. What the folder holds is read, and checked, through metadata.py.
 """
+
 import contextlib
 import gzip
 import os
@@ -14,7 +15,17 @@ import torch
 
 from metadata import DataError, Meta, Split, dtype_for, read_meta, write_meta
 
-__all__ = ["IGNORE", "DataError", "Dataset", "Meta", "Split", "dtype_for", "read_meta", "read_tokens", "write_meta"]
+__all__ = [
+    "IGNORE",
+    "DataError",
+    "Dataset",
+    "Meta",
+    "Split",
+    "dtype_for",
+    "read_meta",
+    "read_tokens",
+    "write_meta",
+]
 
 IGNORE = -1  # the target where nothing is to be predicted; model.py's value
 
@@ -26,18 +37,35 @@ class Dataset:
     block_size tokens fit into it side by side, from whatever offset below block_size.
     """
 
-    def __init__(self, folder: str | Path, meta: Meta, split: str, block_size: int, device: torch.device, location: str = "auto"):
+    def __init__(
+        self,
+        folder: str | Path,
+        meta: Meta,
+        split: str,
+        block_size: int,
+        device: torch.device,
+        location: str = "auto",
+    ):
         """Raises DataError when the split is shorter than one window or holds an id beyond the vocabulary."""
-        self.folder, self.meta, self.block_size, self.device = Path(folder), meta, block_size, device
+        self.folder, self.meta, self.block_size, self.device = (
+            Path(folder),
+            meta,
+            block_size,
+            device,
+        )
         self.split, self.parts = split, meta.splits[split].files()
         self.path, self.length = self.folder / meta.splits[split].file, meta.splits[split].tokens
         self.bytes = self.length * np.dtype(meta.dtype).itemsize
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
-            raise DataError(f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}")
+            raise DataError(
+                f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}"
+            )
         if location == "gpu" and device.type == "cpu":
-            raise DataError("data_location = gpu, but training runs on the cpu; set data_location = auto or ram")
+            raise DataError(
+                "data_location = gpu, but training runs on the cpu; set data_location = auto or ram"
+            )
         self.location = location if location != "auto" else find_location(self.bytes, device)
         self.tokens = self._load()
         self._order = {}  # epoch -> (offset, order of its windows)
@@ -55,14 +83,18 @@ class Dataset:
     def _map(self, part, kind):
         path = self.folder / part.file
         if not path.exists():
-            raise DataError(f"{path} is there only compressed, and can be read so only into memory: unpack it with gunzip -k {self.folder / part.compressed['file']}, or use --data_location=ram")
+            raise DataError(
+                f"{path} is there only compressed, and can be read so only into memory: unpack it with gunzip -k {self.folder / part.compressed['file']}, or use --data_location=ram"
+            )
         return torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind)
 
     def _check_ids(self, ids):
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.meta.vocab_size:
             bad = low if low < 0 else high
-            raise DataError(f"{self.path} holds token id {bad}, beyond the vocabulary of {self.meta.vocab_size} in meta.json: the file is damaged or of another tokenizer; prepare the data again")
+            raise DataError(
+                f"{self.path} holds token id {bad}, beyond the vocabulary of {self.meta.vocab_size} in meta.json: the file is damaged or of another tokenizer; prepare the data again"
+            )
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of the sequences number `first` and on of a run, each int64 [batch_size, block_size] on the device.
@@ -87,7 +119,9 @@ class Dataset:
             offset = int(random.random_raw() % self.block_size)
             order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
             keep = {e: o for e, o in self._order.items() if e == epoch - 1}
-            self._order = keep | {epoch: (offset, order.to(self.device if self.location == "gpu" else "cpu"))}
+            self._order = keep | {
+                epoch: (offset, order.to(self.device if self.location == "gpu" else "cpu"))
+            }
         return self._order[epoch]
 
     def _gather(self, offset, rows):
@@ -95,7 +129,9 @@ class Dataset:
         T = self.block_size
         if isinstance(self.tokens, list):
             return self._to_device(self._take(offset + rows[:, None] * T + torch.arange(T + 1)))
-        return self._to_device(self.tokens.as_strided((self.windows, T + 1), (T, 1), offset).index_select(0, rows))
+        return self._to_device(
+            self.tokens.as_strided((self.windows, T + 1), (T, 1), offset).index_select(0, rows)
+        )
 
     def _take(self, index):
         """The tokens at `index`, from mapped shards too."""
@@ -126,13 +162,24 @@ class Dataset:
         """
         T, whole = self.block_size, (self.length - 1) // self.block_size
         rest = self.length - 1 - whole * T
-        rows = range(whole) if not windows or windows >= whole else [i * whole // windows for i in range(windows)]
-        starts = ([row * T for row in rows] + ([whole * T] if rest and not windows else []))[share::shares]
+        rows = (
+            range(whole)
+            if not windows or windows >= whole
+            else [i * whole // windows for i in range(windows)]
+        )
+        starts = ([row * T for row in rows] + ([whole * T] if rest and not windows else []))[
+            share::shares
+        ]
         for at in range(0, len(starts), micro_batch):
             part = starts[at : at + micro_batch]
-            index = torch.tensor(part + [0] * (micro_batch - len(part)))[:, None] + torch.arange(T + 1)
+            index = torch.tensor(part + [0] * (micro_batch - len(part)))[:, None] + torch.arange(
+                T + 1
+            )
             chunk = self._to_device(self._take(index.clamp(max=self.length - 1)))
-            x, y = chunk[:, :-1], chunk.clone()[:, 1:]  # in memory as a training batch lies: another layout would be compiled anew
+            x, y = (
+                chunk[:, :-1],
+                chunk.clone()[:, 1:],
+            )  # in memory as a training batch lies: another layout would be compiled anew
             y[len(part) :] = IGNORE
             cut = T - rest if part[-1] == whole * T else 0
             if cut:
@@ -164,11 +211,15 @@ def _fill(target, folder, part):
             while at < end and (count := file.readinto(view[at : min(end, at + (1 << 24))])):
                 at += count
             if at < end or end == len(view) and file.read(1):
-                raise DataError(f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again")
+                raise DataError(
+                    f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again"
+                )
 
     try:
         pieces = range(0, max(1, len(view)), size)
-        with ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext() as threads:  # a thread takes address space, which may be limited
+        with (
+            ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext() as threads
+        ):  # a thread takes address space, which may be limited
             list((threads.map if threads else map)(read, pieces))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from None
@@ -187,8 +238,13 @@ def free_ram() -> int:
     """Bytes of memory that can be had without swapping; a large guess where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        ):
             files = Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used)
             if all(f.exists() for f in files) and files[0].read_text().strip() != "max":
                 free = min(free, int(files[0].read_text()) - int(files[1].read_text()))

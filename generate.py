@@ -4,6 +4,7 @@
 
 Knows only checkpoint folders: shape and tokenizer are read from there. `load_model` and `complete` are for other programs too.
 """
+
 import argparse
 import codecs
 import contextlib
@@ -34,10 +35,16 @@ class NoInit(TorchFunctionMode):
     """Modules made under it keep the memory they get as it is: 3 s less for 134M weights that are replaced at once."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        return kwargs["tensor"] if getattr(function, "__module__", None) == "torch.nn.init" else function(*args, **(kwargs or {}))
+        return (
+            kwargs["tensor"]
+            if getattr(function, "__module__", None) == "torch.nn.init"
+            else function(*args, **(kwargs or {}))
+        )
 
 
-def load_model(folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[GPT, Tokenizer, dict]:
+def load_model(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[GPT, Tokenizer, dict]:
     """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder. Raises CheckpointError for one that is not whole."""
     state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
     shape = checkpoint.read_shape(folder, state)
@@ -67,7 +74,15 @@ class Completion:
     seconds: float = 0.0
 
 
-def complete(model: GPT, tokenizer: Tokenizer, prompts: list[str], max_new_tokens: int, stop: list[str] = (), seed: int | None = None, **settings):
+def complete(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: list[str],
+    max_new_tokens: int,
+    stop: list[str] = (),
+    seed: int | None = None,
+    **settings,
+):
     """Continue each prompt; yields the same list of Completions, one a prompt, every time that they have grown.
 
     An empty prompt is the start of a document. stop: texts that end a continuation, themselves left out. settings: as in
@@ -80,7 +95,9 @@ def complete(model: GPT, tokenizer: Tokenizer, prompts: list[str], max_new_token
     rows = [Completion(prompt) for prompt in prompts]
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in prompts]
     decoded = [""] * len(prompts)
-    for new in sampling.generate(model, ids, max_new_tokens, vocab_size=tokenizer.vocab_size, generator=generator, **settings):
+    for new in sampling.generate(
+        model, ids, max_new_tokens, vocab_size=tokenizer.vocab_size, generator=generator, **settings
+    ):
         for n, (row, next_id) in enumerate(zip(rows, new, strict=True)):
             if row.ended:
                 continue
@@ -91,7 +108,9 @@ def complete(model: GPT, tokenizer: Tokenizer, prompts: list[str], max_new_token
                 continue
             row.ids.append(next_id)
             decoded[n] += decoders[n].decode(tokenizer.decode_bytes([next_id]))
-            found = [at for at in (decoded[n].find(text, len(row.text)) for text in stop) if at >= 0]
+            found = [
+                at for at in (decoded[n].find(text, len(row.text)) for text in stop) if at >= 0
+            ]
             if found:
                 row.text, row.ended = decoded[n][: min(found)], "stop"
             elif len(row.ids) == max_new_tokens:
@@ -114,7 +133,10 @@ def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
     model, tokenizer, state = load_model(folder, device, dtype)
     best = checkpoint.read_json(folder.parent / "best.json", step=int, val_loss=float) or {}
     loss = f", validation loss {best['val_loss']:.4f}" if best.get("step") == state["step"] else ""
-    print(f"[{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen{loss}]", file=sys.stderr)
+    print(
+        f"[{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen{loss}]",
+        file=sys.stderr,
+    )
     sampling.pack(model)
     return folder.as_posix(), model, tokenizer
 
@@ -153,7 +175,9 @@ def side_by_side(titles: list[str], texts: list[str]) -> str:
     columns = [[*[""] * (height - len(column)), *column] for column in columns]
     for column, text in zip(columns, texts, strict=True):
         for line in text.expandtabs(4).splitlines():
-            column += textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=False) or [""]
+            column += textwrap.wrap(
+                line, width, replace_whitespace=False, drop_whitespace=False
+            ) or [""]
     height = max(map(len, columns))
     rows = zip(*(column + [""] * (height - len(column)) for column in columns), strict=True)
     return "\n".join(" | ".join(line.ljust(width) for line in row).rstrip() for row in rows)
@@ -161,13 +185,29 @@ def side_by_side(titles: list[str], texts: list[str]) -> str:
 
 def answer(models: list, prompts: list[list[str]], args) -> list[list[Completion]]:
     """Continue prompts[m] with models[m], num_samples times each; print what they write in the form that was asked for, and return it."""
-    settings = {key: getattr(args, key) for key in ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")}
+    settings = {
+        key: getattr(args, key)
+        for key in (
+            "max_new_tokens",
+            "stop",
+            "seed",
+            "temperature",
+            "top_k",
+            "top_p",
+            "repetition_penalty",
+        )
+    }
     done = []
     for (name, model, tokenizer), texts in zip(models, prompts, strict=True):
         for text in texts:
             if (length := len(tokenizer.encode(text))) > model.config.block_size:
-                print(f"[{name}: the prompt has {length:,} tokens; the model sees the last {model.config.block_size} of them, its context]", file=sys.stderr)
-        answers = complete(model, tokenizer, [text for text in texts for _ in range(args.num_samples)], **settings)
+                print(
+                    f"[{name}: the prompt has {length:,} tokens; the model sees the last {model.config.block_size} of them, its context]",
+                    file=sys.stderr,
+                )
+        answers = complete(
+            model, tokenizer, [text for text in texts for _ in range(args.num_samples)], **settings
+        )
         if len(models) == 1 and not args.json:
             rows = show(answers, args.chat)
         else:
@@ -175,14 +215,42 @@ def answer(models: list, prompts: list[list[str]], args) -> list[list[Completion
         speed = sum(len(row.ids) for row in rows) / max(row.seconds for row in rows)
         if args.json:
             for row in rows:
-                shown = {"checkpoint": name, "prompt": row.prompt, "text": row.text, "ended": row.ended, "tokens": len(row.ids), "ids": row.ids}
-                print(json.dumps(shown | {"first_token_s": round(row.first_s, 4), "tokens_per_second": round(speed, 1)}, ensure_ascii=False), flush=True)
+                shown = {
+                    "checkpoint": name,
+                    "prompt": row.prompt,
+                    "text": row.text,
+                    "ended": row.ended,
+                    "tokens": len(row.ids),
+                    "ids": row.ids,
+                }
+                print(
+                    json.dumps(
+                        shown
+                        | {
+                            "first_token_s": round(row.first_s, 4),
+                            "tokens_per_second": round(speed, 1),
+                        },
+                        ensure_ascii=False,
+                    ),
+                    flush=True,
+                )
         else:
-            print(f"[{name}: {sum(len(row.ids) for row in rows):,} tokens, {speed:,.1f} tokens/s]", file=sys.stderr)
+            print(
+                f"[{name}: {sum(len(row.ids) for row in rows):,} tokens, {speed:,.1f} tokens/s]",
+                file=sys.stderr,
+            )
         done.append(rows)
     if len(models) > 1 and not args.json:
         titles = [name for name, _, _ in models]
-        print("\n\n".join(side_by_side(titles, [row.text.strip() if args.chat else row.prompt + row.text for row in rows]) for rows in zip(*done, strict=True)))
+        print(
+            "\n\n".join(
+                side_by_side(
+                    titles,
+                    [row.text.strip() if args.chat else row.prompt + row.text for row in rows],
+                )
+                for rows in zip(*done, strict=True)
+            )
+        )
     return done
 
 
@@ -190,7 +258,12 @@ def session(models: list, args) -> None:
     """Prompts from the terminal until Ctrl-D; in a chat each model remembers the conversation. Ctrl-C ends a text, not the session."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
-    print("a line is a prompt" + ("; /new forgets the conversation" if args.chat else "") + "; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
+    print(
+        "a line is a prompt"
+        + ("; /new forgets the conversation" if args.chat else "")
+        + "; Ctrl-C stops a text, Ctrl-D leaves",
+        file=sys.stderr,
+    )
     histories = [[] for _ in models]
     while True:
         try:
@@ -199,9 +272,15 @@ def session(models: list, args) -> None:
                 histories = [[] for _ in models]
             elif line.strip():
                 asked = [[*history, {"role": "user", "content": line}] for history in histories]
-                prompts = [[conversation(messages, model, tokenizer)] if args.chat else [line] for messages, (_, model, tokenizer) in zip(asked, models, strict=True)]
+                prompts = [
+                    [conversation(messages, model, tokenizer)] if args.chat else [line]
+                    for messages, (_, model, tokenizer) in zip(asked, models, strict=True)
+                ]
                 done = answer(models, prompts, args)
-                histories = [[*messages, {"role": "assistant", "content": rows[0].text}] for messages, rows in zip(asked, done, strict=True)]
+                histories = [
+                    [*messages, {"role": "assistant", "content": rows[0].text}]
+                    for messages, rows in zip(asked, done, strict=True)
+                ]
         except EOFError:
             return print()
         except TokenizerError as error:
@@ -218,29 +297,111 @@ def read_prompt(path: str) -> str:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from None
+        raise argparse.ArgumentTypeError(
+            f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from None
 
 
 def parse_args(argv):
     """The command line."""
-    parser = argparse.ArgumentParser(prog="generate.py", description="Text from trained models. Without a prompt on a terminal it asks for prompts; else it reads standard input.")
+    parser = argparse.ArgumentParser(
+        prog="generate.py",
+        description="Text from trained models. Without a prompt on a terminal it asks for prompts; else it reads standard input.",
+    )
     add = parser.add_argument
-    add("--checkpoint", action="append", metavar="PATH",
-        help="a run (its best step by validation loss, else its newest) or one step of it; default: the newest run under checkpoints/. Several answer side by side")
-    add("--prompt", action="append", dest="prompts", metavar="TEXT", help="the text to continue; several are one batch")
-    add("--prompt_file", action="append", dest="prompts", type=read_prompt, metavar="PATH", help="the text to continue, from a file; - is standard input")
-    add("--chat", action="store_true", help="a prompt is what a user says in a conversation, and the model replies; for models trained on `messages`")
-    add("--max_new_tokens", type=int, default=200, metavar="N", help="default %(default)s; end-of-text stops earlier")
-    add("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; may be given several times")
-    add("--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest token each time; default %(default)s")
-    add("--top_k", type=int, default=200, metavar="K", help="draw among the K likeliest tokens, 0 for all; default %(default)s")
-    add("--top_p", type=float, default=1.0, metavar="P", help="draw among the likeliest tokens that together reach probability P; default %(default)s")
-    add("--repetition_penalty", type=float, default=1.0, metavar="R", help="above 1, tokens that were there before become less likely; default %(default)s")
-    add("--num_samples", type=int, default=1, metavar="N", help="continuations of each prompt; default %(default)s")
-    add("--seed", type=int, metavar="S", help="same seed, same text; default: another text each time")
-    add("--json", action="store_true", help="a line of JSON for each continuation: text, token ids, tokens/s")
+    add(
+        "--checkpoint",
+        action="append",
+        metavar="PATH",
+        help="a run (its best step by validation loss, else its newest) or one step of it; default: the newest run under checkpoints/. Several answer side by side",
+    )
+    add(
+        "--prompt",
+        action="append",
+        dest="prompts",
+        metavar="TEXT",
+        help="the text to continue; several are one batch",
+    )
+    add(
+        "--prompt_file",
+        action="append",
+        dest="prompts",
+        type=read_prompt,
+        metavar="PATH",
+        help="the text to continue, from a file; - is standard input",
+    )
+    add(
+        "--chat",
+        action="store_true",
+        help="a prompt is what a user says in a conversation, and the model replies; for models trained on `messages`",
+    )
+    add(
+        "--max_new_tokens",
+        type=int,
+        default=200,
+        metavar="N",
+        help="default %(default)s; end-of-text stops earlier",
+    )
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop before this text; may be given several times",
+    )
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="0 takes the likeliest token each time; default %(default)s",
+    )
+    add(
+        "--top_k",
+        type=int,
+        default=200,
+        metavar="K",
+        help="draw among the K likeliest tokens, 0 for all; default %(default)s",
+    )
+    add(
+        "--top_p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw among the likeliest tokens that together reach probability P; default %(default)s",
+    )
+    add(
+        "--repetition_penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="above 1, tokens that were there before become less likely; default %(default)s",
+    )
+    add(
+        "--num_samples",
+        type=int,
+        default=1,
+        metavar="N",
+        help="continuations of each prompt; default %(default)s",
+    )
+    add(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="same seed, same text; default: another text each time",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="a line of JSON for each continuation: text, token ids, tokens/s",
+    )
     add("--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s")
-    add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"], help="of the weights; auto: bfloat16 where the hardware multiplies it; default %(default)s")
+    add(
+        "--dtype",
+        default="auto",
+        choices=["auto", "bfloat16", "float16", "float32"],
+        help="of the weights; auto: bfloat16 where the hardware multiplies it; default %(default)s",
+    )
     args = parser.parse_args(argv)
     for name, ok, allowed in (
         ("max_new_tokens", args.max_new_tokens >= 1, "at least 1"),
@@ -270,7 +431,14 @@ def main(argv):
         return session(models, args)
     prompts = args.prompts or [read_prompt("-")]
     if args.chat:
-        answer(models, [[conversation([{"role": "user", "content": text}], *pair[1:]) for text in prompts] for pair in models], args)
+        answer(
+            models,
+            [
+                [conversation([{"role": "user", "content": text}], *pair[1:]) for text in prompts]
+                for pair in models
+            ],
+            args,
+        )
     else:
         if not all(prompts):
             print("[an empty prompt: the model begins a document]", file=sys.stderr)
@@ -290,5 +458,8 @@ if __name__ == "__main__":
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        print("generate.py: out of memory; fewer --num_samples, or --device cpu, take less", file=sys.stderr)
+        print(
+            "generate.py: out of memory; fewer --num_samples, or --device cpu, take less",
+            file=sys.stderr,
+        )
         sys.exit(1)

@@ -1,4 +1,5 @@
 """What the machine offers: device, precision, how fast it could be, and the errors of its memory. Nothing here knows models or data."""
+
 import contextlib
 import math
 import os
@@ -18,7 +19,9 @@ PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200":
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-FOR_CUDA_12 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+FOR_CUDA_12 = (
+    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+)
 
 
 class DeviceError(ValueError):
@@ -29,20 +32,47 @@ def find_device(name: str, number: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, mps or cpu; number: which GPU where the name says none. Raises DeviceError
     for one that this machine lacks."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        hidden = "CUDA_VISIBLE_DEVICES" in os.environ or os.name != "nt" and not Path("/proc/driver/nvidia/version").exists()  # as in a notebook without a GPU
+        name = (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
+        hidden = (
+            "CUDA_VISIBLE_DEVICES" in os.environ
+            or os.name != "nt"
+            and not Path("/proc/driver/nvidia/version").exists()
+        )  # as in a notebook without a GPU
         if name == "cpu" and shutil.which("nvidia-smi") and not hidden:
-            made = f"for CUDA {torch.version.cuda}, finds no GPU; for an older driver:" if torch.version.cuda else "made for CPUs, finds no GPU; for the GPU:"
-            raise DeviceError(f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n  {FOR_CUDA_12}\ndevice = cpu does without a GPU")
+            made = (
+                f"for CUDA {torch.version.cuda}, finds no GPU; for an older driver:"
+                if torch.version.cuda
+                else "made for CPUs, finds no GPU; for the GPU:"
+            )
+            raise DeviceError(
+                f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n  {FOR_CUDA_12}\ndevice = cpu does without a GPU"
+            )
     try:
         device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
     except RuntimeError:
-        raise DeviceError(f"device = {name!r} is none that PyTorch knows; use auto, cuda, cuda:1, mps or cpu") from None
-    count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()), "cpu": 1}.get(device.type, 0)
+        raise DeviceError(
+            f"device = {name!r} is none that PyTorch knows; use auto, cuda, cuda:1, mps or cpu"
+        ) from None
+    count = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }.get(device.type, 0)
     if (device.index or 0) >= count:
-        raise DeviceError(f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}")
+        raise DeviceError(
+            f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}"
+        )
     if device.type == "cuda":
-        (major, minor), known = torch.cuda.get_device_capability(device), re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
+        (major, minor), known = (
+            torch.cuda.get_device_capability(device),
+            re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list())),
+        )
         if 10 * major + minor < min(map(int, known), default=0):
             raise DeviceError(
                 f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__} knows; one made for CUDA 12 knows it:\n  {FOR_CUDA_12}"
@@ -58,15 +88,23 @@ def find_dtype(device: torch.device, name: str) -> torch.dtype:
     if name != "auto":
         return getattr(torch, name)
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        return (
+            torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        )
     if device.type == "cpu":
-        return torch.bfloat16 if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported() else torch.float32
+        return (
+            torch.bfloat16
+            if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+            else torch.float32
+        )
     return torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype):
     """The context in which a forward runs with matrix products in `dtype` and weights kept in float32."""
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+    return (
+        contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+    )
 
 
 def compile_pays(device: torch.device, operations: float) -> bool:
@@ -80,7 +118,9 @@ def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
     try:
         quota, period = Path(path).read_text().split()
         if quota != "max" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, min(torch.get_num_threads(), math.ceil(int(quota) / int(period)))))
+            torch.set_num_threads(
+                max(1, min(torch.get_num_threads(), math.ceil(int(quota) / int(period))))
+            )
     except (OSError, ValueError):
         return  # no such limits on this system
 
@@ -90,7 +130,10 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((tflops * 1e12 for key, tflops in PEAK_TFLOPS.items() if re.search(rf"\b{key}\b", name)), None)
+    return next(
+        (tflops * 1e12 for key, tflops in PEAK_TFLOPS.items() if re.search(rf"\b{key}\b", name)),
+        None,
+    )
 
 
 def describe(device: torch.device) -> str:
@@ -98,7 +141,9 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
         return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
-    return f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    return (
+        f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+    )
 
 
 def synchronize(device: torch.device) -> None:
@@ -122,4 +167,9 @@ def catches_up(device: torch.device, seconds: float) -> bool:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device's memory, or the machine's, did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error) or "ALLOC_FAILED" in str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "can't allocate memory" in str(error)
+        or "out of memory" in str(error)
+        or "ALLOC_FAILED" in str(error)
+    )

@@ -3,6 +3,7 @@
 Owner of that format: prepare_data.py writes it, dataset.py reads it, and every count in it is checked against the files.
 Knows neither text nor tensors, so that preparing need not import torch.
 """
+
 import dataclasses
 import hashlib
 import json
@@ -74,7 +75,10 @@ def dtype_for(vocab_size: int) -> str:
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
     raw = dataclasses.asdict(meta)
-    raw["splits"] = {name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v} for name, split in raw["splits"].items()}
+    raw["splits"] = {
+        name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v}
+        for name, split in raw["splits"].items()
+    }
     write_whole(Path(folder) / "meta.json", json.dumps(raw, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -105,15 +109,23 @@ def read_meta(folder: str | Path) -> Meta:
         raise DataError(_what_to_run(folder))
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        meta = Meta(**raw | {"splits": {name: Split(**raw["splits"][name]) for name in ("train", "val")}})
+        meta = Meta(
+            **raw | {"splits": {name: Split(**raw["splits"][name]) for name in ("train", "val")}}
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or restore the file from a copy") from None
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or restore the file from a copy"
+        ) from None
     if meta.format != FORMAT:
-        raise DataError(f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data again")
+        raise DataError(
+            f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data again"
+        )
     if meta.dtype not in ("uint16", "int32"):
         raise DataError(f"{path}: dtype = {meta.dtype!r}, but a .bin holds uint16 or int32")
     if meta.vocab_size > 65536 and meta.dtype == "uint16":
-        raise DataError(f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is wrong")
+        raise DataError(
+            f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is wrong"
+        )
     for split in meta.splits.values():
         _check_size(folder, split, meta.dtype)
     return meta
@@ -125,17 +137,27 @@ def _check_size(folder, split, dtype):
     if not path.exists() and split.compressed and (folder / split.compressed["file"]).exists():
         copy = folder / split.compressed["file"]
         if copy.stat().st_size != split.compressed["bytes"]:
-            raise DataError(f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says {split.compressed['bytes']:,}: it is cut off or still being copied")
+            raise DataError(
+                f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says {split.compressed['bytes']:,}: it is cut off or still being copied"
+            )
         return
     if not path.exists():
-        raise DataError(f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare the data again")
+        raise DataError(
+            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare the data again"
+        )
     size = path.stat().st_size
     if size != expected:
         other = "int32" if dtype == "uint16" else "uint16"
-        hint = "it is cut off or still being copied" if size < expected else "it is longer than it should be"
+        hint = (
+            "it is cut off or still being copied"
+            if size < expected
+            else "it is longer than it should be"
+        )
         if size == split.tokens * np.dtype(other).itemsize:
             hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
-        raise DataError(f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype} tokens = {expected:,} bytes: {hint}")
+        raise DataError(
+            f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype} tokens = {expected:,} bytes: {hint}"
+        )
 
 
 def _join_shards(folder):
@@ -144,23 +166,42 @@ def _join_shards(folder):
     names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
     missing = [name for name in names if not (folder / name / "meta.json").exists()]
     if missing:
-        raise DataError(f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with --shard, or copy it here")
+        raise DataError(
+            f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with --shard, or copy it here"
+        )
     metas = [read_meta(folder / name) for name in names]
     first = metas[0]
     for name, meta in zip(names, metas, strict=True):
         if meta.tokenizer["sha256"] != first.tokenizer["sha256"]:
-            raise DataError(f"{folder / name} was made with another tokenizer than {folder / names[0]}: make one of them again with the other's, as --tokenizer")
+            raise DataError(
+                f"{folder / name} was made with another tokenizer than {folder / names[0]}: make one of them again with the other's, as --tokenizer"
+            )
     splits = {}
     for kind in first.splits:
         parts = [_under(name, meta.splits[kind]) for name, meta in zip(names, metas, strict=True)]
         sha256 = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
-        splits[kind] = Split(kind, *(sum(getattr(part, field) for part in parts) for field in ("tokens", "documents", "text_bytes")), sha256, parts=parts)
+        splits[kind] = Split(
+            kind,
+            *(
+                sum(getattr(part, field) for part in parts)
+                for field in ("tokens", "documents", "text_bytes")
+            ),
+            sha256,
+            parts=parts,
+        )
     sources = [source for meta in metas for source in meta.sources]
-    return dataclasses.replace(first, tokenizer=first.tokenizer | {"file": f"{names[0]}/{first.tokenizer['file']}"}, splits=splits, sources=sources)
+    return dataclasses.replace(
+        first,
+        tokenizer=first.tokenizer | {"file": f"{names[0]}/{first.tokenizer['file']}"},
+        splits=splits,
+        sources=sources,
+    )
 
 
 def _under(name, split):
-    compressed = split.compressed and split.compressed | {"file": f"{name}/{split.compressed['file']}"}
+    compressed = split.compressed and split.compressed | {
+        "file": f"{name}/{split.compressed['file']}"
+    }
     return dataclasses.replace(split, file=f"{name}/{split.file}", compressed=compressed)
 
 

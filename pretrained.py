@@ -35,17 +35,34 @@ class Pretrained:
         prepare = f"prepare the text with the weights' own:\n  python prepare_data.py TEXT --tokenizer {self.path} --out data/NAME"
         if self.tokenizer and not self.tokenizer.same_as(tokenizer):
             here, there = (f"{t.kind} of {t.vocab_size:,}" for t in (tokenizer, self.tokenizer))
-            raise CheckpointError(f"{settings.data_dir} was made with another tokenizer ({here}) than the weights of {self.path} ({there}), so its ids mean other text to them; {prepare}")
+            raise CheckpointError(
+                f"{settings.data_dir} was made with another tokenizer ({here}) than the weights of {self.path} ({there}), so its ids mean other text to them; {prepare}"
+            )
         padding = self.config.vocab_size - tokenizer.vocab_size
-        if padding < 0 or (padding >= 64 and not self.tokenizer):  # without a tokenizer of their own it may be another
-            raise CheckpointError(f"{settings.data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of {self.path} one of {self.config.vocab_size:,}; {prepare}")
+        if padding < 0 or (
+            padding >= 64 and not self.tokenizer
+        ):  # without a tokenizer of their own it may be another
+            raise CheckpointError(
+                f"{settings.data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of {self.path} one of {self.config.vocab_size:,}; {prepare}"
+            )
         differences = []
         for name, value in dataclasses.asdict(self.config).items():
             now = getattr(settings, name, value)
-            if name in settings.given and name not in FREE and now != value and not (name == "block_size" and now < value):
-                differences.append(f"  {name}: {value} in the weights, {now} in the settings" + (" (a shorter context would do)" if name == "block_size" else ""))
+            if (
+                name in settings.given
+                and name not in FREE
+                and now != value
+                and not (name == "block_size" and now < value)
+            ):
+                differences.append(
+                    f"  {name}: {value} in the weights, {now} in the settings"
+                    + (" (a shorter context would do)" if name == "block_size" else "")
+                )
         if differences:
-            raise CheckpointError(f"init_from = {self.path} has another shape; leave out these settings to take its own, or start from nothing:\n" + "\n".join(differences))
+            raise CheckpointError(
+                f"init_from = {self.path} has another shape; leave out these settings to take its own, or start from nothing:\n"
+                + "\n".join(differences)
+            )
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
         """The tensors for a context of at most its own: of learned positions, the first."""

@@ -2,6 +2,7 @@
 
 Ids in, ids out: it knows no text and no tokenizer. In the comments B is sequences, V the vocabulary.
 """
+
 import warnings
 
 import torch
@@ -81,15 +82,25 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
     seen = torch.zeros(len(texts), model.config.vocab_size, dtype=torch.bool, device=device)
     for row, prompt in zip(seen, prompts, strict=True):
         row[list(prompt)] = True
-    dtype = torch.float32 if device.type == "cpu" else model.wte.weight.dtype  # there one row's attention takes half the time of bfloat16's
+    dtype = (
+        torch.float32 if device.type == "cpu" else model.wte.weight.dtype
+    )  # there one row's attention takes half the time of bfloat16's
     cache, full, step = Cache(model.config, len(texts), device, dtype), True, None
     for _ in range(max_new_tokens):
         if full:
             logits = prefill(model, cache, texts)
         else:
-            tokens = torch.tensor([[text[-1:] for text in texts], [[len(text) - 1] for text in texts]], device=device)
+            tokens = torch.tensor(
+                [[text[-1:] for text in texts], [[len(text) - 1] for text in texts]], device=device
+            )
             step = step or (recorded(model, cache, tokens) if device.type == "cuda" else None)
-            logits = step(tokens) if step else next_token(model, cache, tokens, max(map(len, texts)), len(set(map(len, texts))) == 1)
+            logits = (
+                step(tokens)
+                if step
+                else next_token(
+                    model, cache, tokens, max(map(len, texts)), len(set(map(len, texts))) == 1
+                )
+            )
         if repetition_penalty != 1:
             logits = penalise(logits, seen, repetition_penalty)
         next_ids = sample(logits, **settings)
@@ -97,15 +108,22 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
         new = next_ids.tolist()
         yield new
         full = any(len(text) == context for text in texts)
-        texts = [[*(text if len(text) < context else text[context + 1 - context // 2 :]), i] for text, i in zip(texts, new, strict=True)]
+        texts = [
+            [*(text if len(text) < context else text[context + 1 - context // 2 :]), i]
+            for text, i in zip(texts, new, strict=True)
+        ]
 
 
 def prefill(model, cache, texts):
     """Logits of what follows each text, [B, V]; its keys and values are in the cache then. texts: B lists of ids."""
     device, longest = cache.slots.device, max(map(len, texts))
-    idx = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)  # no token sees what follows it
+    idx = torch.tensor(
+        [text + [0] * (longest - len(text)) for text in texts], device=device
+    )  # no token sees what follows it
     cache.set_positions(cache.slots[:longest].expand(len(texts), -1), longest, contiguous=True)
-    return model(idx, cache=cache, last=torch.tensor([len(text) - 1 for text in texts], device=device))
+    return model(
+        idx, cache=cache, last=torch.tensor([len(text) - 1 for text in texts], device=device)
+    )
 
 
 def next_token(model, cache, tokens, read_until=None, contiguous=False):
@@ -125,7 +143,9 @@ def recorded(model, cache, tokens):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                next_token(model, cache, tokens)  # libraries set themselves up on first use, which cannot be recorded
+                next_token(
+                    model, cache, tokens
+                )  # libraries set themselves up on first use, which cannot be recorded
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -133,7 +153,9 @@ def recorded(model, cache, tokens):
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        warnings.warn(f"no CUDA graph ({str(error).splitlines()[0]}): generation is slower", stacklevel=2)
+        warnings.warn(
+            f"no CUDA graph ({str(error).splitlines()[0]}): generation is slower", stacklevel=2
+        )
         return lambda tokens: next_token(model, cache, tokens)
 
     def replay(new):
@@ -163,8 +185,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, x):
         if self.half is not None and x.numel() == x.size(-1):
-            return nn.functional.linear(x.half().clamp_(-65504, 65504), self.half, self.half_bias).float()
-        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "").float()
+            return nn.functional.linear(
+                x.half().clamp_(-65504, 65504), self.half, self.half_bias
+            ).float()
+        return torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.packed, self.bias, "none", [], ""
+        ).float()
 
 
 def pack(model) -> None:
@@ -173,7 +199,12 @@ def pack(model) -> None:
     weight = model.wte.weight
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported() or weight.dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if (
+        weight.dtype == torch.bfloat16
+        and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        or weight.dtype == torch.float16
+        and not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    ):
         return
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -202,9 +233,13 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, gen
         return logits.argmax(dim=-1)
     ids = None
     if top_k or (top_p or 1) < 1:
-        logits, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # the likeliest first
+        logits, ids = logits.topk(
+            min(top_k or logits.size(-1), logits.size(-1))
+        )  # the likeliest first
     probs = (logits / temperature).softmax(dim=-1)
     if (top_p or 1) < 1:
-        probs = probs.masked_fill(probs.cumsum(dim=-1) - probs >= top_p, 0)  # the likelier ones suffice; nothing is likelier than the first
+        probs = probs.masked_fill(
+            probs.cumsum(dim=-1) - probs >= top_p, 0
+        )  # the likelier ones suffice; nothing is likelier than the first
     drawn = torch.multinomial(probs, 1, generator=generator)
     return (drawn if ids is None else ids.gather(1, drawn))[:, 0]

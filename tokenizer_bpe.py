@@ -4,6 +4,7 @@ One class for every tokenizer here: byte-level BPE trained on one's own text, GP
 All are kept as one `tokenizer.json` in the format of Hugging Face's `tokenizers`, so any tool of the field reads them.
 `tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster. Knows no model and no data set.
 """
+
 import hashlib
 import itertools
 import json
@@ -34,7 +35,11 @@ class TokenizerError(ValueError):
 
 def byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in a byte-level tokenizer.json, as GPT-2 chose them."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
@@ -52,14 +57,18 @@ class Tokenizer:
             vocab = description["model"]["vocab"]
             special = {t["content"]: t["id"] for t in description["added_tokens"]}
         except (KeyError, TypeError):
-            raise TokenizerError(f"{source} is not a tokenizer.json of the `tokenizers` library: it has no model.vocab or no added_tokens") from None
+            raise TokenizerError(
+                f"{source} is not a tokenizer.json of the `tokenizers` library: it has no model.vocab or no added_tokens"
+            ) from None
         if EOT not in special:
             raise TokenizerError(f"{source} has no {EOT} token; documents could not be told apart")
         self.eot_id = special[EOT]
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
         self.pattern = pattern = _word_pattern(description, source)
-        self.composes = bool(description.get("normalizer"))  # text to Unicode's NFC first, as Qwen does
+        self.composes = bool(
+            description.get("normalizer")
+        )  # text to Unicode's NFC first, as Qwen does
         self.kind = "bpe" if pattern else "char"
         if self.kind == "bpe":
             self._init_bpe(vocab, special, pattern, source)
@@ -69,12 +78,22 @@ class Tokenizer:
     def _init_bpe(self, vocab, special, pattern, source):
         to_byte = byte_alphabet()
         try:
-            ranks = {bytes(to_byte[c] for c in token): i for token, i in vocab.items() if token not in special}
+            ranks = {
+                bytes(to_byte[c] for c in token): i
+                for token, i in vocab.items()
+                if token not in special
+            }
         except KeyError as error:
-            raise TokenizerError(f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands for no byte") from None
+            raise TokenizerError(
+                f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands for no byte"
+            ) from None
         if any(bytes([b]) not in ranks for b in range(256)):
-            raise TokenizerError(f"{source} lacks single bytes in its vocabulary, so some text could not be encoded; train with the whole byte alphabet")
-        self._tiktoken = tiktoken.Encoding("tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+            raise TokenizerError(
+                f"{source} lacks single bytes in its vocabulary, so some text could not be encoded; train with the whole byte alphabet"
+            )
+        self._tiktoken = tiktoken.Encoding(
+            "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+        )
 
     def _init_char(self, vocab):
         codes = np.array([ord(c) for c in vocab], dtype=np.int64)
@@ -89,23 +108,36 @@ class Tokenizer:
     # -- making one ---------------------------------------------------------------------------------------------------
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int = 32000, show_progress: bool = False) -> "Tokenizer":
+    def train(
+        cls, texts: Iterable[str], vocab_size: int = 32000, show_progress: bool = False
+    ) -> "Tokenizer":
         """Byte-level BPE from an iterator of texts; id 0 is <|endoftext|>, the 256 bytes follow, then the merges in order.
 
         vocab_size: at least 257. Raises TokenizerError when the texts do not support that many merges, with the largest size that they do.
         """
         if vocab_size < 257:
-            raise TokenizerError(f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and {EOT}")
+            raise TokenizerError(
+                f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and {EOT}"
+            )
         hf = HFTokenizer(models.BPE())
         hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         hf.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[EOT], initial_alphabet=alphabet, show_progress=show_progress)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[EOT],
+            initial_alphabet=alphabet,
+            show_progress=show_progress,
+        )
         hf.train_from_iterator(texts, trainer)
         got = hf.get_vocab_size()
         if got < vocab_size:
-            better = max(257, 1 << (got // 4).bit_length())  # pairs that occur a few times teach a model nothing
-            raise TokenizerError(f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use --vocab_size {min(better, got)}, say, or --tokenizer char, or more text")
+            better = max(
+                257, 1 << (got // 4).bit_length()
+            )  # pairs that occur a few times teach a model nothing
+            raise TokenizerError(
+                f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use --vocab_size {min(better, got)}, say, or --tokenizer char, or more text"
+            )
         return cls(json.loads(hf.to_str()))
 
     @classmethod
@@ -128,14 +160,18 @@ class Tokenizer:
                 data = read_file(GPT2_URL)
             except Exception as error:  # whatever the network stack of the day raises
                 problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
-                raise TokenizerError(f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}") from None
+                raise TokenizerError(
+                    f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
+                ) from None
             GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
             partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
             partial.write_bytes(data)
             os.replace(partial, GPT2_FILE)
         found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
         if found != GPT2_SHA256:
-            raise TokenizerError(f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256}; download {GPT2_URL} again")
+            raise TokenizerError(
+                f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256}; download {GPT2_URL} again"
+            )
         return cls(_byte_level(**_vocab_and_merges(load_tiktoken_bpe(str(GPT2_FILE)))))
 
     @classmethod
@@ -145,9 +181,18 @@ class Tokenizer:
         path = path / "tokenizer.json" if path.is_dir() else path
         vocab, merges = path.with_name("vocab.json"), path.with_name("merges.txt")
         try:
-            if path.name == "tokenizer.json" and not path.exists() and vocab.exists() and merges.exists():
+            if (
+                path.name == "tokenizer.json"
+                and not path.exists()
+                and vocab.exists()
+                and merges.exists()
+            ):
                 path = vocab
-                pairs = [tuple(line.split(" ")) for line in merges.read_text(encoding="utf-8").split("\n") if line and not line.startswith("#version")]
+                pairs = [
+                    tuple(line.split(" "))
+                    for line in merges.read_text(encoding="utf-8").split("\n")
+                    if line and not line.startswith("#version")
+                ]
                 description = _byte_level(json.loads(vocab.read_text(encoding="utf-8")), pairs)
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
@@ -183,19 +228,32 @@ class Tokenizer:
         try:
             if self.kind == "bpe":
                 return self._tiktoken.encode_to_numpy(text, disallowed_special=())
-            return np.concatenate([self._encode_chars(text, at) for at in range(0, len(text), 1 << 20)] or [np.zeros(0, np.uint32)])
+            return np.concatenate(
+                [self._encode_chars(text, at) for at in range(0, len(text), 1 << 20)]
+                or [np.zeros(0, np.uint32)]
+            )
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"the text holds half a surrogate pair at character {error.start}, which is no valid Unicode") from None
+            raise TokenizerError(
+                f"the text holds half a surrogate pair at character {error.start}, which is no valid Unicode"
+            ) from None
 
     def _encode_chars(self, text, start):
         """Ids of a million characters from `start`: blocks that stay in the processor's cache are several times faster than one pass."""
         block = text[start : start + (1 << 20)]
-        codes = np.frombuffer(block.encode("latin-1"), np.uint8) if block.isascii() else np.frombuffer(block.encode("utf-32-le"), np.uint32)
-        ids = self._char_to_id.take(codes, mode="clip")  # its last entry is unknown, so every larger code is too
+        codes = (
+            np.frombuffer(block.encode("latin-1"), np.uint8)
+            if block.isascii()
+            else np.frombuffer(block.encode("utf-32-le"), np.uint32)
+        )
+        ids = self._char_to_id.take(
+            codes, mode="clip"
+        )  # its last entry is unknown, so every larger code is too
         unknown = ids == UNKNOWN
         if unknown.any():
             at = start + int(unknown.argmax())
-            raise TokenizerError(f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the {self.vocab_size - 1} characters of this tokenizer")
+            raise TokenizerError(
+                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the {self.vocab_size - 1} characters of this tokenizer"
+            )
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -223,20 +281,37 @@ def _word_pattern(description: dict, source: str) -> str | None:
     model = description["model"]
     normalizer = (description.get("normalizer") or {"type": None})["type"]
     if model.get("type", "BPE") != "BPE" or normalizer not in (None, "NFC"):
-        raise TokenizerError(f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer {normalizer}); train one with prepare_data.py")
+        raise TokenizerError(
+            f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer {normalizer}); train one with prepare_data.py"
+        )
     pre = description.get("pre_tokenizer")
-    if pre is None and not normalizer and not model.get("merges") and all(len(t) == 1 or t == EOT for t in model["vocab"]):
+    if (
+        pre is None
+        and not normalizer
+        and not model.get("merges")
+        and all(len(t) == 1 or t == EOT for t in model["vocab"])
+    ):
         return None
     steps = pre.get("pretokenizers", [pre]) if pre else []
     kinds = [s.get("type") for s in steps]
-    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True) and not steps[0].get("add_prefix_space"):
+    if (
+        kinds == ["ByteLevel"]
+        and steps[0].get("use_regex", True)
+        and not steps[0].get("add_prefix_space")
+    ):
         return GPT2_PATTERN
     if kinds == ["Split", "ByteLevel"]:
         split, level = steps
-        isolates = "Regex" in split.get("pattern", {}) and split.get("behavior") == "Isolated" and not split.get("invert")
+        isolates = (
+            "Regex" in split.get("pattern", {})
+            and split.get("behavior") == "Isolated"
+            and not split.get("invert")
+        )
         if isolates and not level.get("use_regex", True) and not level.get("add_prefix_space"):
             return split["pattern"]["Regex"]
-    raise TokenizerError(f"{source} cuts text in a way that is not supported here ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without prefix space")
+    raise TokenizerError(
+        f"{source} cuts text in a way that is not supported here ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without prefix space"
+    )
 
 
 def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> dict:
@@ -275,7 +350,9 @@ def safe_cut(text: str, limit: int) -> int:
     end = limit
     while end > 0:  # look back in strides, nearest first
         start = max(0, end - (4096 if end == limit else 65536))
-        cuts = [m.end() for m in _CUT.finditer(text, start, min(end + 1, len(text))) if m.end() <= end]
+        cuts = [
+            m.end() for m in _CUT.finditer(text, start, min(end + 1, len(text))) if m.end() <= end
+        ]
         if cuts:
             return cuts[-1]
         end = start

@@ -6,6 +6,7 @@
 The loop: when to step, log, evaluate, save and stop. What a run is stands in training/run.py, the parts of a step in training/step.py, all
 settings in config/__init__.py (or --help). Stopped in any way, the same command continues the run.
 """
+
 import gc
 import sys
 import time
@@ -56,7 +57,9 @@ def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
     if config.batch_size % ranks.count:
-        raise ConfigError(f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the next larger that can is {-(-config.batch_size // ranks.count) * ranks.count}")
+        raise ConfigError(
+            f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the next larger that can is {-(-config.batch_size // ranks.count) * ranks.count}"
+        )
     if config.dry_run and not ranks.alone:
         raise ConfigError("dry_run = True plans for one process; start it without torchrun")
     try:
@@ -67,13 +70,17 @@ def train(config: Config) -> None:
         if config.dry_run:
             return print("\n" + plan(run))
         if run.progress.step >= run.total_steps and not run.evaluation_due:
-            return print(f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}")
+            return print(
+                f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}"
+            )
         if ranks.main:
             folder.mkdir(parents=True, exist_ok=True)
         if ranks.main and not lock:
             lock = Lock(folder)
             if checkpoint.steps(folder):
-                raise RunError(f"another trainer has just begun in {folder}; start the same command again to continue its run")
+                raise RunError(
+                    f"another trainer has just begun in {folder}; start the same command again to continue its run"
+                )
         finish(run, signals)
     except Stop as stop:
         leave(stop.signum, "no step was done yet")
@@ -84,7 +91,11 @@ def train(config: Config) -> None:
 
 def finish(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal; either way its state is on the disk then."""
-    folder, begun, report = run.folder, run.progress.step, Report(run.folder, run.config.report_minutes * ranks.main)
+    folder, begun, report = (
+        run.folder,
+        run.progress.step,
+        Report(run.folder, run.config.report_minutes * ranks.main),
+    )
     try:
         if ranks.main:
             checkpoint.set_aside(folder, run.progress.step)
@@ -106,7 +117,11 @@ def finish(run: Run, signals: Signals) -> None:
         # The GPU's queue may hold a sum that will never come, with a process that has ended.
         reachable = isinstance(end, Stop) or hardware.catches_up(run.device, 20)
         saved = reachable and run.save_now()
-        message = f"{step} is saved in {folder}; the same command continues" if saved else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}"
+        message = (
+            f"{step} is saved in {folder}; the same command continues"
+            if saved
+            else f"{step} could not be saved; the last checkpoint is step {run.saver.saved:,}"
+        )
         if isinstance(end, Stop):
             leave(end.signum, message)
         print(f"\na process of the run has ended; {message}", flush=True)
@@ -116,14 +131,30 @@ def finish(run: Run, signals: Signals) -> None:
         if run.loggers:
             run.loggers.close()
     if not saved:
-        last = f"the last checkpoint there is step {run.saver.saved:,}" if run.saver.saved else "there is no checkpoint yet"
-        raise RunError(f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again")
+        last = (
+            f"the last checkpoint there is step {run.saver.saved:,}"
+            if run.saver.saved
+            else "there is no checkpoint yet"
+        )
+        raise RunError(
+            f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again"
+        )
     cost = f", cost {run.cost:.2f}" if run.cost else ""
-    print((f"\n{curve}\n" if curve else "") + f"\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{cost}")
+    print(
+        (f"\n{curve}\n" if curve else "")
+        + f"\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{cost}"
+    )
     if not run.saver.saved:
         return  # the budget took not a step
-    print(f"best validation loss {run.saver.best:.4f}, kept in {checkpoint.find(folder)}" if run.saver.best < float("inf") else f"the last checkpoint is {checkpoint.find(folder)}")
-    print(f"  {generate_command(run)}\n  " + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}" if curve else ""))
+    print(
+        f"best validation loss {run.saver.best:.4f}, kept in {checkpoint.find(folder)}"
+        if run.saver.best < float("inf")
+        else f"the last checkpoint is {checkpoint.find(folder)}"
+    )
+    print(
+        f"  {generate_command(run)}\n  "
+        + (f"report: {drawn}" if drawn else f"python -m tools.report {folder}" if curve else "")
+    )
 
 
 def loss_curve(run: Run) -> str:
@@ -146,15 +177,30 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
         print("compiling ...", end=" ", flush=True)
         problem = run.compile()
         clock.stop()
-        print(f"failed; training goes on without it. {problem}" if problem else f"{clock.since_log:.1f} s", flush=True)
+        print(
+            f"failed; training goes on without it. {problem}"
+            if problem
+            else f"{clock.since_log:.1f} s",
+            flush=True,
+        )
         clock.since_log = 0.0
     gc.collect()
     gc.freeze()  # modules and compiled code stay: the collector took 0.25 s each time that it looked through them
     watched = run.total_steps - progress.step >= WARMUP + STEPS
     if config.profile and not watched:
         print(f"too few steps left for profile = True, which takes {WARMUP + STEPS}", flush=True)
-    profiler = Profiler(run.folder, run.device, run.profiled) if config.profile and watched and ranks.main else None
-    bar = tqdm(total=run.total_steps, initial=progress.step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty())
+    profiler = (
+        Profiler(run.folder, run.device, run.profiled)
+        if config.profile and watched and ranks.main
+        else None
+    )
+    bar = tqdm(
+        total=run.total_steps,
+        initial=progress.step,
+        unit="step",
+        dynamic_ncols=True,
+        disable=not sys.stderr.isatty(),
+    )
     while True:
         if run.save_due or run.evaluation_due:
             clock.stop()
@@ -165,7 +211,20 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 loss, samples = run.evaluate()
                 speed = line.get("tokens_per_second")
                 left = speed and (run.total_steps - progress.step) * tokens_per_step / speed
-                tqdm.write(terminal.evaluation(progress.step, run.total_steps, run.epoch, line.get("loss"), loss, run.bits_per_byte(loss), min(run.saver.best, loss), speed, run.cost, left))
+                tqdm.write(
+                    terminal.evaluation(
+                        progress.step,
+                        run.total_steps,
+                        run.epoch,
+                        line.get("loss"),
+                        loss,
+                        run.bits_per_byte(loss),
+                        min(run.saver.best, loss),
+                        speed,
+                        run.cost,
+                        left,
+                    )
+                )
                 if samples:
                     tqdm.write(terminal.samples(samples))
                 sys.stdout.flush()
@@ -187,13 +246,24 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 line = run.log_step(float(norm), speed)
                 logged, clock.since_log = progress.step, 0.0
             loss = f"{line['loss']:.4f}" if line["loss"] is not None else "no number"
-            bar.set_postfix_str(f"loss {loss}, {speed:,.0f} tok/s, MFU " + (f"{line['mfu']:.1%}" if line["mfu"] else "n/a") + (f", cost {line['cost']:.2f}" if line["cost"] else ""))
+            bar.set_postfix_str(
+                f"loss {loss}, {speed:,.0f} tok/s, MFU "
+                + (f"{line['mfu']:.1%}" if line["mfu"] else "n/a")
+                + (f", cost {line['cost']:.2f}" if line["cost"] else "")
+            )
             if bar.disable and time.monotonic() > printed + 20:
                 printed = time.monotonic()
                 left = duration((run.total_steps - progress.step) * tokens_per_step / speed)
-                print(f"step {progress.step:,} of {run.total_steps:,}: loss {loss}, {speed:,.0f} tokens/s, {left} left", flush=True)
+                print(
+                    f"step {progress.step:,} of {run.total_steps:,}: loss {loss}, {speed:,.0f} tokens/s, {left} left",
+                    flush=True,
+                )
     bar.close()
-    return "finished" if progress.step >= run.total_steps else f"stopped by {run.over_budget or 'the budget'}; raise it to go on"
+    return (
+        "finished"
+        if progress.step >= run.total_steps
+        else f"stopped by {run.over_budget or 'the budget'}; raise it to go on"
+    )
 
 
 def generate_command(run: Run) -> str:
@@ -215,7 +285,9 @@ def main(argv: list[str]) -> None:
         ranks.say_once(f"\ntrain.py: {error}")
         sys.exit(1)
     except ranks.Lost as error:
-        ranks.say_once(f"train.py: another process of the run ended, or the connection to it failed: {error}")
+        ranks.say_once(
+            f"train.py: another process of the run ended, or the connection to it failed: {error}"
+        )
         sys.exit(1)
     except Exception as error:
         short = out_of_memory(error)

@@ -97,7 +97,9 @@ VARIANTS = {
     "no QK norm": ([], lambda: use_norms_of_heads(lambda c: nn.Identity())),
     "QK norm without weights": (
         [],
-        lambda: use_norms_of_heads(lambda c: nn.RMSNorm(c.head_dim, 1e-6, elementwise_affine=False)),
+        lambda: use_norms_of_heads(
+            lambda c: nn.RMSNorm(c.head_dim, 1e-6, elementwise_affine=False)
+        ),
     ),
     "squared ReLU instead of SwiGLU": ([], lambda: use_mlp(SquaredReLU)),
     "GELU instead of SwiGLU": ([], lambda: use_mlp(GELU)),
@@ -170,8 +172,14 @@ def main(argv):
             }
             for (name, seed), job in jobs.items():
                 loss, speed = job.result()
-                print(f"seed {seed}, {name}, {steps_of[name]} steps: {loss:.4f}, {speed:,.0f} tokens/s", flush=True)
-            return {name: [jobs[name, s].result() for s in range(1, args.seeds + 1)] for name in steps_of}
+                print(
+                    f"seed {seed}, {name}, {steps_of[name]} steps: {loss:.4f}, {speed:,.0f} tokens/s",
+                    flush=True,
+                )
+            return {
+                name: [jobs[name, s].result() for s in range(1, args.seeds + 1)]
+                for name in steps_of
+            }
 
         equal_steps = all_runs(dict.fromkeys(names, steps))
         speed = {name: statistics.median(s for _, s in runs) for name, runs in equal_steps.items()}
@@ -179,14 +187,19 @@ def main(argv):
         timed = {name: round(steps / ratio[name]) for name in names if abs(ratio[name] - 1) > 0.02}
         equal_seconds = equal_steps | all_runs(timed)
     result = {"task": args.task, "jobs": args.jobs, "settings": arguments, "rows": {}}
-    print(f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal seconds |")
+    print(
+        f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal seconds |"
+    )
     print("|---|---|---|---|")
     for name in names:
         losses = [[loss for loss, _ in runs[name]] for runs in (equal_steps, equal_seconds)]
         result["rows"][name] = {
             "loss": losses[0], "time_a_step": ratio[name], "loss_at_equal_seconds": losses[1],
         }  # fmt: skip
-        a, b = (f"{statistics.mean(v):.4f} ± {statistics.stdev(v) if len(v) > 1 else 0:.4f}" for v in losses)
+        a, b = (
+            f"{statistics.mean(v):.4f} ± {statistics.stdev(v) if len(v) > 1 else 0:.4f}"
+            for v in losses
+        )
         print(f"| {name} | {a} | {ratio[name]:.2f}x | {b} |")
     write(f"ablation_{args.name or args.task}", hardware.find_device("auto"), result)
 

@@ -6,6 +6,7 @@ Without --preset: GPT-2 Small at 64 x 512 on a GPU; on a CPU a model that climbs
 its own, so that its peak memory is its own, and all of them in turn for each round, so that a machine whose speed drifts compares
 fairly. The rungs' code lives here; only the last rung is the step of train.py itself.
 """
+
 import argparse
 import contextlib
 import json
@@ -32,7 +33,16 @@ from training.run import Run
 from training.setup import model_config
 from training.step import make_optimizer
 
-ON_A_CPU = ["config/gpt2_small.py", "--data_dir=data/python_stdlib", "--n_layer=6", "--n_head=6", "--n_embd=384", "--block_size=256", "--batch_size=8", "--warmup_steps=2"]
+ON_A_CPU = [
+    "config/gpt2_small.py",
+    "--data_dir=data/python_stdlib",
+    "--n_layer=6",
+    "--n_head=6",
+    "--n_embd=384",
+    "--block_size=256",
+    "--batch_size=8",
+    "--warmup_steps=2",
+]
 RUNGS = ["mapped file, a Python loop, fp32, eager, attention written out", "tokens in memory", "batches in one indexing", "torch.compile", "mixed precision",
          "scaled_dot_product_attention", "train.py: tokens on the device, fused AdamW, loss compiled, no waiting"]  # fmt: skip
 
@@ -40,7 +50,9 @@ RUNGS = ["mapped file, a Python loop, fp32, eager, attention written out", "toke
 def written_out(q, k, v, dropout):
     """Attention as the papers write it, the whole matrix of scores in memory. q, k, v: [B, heads, T, d]."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf)
+    scores = scores.masked_fill(
+        torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf
+    )
     return scores.softmax(dim=-1) @ v
 
 
@@ -60,12 +72,22 @@ class Story:
             self.tokens = np.fromfile(self.path, self.dtype)
         torch.manual_seed(c.seed)
         self.model = model.GPT(model_config(c, meta)).to(self.device)
-        model.causal_attention = written_out if rung < 5 else flash  # this process measures nothing else
+        model.causal_attention = (
+            written_out if rung < 5 else flash
+        )  # this process measures nothing else
         self.forward = torch.compile(self.model, dynamic=False) if rung >= 3 else self.model
-        self.dtype_of_products = hardware.find_dtype(self.device, c.dtype) if rung >= 4 else torch.float32
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype_of_products == torch.float16)
+        self.dtype_of_products = (
+            hardware.find_dtype(self.device, c.dtype) if rung >= 4 else torch.float32
+        )
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=self.dtype_of_products == torch.float16
+        )
         groups = make_optimizer(self.model, c, self.device).param_groups
-        self.optimizer = torch.optim.AdamW([{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups], lr=c.learning_rate, betas=(c.beta1, c.beta2))
+        self.optimizer = torch.optim.AdamW(
+            [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups],
+            lr=c.learning_rate,
+            betas=(c.beta1, c.beta2),
+        )
 
     def batch(self):
         """Inputs and targets, int64 [batch_size, block_size] each, on the device."""
@@ -77,7 +99,9 @@ class Story:
             x, y = chunk[:, :-1], chunk[:, 1:]
         else:
             x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
-            y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
+            y = torch.stack(
+                [torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts]
+            )
         return x.to(self.device), y.to(self.device)
 
     def step(self):
@@ -106,7 +130,9 @@ class Ours:
 
     def batch(self):
         """The next batch."""
-        return self.run.train_data.batch(self.run.progress.sequences, self.run.config.batch_size, self.run.config.seed)
+        return self.run.train_data.batch(
+            self.run.progress.sequences, self.run.config.batch_size, self.run.config.seed
+        )
 
     def step(self):
         """One optimiser step."""
@@ -135,8 +161,21 @@ def measure(rung, extra, steps):
             it.batch()
             hardware.synchronize(it.device)
             batches.append(time.perf_counter() - start)
-        peak = torch.cuda.max_memory_allocated(it.device) if it.device.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"step_s": statistics.median(times), "batch_s": statistics.median(batches), "peak_bytes": peak, "flops_per_token": it.model.flops_per_token()}))
+        peak = (
+            torch.cuda.max_memory_allocated(it.device)
+            if it.device.type == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
+        print(
+            json.dumps(
+                {
+                    "step_s": statistics.median(times),
+                    "batch_s": statistics.median(batches),
+                    "peak_bytes": peak,
+                    "flops_per_token": it.model.flops_per_token(),
+                }
+            )
+        )
 
 
 def picture(rows, path, device):
@@ -145,17 +184,25 @@ def picture(rows, path, device):
 
     figure = Figure((10, 3.6), layout="constrained")
     axes = figure.subplots()
-    bars = axes.barh([r["rung"] for r in rows], [1e3 * r["step_s"] for r in rows], color=["#56B4E9"] * (len(rows) - 1) + ["#009E73"])
+    bars = axes.barh(
+        [r["rung"] for r in rows],
+        [1e3 * r["step_s"] for r in rows],
+        color=["#56B4E9"] * (len(rows) - 1) + ["#009E73"],
+    )
     axes.bar_label(bars, [f" {1e3 * r['step_s']:,.0f} ms, {r['cumulative']:.1f}x" for r in rows])
     axes.invert_yaxis()
-    axes.set(xlabel=f"milliseconds a step, {device}", xlim=(0, 1.3e3 * max(r["step_s"] for r in rows)))
+    axes.set(
+        xlabel=f"milliseconds a step, {device}", xlim=(0, 1.3e3 * max(r["step_s"] for r in rows))
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
 
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ladder", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ladder", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--preset")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="steps timed for each rung in a round")
@@ -171,10 +218,23 @@ def main(argv):
     results = [[] for _ in RUNGS]
     for n in range(args.rounds):
         for rung, name in enumerate(RUNGS):
-            command = [sys.executable, "-m", "benchmarks.ladder", *extra[1:], "--preset", extra[0], "--rung", str(rung), "--steps", str(args.steps)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.ladder",
+                *extra[1:],
+                "--preset",
+                extra[0],
+                "--rung",
+                str(rung),
+                "--steps",
+                str(args.steps),
+            ]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             results[rung].append(json.loads(re.findall(r"^\{.*\}$", out, re.MULTILINE)[-1]))
-            print(f"round {n + 1}: {1e3 * results[rung][-1]['step_s']:9,.1f} ms  {name}", flush=True)
+            print(
+                f"round {n + 1}: {1e3 * results[rung][-1]['step_s']:9,.1f} ms  {name}", flush=True
+            )
     tokens, peak = c.batch_size * c.block_size, hardware.peak_flops(device)
     rows = []
     for name, of in zip(RUNGS, results, strict=True):
@@ -186,12 +246,16 @@ def main(argv):
             "gain": statistics.median(a["step_s"] / b["step_s"] for a, b in zip(results[max(0, len(rows) - 1)], of, strict=True)),
             "cumulative": statistics.median(a["step_s"] / b["step_s"] for a, b in zip(results[0], of, strict=True)),
         })  # fmt: skip
-    print(f"\n{'rung':76}{'ms a step':>10}{'tokens/s':>11}{'TFLOP/s':>9}{'MFU':>7}{'batch ms':>10}{'peak GB':>9}{'gain':>7}{'in all':>8}")
+    print(
+        f"\n{'rung':76}{'ms a step':>10}{'tokens/s':>11}{'TFLOP/s':>9}{'MFU':>7}{'batch ms':>10}{'peak GB':>9}{'gain':>7}{'in all':>8}"
+    )
     for r in rows:
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "n/a"
         print(f"{r['rung']:76}{1e3 * r['step_s']:10,.1f}{r['tokens_per_second']:11,.0f}{r['tflops']:9.3f}{mfu:>7}"
               f"{1e3 * r['batch_s']:10.3f}{r['peak_bytes'] / 1e9:9.2f}{r['gain']:6.2f}x{r['cumulative']:7.2f}x")  # fmt: skip
-    path = write("ladder", device, {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows})
+    path = write(
+        "ladder", device, {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
+    )
     picture(rows, path.with_suffix(".png"), hardware.describe(device))
 
 

@@ -6,6 +6,7 @@ A preset on the present device. Memory is measured in a process of its own for e
 allocated at most, on a CPU the peak of resident memory during steps after the first, less what the process holds at rest beyond
 weights and optimiser (Python, libraries, compiled code). Time is the plan's beside that of train.py, from its log.
 """
+
 import argparse
 import json
 import statistics
@@ -52,7 +53,9 @@ print(json.dumps({"micro_batch": run.micro_batch, "planned": planned["peak"], "m
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plan", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--data", required=True)
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
@@ -63,11 +66,26 @@ def main(argv):
     with tempfile.TemporaryDirectory() as temporary:
         for micro in args.micro:
             settings = [*common, f"--batch_size={micro}", f"--checkpoint_dir={temporary}/{micro}"]
-            out = subprocess.run([sys.executable, "-c", CHILD, *settings], check=True, capture_output=True, text=True).stdout
+            out = subprocess.run(
+                [sys.executable, "-c", CHILD, *settings], check=True, capture_output=True, text=True
+            ).stdout
             row = json.loads(out.splitlines()[-1])
-            run = [sys.executable, "train.py", *settings, f"--max_steps={args.steps}", "--log_interval=1", "--eval_interval=0", "--eval_batches=1", "--report_minutes=0"]
+            run = [
+                sys.executable,
+                "train.py",
+                *settings,
+                f"--max_steps={args.steps}",
+                "--log_interval=1",
+                "--eval_interval=0",
+                "--eval_batches=1",
+                "--report_minutes=0",
+            ]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
-            speeds = [r["tokens_per_second"] for r in checkpoint.read_log(Path(temporary) / str(micro)) if "loss" in r][args.steps // 2 :]  # the first half warms up
+            speeds = [
+                r["tokens_per_second"]
+                for r in checkpoint.read_log(Path(temporary) / str(micro))
+                if "loss" in r
+            ][args.steps // 2 :]  # the first half warms up
             row["measured_seconds"] = micro * 512 / statistics.median(speeds)
             rows.append(row)
             print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "

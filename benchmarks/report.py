@@ -5,6 +5,7 @@
 A log of so many lines in train.py's format is written and drawn. Then short runs on this machine alternate: without drawing, and with a
 drawing at every evaluation, one about every five seconds, which is a dozen times as often as report_minutes = 1 lets happen.
 """
+
 import argparse
 import json
 import os
@@ -40,48 +41,103 @@ def write_log(folder, lines):
                    tokens_per_second=chance.gauss(1e5, 1e3), mfu=0.41, bad_steps=0, **at)  # fmt: skip
             if n % 97 == 0:
                 record(step=10 * n, event="save")
-                record(step=10 * n, samples=[{"prompt": "Once upon", "text": " a time there was a king" * 5}], **at)
+                record(
+                    step=10 * n,
+                    samples=[{"prompt": "Once upon", "text": " a time there was a king" * 5}],
+                    **at,
+                )
                 record(step=10 * n, val_loss=3.1 + 7 / n**0.3, bits_per_byte=1.0, **at)
 
 
 def draw(folder):
     """Seconds, bytes of the page and peak memory in bytes of a report."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "tools.report", folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "tools.report", folder],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     seconds = time.perf_counter() - start
-    return {"seconds": round(seconds, 2), "page_bytes": (folder / "report.html").stat().st_size, "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024}
+    return {
+        "seconds": round(seconds, 2),
+        "page_bytes": (folder / "report.html").stat().st_size,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    }
 
 
 def speed(data, folder, steps, minutes):
     """Median tokens/s of a run that draws every `minutes`, at evaluations."""
-    length = [f"--max_steps={steps}", f"--eval_interval={max(1, steps // 4)}", f"--report_minutes={minutes}"]
-    subprocess.run([sys.executable, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SETTINGS, *length], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    length = [
+        f"--max_steps={steps}",
+        f"--eval_interval={max(1, steps // 4)}",
+        f"--report_minutes={minutes}",
+    ]
+    subprocess.run(
+        [
+            sys.executable,
+            "train.py",
+            f"--data_dir={data}",
+            f"--checkpoint_dir={folder}",
+            *SETTINGS,
+            *length,
+        ],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     lines = [r for r in checkpoint.read_log(folder) if "loss" in r]
     return lines[-1]["tokens"] / lines[-1]["elapsed_s"]
 
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=120, help="of each short run; default %(default)s")
+    parser.add_argument(
+        "--steps", type=int, default=120, help="of each short run; default %(default)s"
+    )
     parser.add_argument("--data", default="data/python_stdlib")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "long"
         folder.mkdir()
         write_log(folder, args.lines)
-        long = {"lines": args.lines, "log_bytes": (folder / "log.jsonl").stat().st_size, **draw(folder)}
-        print(f"{args.lines:,} lines: {long['seconds']} s, a page of {long['page_bytes'] / 1e6:.2f} MB, {long['peak_bytes'] / 1e6:,.0f} MB of memory", flush=True)
+        long = {
+            "lines": args.lines,
+            "log_bytes": (folder / "log.jsonl").stat().st_size,
+            **draw(folder),
+        }
+        print(
+            f"{args.lines:,} lines: {long['seconds']} s, a page of {long['page_bytes'] / 1e6:.2f} MB, {long['peak_bytes'] / 1e6:,.0f} MB of memory",
+            flush=True,
+        )
         rounds = []
         for n in range(args.rounds):
-            plain, drawing = (speed(Path(args.data).absolute(), Path(temporary) / f"{n}-{minutes}", args.steps, minutes) for minutes in (0, 1e-6))
-            rounds.append({"tokens_per_second": round(plain, 1), "while_drawing": round(drawing, 1)})
-            print(f"round {n + 1}: {plain:,.0f} tokens/s, {drawing:,.0f} with drawings: {drawing / plain:.1%}", flush=True)
+            plain, drawing = (
+                speed(
+                    Path(args.data).absolute(),
+                    Path(temporary) / f"{n}-{minutes}",
+                    args.steps,
+                    minutes,
+                )
+                for minutes in (0, 1e-6)
+            )
+            rounds.append(
+                {"tokens_per_second": round(plain, 1), "while_drawing": round(drawing, 1)}
+            )
+            print(
+                f"round {n + 1}: {plain:,.0f} tokens/s, {drawing:,.0f} with drawings: {drawing / plain:.1%}",
+                flush=True,
+            )
     result = {"cores": os.cpu_count(), "long_log": long, "rounds": rounds}
     if rounds:
-        result["speed_while_drawing_median"] = round(statistics.median(r["while_drawing"] / r["tokens_per_second"] for r in rounds), 4)
+        result["speed_while_drawing_median"] = round(
+            statistics.median(r["while_drawing"] / r["tokens_per_second"] for r in rounds), 4
+        )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {RESULTS / 'report.json'}")

@@ -4,6 +4,7 @@
 
 GPT-2 Small's 134M weights with AdamW's state, 1.6 GB. Both in turn, in one process, to the same file system.
 """
+
 import argparse
 import statistics
 import sys
@@ -24,7 +25,11 @@ from training.step import make_optimizer
 def state_on(device):
     """The model and optimiser state of GPT-2 Small after one step."""
     c = config.load(["config/gpt2_small.py"])
-    model = GPT(GPTConfig(32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights)).to(device)
+    model = GPT(
+        GPTConfig(
+            32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights
+        )
+    ).to(device)
     optimizer = make_optimizer(model, c, device)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -35,7 +40,9 @@ def state_on(device):
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.save_pause", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.save_pause", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where to write; default: a temporary folder")
     args = parser.parse_args(argv)
@@ -59,11 +66,16 @@ def main(argv):
             whole = time.perf_counter() - start
             assert saver.saved == n
             rounds.append({"torch_save_s": plain, "pause_s": pause, "until_on_disk_s": whole})
-            print(f"round {n + 1}: torch.save {plain:.2f} s, pause {pause:.3f} s = {pause / plain:.1%}, on the disk with checksums after {whole:.2f} s", flush=True)
+            print(
+                f"round {n + 1}: torch.save {plain:.2f} s, pause {pause:.3f} s = {pause / plain:.1%}, on the disk with checksums after {whole:.2f} s",
+                flush=True,
+            )
     result = {
         "bytes": checkpoint.tensor_bytes(model) + checkpoint.tensor_bytes(optimizer),
         "rounds": rounds,
-        "pause_over_torch_save_median": round(statistics.median(r["pause_s"] / r["torch_save_s"] for r in rounds), 4),
+        "pause_over_torch_save_median": round(
+            statistics.median(r["pause_s"] / r["torch_save_s"] for r in rounds), 4
+        ),
     }
     write("save_pause", device, result)
     print(f"the pause is {result['pause_over_torch_save_median']:.1%} of torch.save (median)")

@@ -7,6 +7,7 @@ round, the first few (compilation, warm-up) left out. Ratios are taken round by 
 still compares fairly. PATH is a checkout of nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also
 with the bf16 autocast that it lacks there. Ours runs once more with --profile for the share of a step outside forward, backward and optimiser.
 """
+
 import argparse
 import itertools
 import pickle
@@ -38,7 +39,12 @@ print("peak bytes", torch.cuda.max_memory_allocated() or resource.getrusage(reso
 
 def run_script(arguments, cwd):
     """The lines that a training script prints, each with the moment at which it came, and its peak memory in bytes."""
-    process = subprocess.Popen([sys.executable, "-u", "-c", WITH_PEAK, *arguments], cwd=cwd, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", WITH_PEAK, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     lines = [(time.perf_counter(), line) for line in process.stdout]
     if process.wait():
         raise subprocess.CalledProcessError(process.returncode, arguments)
@@ -49,8 +55,19 @@ def ours(c, extra, steps, every, folder, profile=False):
     """Seconds a step of train.py, of each `every` steps, from its log, and peak memory; with profile: seconds a step of each part of it."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
-    quiet = [f"--log_interval={every}", "--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--report_minutes=0", f"--max_steps={steps}", f"--checkpoint_dir={run}"]
-    peak = run_script(["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"], None)[1]
+    quiet = [
+        f"--log_interval={every}",
+        "--eval_interval=0",
+        "--save_interval=0",
+        "--eval_batches=1",
+        "--report_minutes=0",
+        f"--max_steps={steps}",
+        f"--checkpoint_dir={run}",
+    ]
+    peak = run_script(
+        ["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"],
+        None,
+    )[1]
     log = checkpoint.read_log(run)
     if profile:
         return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
@@ -84,19 +101,30 @@ def nanogpt(prepared, steps):
     """Seconds a step of nanoGPT's train.py, of each `every` steps, from when its lines came, and peak memory."""
     copy, command = prepared
     lines, peak = run_script([*command, f"--max_iters={steps}"], copy)
-    stamps = [(int(found[1]), at) for at, line in lines if (found := re.match(r"iter (\d+): loss", line))]
+    stamps = [
+        (int(found[1]), at) for at, line in lines if (found := re.match(r"iter (\d+): loss", line))
+    ]
     return [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)], peak
 
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="steps in a round; default: 8, on a GPU 100")
-    parser.add_argument("--skip", type=int, default=3, help="first measurements of a round that do not count: of a step each, on a GPU of ten, since to look at each would make it wait")
-    parser.add_argument("--name", help="name of the result file; default: throughput_ and the preset's")
+    parser.add_argument(
+        "--skip",
+        type=int,
+        default=3,
+        help="first measurements of a round that do not count: of a step each, on a GPU of ten, since to look at each would make it wait",
+    )
+    parser.add_argument(
+        "--name", help="name of the result file; default: throughput_ and the preset's"
+    )
     args, extra = parser.parse_known_args(argv)
     extra = [args.preset, *extra]
     c = settings.load(extra)
@@ -116,8 +144,18 @@ def main(argv):
             rounds.append({})
             for name, run in contenders.items():
                 times, peak = run()
-                rounds[-1][name], peaks[name] = statistics.median(times[args.skip :]), max(peak, peaks[name])
-            print(f"round {n + 1}: " + ", ".join(f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s" for name, s in rounds[-1].items()), flush=True)
+                rounds[-1][name], peaks[name] = (
+                    statistics.median(times[args.skip :]),
+                    max(peak, peaks[name]),
+                )
+            print(
+                f"round {n + 1}: "
+                + ", ".join(
+                    f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s"
+                    for name, s in rounds[-1].items()
+                ),
+                flush=True,
+            )
         parts = ours(c, extra, 10, every, folder, profile=True)
     model, peak = model_config(c, read_meta(c.data_dir)), hardware.peak_flops(device)
     result = {
@@ -125,16 +163,27 @@ def main(argv):
         "model": vars(model),
         "tokens_a_step": c.batch_size * c.block_size,
         "seconds_a_step_by_round": rounds,
-        "tokens_per_second_median": {name: round(c.batch_size * c.block_size / statistics.median(r[name] for r in rounds), 1) for name in rounds[0]},
+        "tokens_per_second_median": {
+            name: round(c.batch_size * c.block_size / statistics.median(r[name] for r in rounds), 1)
+            for name in rounds[0]
+        },
         "peak_bytes": peaks,
         "ours_profile_seconds_a_step": parts,
-        "ours_share_outside_forward_backward_optimizer": round((parts["data"] + parts["other"]) / sum(parts.values()), 5),
-        "ours_over": {name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3) for name in rounds[0] if name != "ours"},
+        "ours_share_outside_forward_backward_optimizer": round(
+            (parts["data"] + parts["other"]) / sum(parts.values()), 5
+        ),
+        "ours_over": {
+            name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3)
+            for name in rounds[0]
+            if name != "ours"
+        },
     }
     for name, speed in result["tokens_per_second_median"].items():
         ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
         print(f"{name:30}{speed:12,.0f} tokens/s{peaks[name] / 1e9:8.2f} GB{ratio}")
-    print(f"outside forward, backward and optimiser: {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours")
+    print(
+        f"outside forward, backward and optimiser: {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours"
+    )
     write(args.name or f"throughput_{Path(args.preset).stem}", device, result)
 
 

@@ -11,6 +11,7 @@ our GPT-2 preset with the modern one at one size; the data of `sources`, 240 MB 
 Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so
 that a machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON to benchmarks/results/.
 """
+
 import argparse
 import importlib.util
 import math
@@ -37,25 +38,73 @@ ROOT = Path(__file__).parent.parent
 # For each task what all of ours share, and each contender's own: a preset and what is set besides. The first one's final loss is the aim.
 TASKS = {
     "shakespeare": (
-        ["--data_dir=data/shakespeare_char", "--n_layer=4", "--n_head=4", "--n_embd=128", "--block_size=64", "--eval_batches=0"],
+        [
+            "--data_dir=data/shakespeare_char",
+            "--n_layer=4",
+            "--n_head=4",
+            "--n_embd=128",
+            "--block_size=64",
+            "--eval_batches=0",
+        ],
         {
-            "GPT-2": ["config/shakespeare_char.py", "--batch_size=16", "--max_steps=1200", "--eval_interval=60"],
-            "modern": ["config/shakespeare_char_modern.py", "--batch_size=16", "--max_steps=190", "--eval_interval=10"],
+            "GPT-2": [
+                "config/shakespeare_char.py",
+                "--batch_size=16",
+                "--max_steps=1200",
+                "--eval_interval=60",
+            ],
+            "modern": [
+                "config/shakespeare_char_modern.py",
+                "--batch_size=16",
+                "--max_steps=190",
+                "--eval_interval=10",
+            ],
         },
     ),
     "sources": (
-        ["--data_dir=data/site_packages", "--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--batch_size=16", "--eval_batches=5", "--save_interval=0", "--sample_prompts=[]",
-         "--compile=True"],
+        [
+            "--data_dir=data/site_packages",
+            "--n_layer=4",
+            "--n_head=4",
+            "--n_embd=256",
+            "--block_size=256",
+            "--batch_size=16",
+            "--eval_batches=5",
+            "--save_interval=0",
+            "--sample_prompts=[]",
+            "--compile=True",
+        ],
         {
-            "GPT-2": ["config/gpt2_small.py", "--learning_rate=1e-3", "--min_lr=None", "--warmup_steps=60", "--max_steps=480", "--eval_interval=60"],
-            "modern": ["config/gpt2_small_modern.py", "--learning_rate=5e-3", "--muon_lr=0.04", "--muon_momentum=0.9", "--beta2_tokens=280_000", "--warmup_steps=0", "--max_steps=115",
-                       "--eval_interval=5"],
+            "GPT-2": [
+                "config/gpt2_small.py",
+                "--learning_rate=1e-3",
+                "--min_lr=None",
+                "--warmup_steps=60",
+                "--max_steps=480",
+                "--eval_interval=60",
+            ],
+            "modern": [
+                "config/gpt2_small_modern.py",
+                "--learning_rate=5e-3",
+                "--muon_lr=0.04",
+                "--muon_momentum=0.9",
+                "--beta2_tokens=280_000",
+                "--warmup_steps=0",
+                "--max_steps=115",
+                "--eval_interval=5",
+            ],
         },
     ),
     "gpt2_small": (
         ["--data_dir=data/main", "--eval_batches=10", "--save_interval=0", "--save_minutes=0"],
         {
-            "GPT-2": ["config/gpt2_small.py", "--max_steps=4000", "--warmup_steps=200", "--learning_rate=1e-3", "--eval_interval=200"],
+            "GPT-2": [
+                "config/gpt2_small.py",
+                "--max_steps=4000",
+                "--warmup_steps=200",
+                "--learning_rate=1e-3",
+                "--eval_interval=200",
+            ],
             "modern": ["config/gpt2_small_modern.py", "--max_steps=1500", "--eval_interval=75"],
         },
     ),
@@ -69,7 +118,12 @@ def ours(arguments, seed, folder):
     """[(seconds, validation loss), ...] of a run of train.py with these arguments, a process of its own as a user's."""
     shutil.rmtree(folder, ignore_errors=True)
     more = [f"--seed={seed}", "--report_minutes=0", f"--checkpoint_dir={folder}"]
-    subprocess.run([sys.executable, "train.py", *arguments, *more], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "train.py", *arguments, *more],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return [(r["elapsed_s"], r["val_loss"]) for r in checkpoint.read_log(folder) if "val_loss" in r]
 
 
@@ -84,8 +138,18 @@ def nanogpt(path, seed, folder, device, data_dir, block_size):
     with open(data / "meta.pkl", "wb") as f:
         pickle.dump({"vocab_size": meta.vocab_size}, f)
     script = folder / "train.py"
-    script.write_text(script.read_text().replace("torch.manual_seed(1337 + seed_offset)", f"torch.manual_seed({seed})"))
-    out = subprocess.run([sys.executable, "train.py", *NANOGPT, f"--device={device.type}", "--out_dir=out"], cwd=folder, check=True, capture_output=True, text=True).stdout
+    script.write_text(
+        script.read_text().replace(
+            "torch.manual_seed(1337 + seed_offset)", f"torch.manual_seed({seed})"
+        )
+    )
+    out = subprocess.run(
+        [sys.executable, "train.py", *NANOGPT, f"--device={device.type}", "--out_dir=out"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     steps = [float(ms) / 1e3 for ms in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", out)]
     steps[0] = steps[-1] = statistics.median(steps)  # these two hold an evaluation each
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
@@ -96,9 +160,14 @@ def nanogpt(path, seed, folder, device, data_dir, block_size):
     model.load_state_dict({k.removeprefix("_orig_mod."): v for k, v in saved["model"].items()})
     total = count = 0
     with torch.no_grad():
-        for x, y, predictions in Dataset(data_dir, meta, "val", block_size, device, "ram").evaluation(0, 64):
+        for x, y, predictions in Dataset(
+            data_dir, meta, "val", block_size, device, "ram"
+        ).evaluation(0, 64):
             assert (y != IGNORE).sum() == predictions
-            total, count = total + model(x, y.contiguous())[1].item() * predictions, count + predictions
+            total, count = (
+                total + model(x, y.contiguous())[1].item() * predictions,
+                count + predictions,
+            )
     return [(sum(steps), total / count)]
 
 
@@ -107,7 +176,11 @@ def seconds_to(curve, aim):
     before = None
     for seconds, loss in curve:
         if loss <= aim:
-            return seconds if before is None else before[0] + (seconds - before[0]) * (before[1] - aim) / (before[1] - loss)
+            return (
+                seconds
+                if before is None
+                else before[0] + (seconds - before[0]) * (before[1] - aim) / (before[1] - loss)
+            )
         before = seconds, loss
     return None
 
@@ -120,9 +193,23 @@ def draw(runs, aim, path, task):
     axes = figure.subplots()
     for color, (name, curves) in zip(("#0072B2", "#D55E00", "#009E73"), runs.items(), strict=False):
         for n, curve in enumerate(curves):
-            axes.plot(*zip(*curve, strict=True), color=color, marker="o", markersize=3, linewidth=1.2, label=None if n else name)
-    axes.axhline(aim, color="grey", linestyle=":", label=f"{next(iter(runs))}'s final loss, {aim:.3f}")
-    axes.set(xlabel="seconds of training", ylabel="validation loss, nats a token", title=f"Time to loss: {task}", ylim=(None, min(max(c[0][1] for r in runs.values() for c in r), aim + 1.2)))
+            axes.plot(
+                *zip(*curve, strict=True),
+                color=color,
+                marker="o",
+                markersize=3,
+                linewidth=1.2,
+                label=None if n else name,
+            )
+    axes.axhline(
+        aim, color="grey", linestyle=":", label=f"{next(iter(runs))}'s final loss, {aim:.3f}"
+    )
+    axes.set(
+        xlabel="seconds of training",
+        ylabel="validation loss, nats a token",
+        title=f"Time to loss: {task}",
+        ylim=(None, min(max(c[0][1] for r in runs.values() for c in r), aim + 1.2)),
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=130)
@@ -130,9 +217,13 @@ def draw(runs, aim, path, task):
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_loss", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.time_to_loss", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
-    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT, for the task shakespeare")
+    parser.add_argument(
+        "--nanogpt", metavar="PATH", help="checkout of nanoGPT, for the task shakespeare"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")
     args, extra = parser.parse_known_args(argv)
@@ -145,12 +236,27 @@ def main(argv):
         for seed in range(1, args.seeds + 1):
             for name, curves in runs.items():
                 folder = Path(temporary) / name
-                curves.append(nanogpt(args.nanogpt, seed, folder, device, c.data_dir, c.block_size) if name == "nanoGPT" else ours(contenders[name], seed, folder))
-                print(f"seed {seed}, {name}: {curves[-1][-1][1]:.4f} after {curves[-1][-1][0]:.1f} s", flush=True)
+                curves.append(
+                    nanogpt(args.nanogpt, seed, folder, device, c.data_dir, c.block_size)
+                    if name == "nanoGPT"
+                    else ours(contenders[name], seed, folder)
+                )
+                print(
+                    f"seed {seed}, {name}: {curves[-1][-1][1]:.4f} after {curves[-1][-1][0]:.1f} s",
+                    flush=True,
+                )
     first = next(iter(runs))
     aims = [curve[-1][1] for curve in runs[first]]
-    reached = {name: [seconds_to(curve, aim) for curve, aim in zip(curves, aims, strict=True)] for name, curves in runs.items()}
-    shares = {name: statistics.median((s or math.inf) / base for s, base in zip(times, reached[first], strict=True)) for name, times in reached.items()}
+    reached = {
+        name: [seconds_to(curve, aim) for curve, aim in zip(curves, aims, strict=True)]
+        for name, curves in runs.items()
+    }
+    shares = {
+        name: statistics.median(
+            (s or math.inf) / base for s, base in zip(times, reached[first], strict=True)
+        )
+        for name, times in reached.items()
+    }
     result = {
         "task": args.task,
         "settings": contenders | ({"nanoGPT": NANOGPT} if args.nanogpt else {}),
@@ -162,7 +268,11 @@ def main(argv):
     path = write(args.name or f"time_to_loss_{args.task}", device, result)
     draw(runs, statistics.median(aims), path.with_suffix(".png"), args.task)
     for name, times in reached.items():
-        print(f"{name:12}" + ", ".join("never" if t is None else f"{t:.1f} s" for t in times) + f"   median share {shares[name]:.2f}")
+        print(
+            f"{name:12}"
+            + ", ".join("never" if t is None else f"{t:.1f} s" for t in times)
+            + f"   median share {shares[name]:.2f}"
+        )
 
 
 if __name__ == "__main__":

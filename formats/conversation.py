@@ -27,7 +27,9 @@ OLLAMA_TEMPLATE = (
 
 def format_chat(messages: list[dict]) -> str:
     """A conversation as text. messages: [{"role", "content"}]. For the next answer, prompt with this and REPLY."""
-    return "".join(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages)
+    return "".join(
+        f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages
+    )
 
 
 def is_chat(text: str) -> bool:

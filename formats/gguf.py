@@ -71,7 +71,11 @@ def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str
     """llama.cpp's name for the way in which the tokenizer cuts words. Raises CheckpointError for what GGUF cannot hold."""
     if path.exists():
         raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
-    widths = {"n_embd": config.n_embd, "n_inner": config.n_inner, "n_head x head_dim": config.n_head * config.head_dim}
+    widths = {
+        "n_embd": config.n_embd,
+        "n_inner": config.n_inner,
+        "n_head x head_dim": config.n_head * config.head_dim,
+    }
     odd = [f"{name} = {width}" for name, width in widths.items() if width % BLOCK]
     if kind == "q8_0" and odd:
         raise CheckpointError(

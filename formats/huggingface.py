@@ -85,8 +85,14 @@ def read_config(folder: Path) -> GPTConfig:
     arch = values["model_type"]
     if arch not in SHAPES:
         known = " and ".join(map(repr, SHAPES))
-        raise CheckpointError(f"{path} describes the architecture {arch!r}; only {known} can be loaded here")
-    odd = [f"{k} = {values[k]!r}" for k, allowed in FIXED[arch].items() if values.get(k, allowed[0]) not in allowed]
+        raise CheckpointError(
+            f"{path} describes the architecture {arch!r}; only {known} can be loaded here"
+        )
+    odd = [
+        f"{k} = {values[k]!r}"
+        for k, allowed in FIXED[arch].items()
+        if values.get(k, allowed[0]) not in allowed
+    ]
     rope = values.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         odd.append(f"rope_type = {rope['rope_type']!r}")
@@ -100,7 +106,9 @@ def read_config(folder: Path) -> GPTConfig:
             shape["n_inner"] = values.get("n_inner")
         else:
             shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
-        return GPTConfig(**shape, arch=arch, tie_weights=values.get("tie_word_embeddings", TIED[arch]))
+        return GPTConfig(
+            **shape, arch=arch, tie_weights=values.get("tie_word_embeddings", TIED[arch])
+        )
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from None
     except (TypeError, ValueError) as error:
@@ -127,7 +135,9 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def to_hf(config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int) -> dict[str, torch.Tensor]:
+def to_hf(
+    config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int
+) -> dict[str, torch.Tensor]:
     """A model's tensors under their names and in their layout, float32.
 
     Ids from vocab_size on, padding, are left out. GPT-2 has biases; those that the model has not are zeros, which
@@ -141,7 +151,9 @@ def to_hf(config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int) 
             tensor = tensor[:vocab_size]
         if config.arch == "qwen3":
             theirs = qwen3_names(name)
-            for part_name, part in zip(theirs, tensor.split(part_sizes(config, name, tensor)), strict=True):
+            for part_name, part in zip(
+                theirs, tensor.split(part_sizes(config, name, tensor)), strict=True
+            ):
                 out[part_name] = part.float().contiguous()
         else:
             part_name = name if name == "lm_head.weight" else f"transformer.{name}"
@@ -157,7 +169,9 @@ def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, to
     """Their tensors under our names and in our layout, float32. The causal masks in old GPT-2 files are left out."""
     if config.arch == "gpt2":
         masks = (".attn.bias", ".attn.masked_bias")
-        out = {k.removeprefix("transformer."): v for k, v in tensors.items() if not k.endswith(masks)}
+        out = {
+            k.removeprefix("transformer."): v for k, v in tensors.items() if not k.endswith(masks)
+        }
         out = {k: (v.t().contiguous() if is_transposed(k) else v).float() for k, v in out.items()}
     else:
         out, left = {}, dict(tensors)
@@ -177,7 +191,9 @@ def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, to
 
 def is_transposed(name: str) -> bool:
     """Whether their tensor is ours transposed: GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear."""
-    return name.endswith(("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"))
+    return name.endswith(
+        ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+    )
 
 
 def qwen3_names(name: str) -> list[str]:
@@ -191,7 +207,9 @@ def qwen3_names(name: str) -> list[str]:
 def part_sizes(config: GPTConfig, name: str, tensor: torch.Tensor) -> list[int]:
     """The rows of each of their tensors in one of ours."""
     if name.endswith("c_attn.weight"):
-        return [heads * config.head_dim for heads in (config.n_head, config.n_kv_head, config.n_kv_head)]
+        return [
+            heads * config.head_dim for heads in (config.n_head, config.n_kv_head, config.n_kv_head)
+        ]
     if name.endswith("c_fc.weight"):
         return [config.n_inner, config.n_inner]
     return [len(tensor)]
@@ -209,12 +227,17 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
             wrong.append(f"{name}: {here}, expected {there}")
     if wrong:
         more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise CheckpointError(f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}")
+        raise CheckpointError(
+            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
+        )
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder under their names there, from whichever of the four forms it has."""
-    for name, read in (("model.safetensors", read_safetensors), ("pytorch_model.bin", checkpoint.load_tensors)):
+    for name, read in (
+        ("model.safetensors", read_safetensors),
+        ("pytorch_model.bin", checkpoint.load_tensors),
+    ):
         if (folder / name).exists():
             return read(folder / name)
         index = checkpoint.read_json(folder / f"{name}.index.json", weight_map=dict)
@@ -236,11 +259,15 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, size)))
-        data = torch.from_file(str(path), size=size, dtype=torch.uint8)[8 + length :]  # mapped, not read
+        data = torch.from_file(str(path), size=size, dtype=torch.uint8)[
+            8 + length :
+        ]  # mapped, not read
         header.pop("__metadata__", None)
         tensors = {}
         for name, of in header.items():
-            part = data[slice(*of["data_offsets"])].clone()  # its place need not be a multiple of its items' size
+            part = data[
+                slice(*of["data_offsets"])
+            ].clone()  # its place need not be a multiple of its items' size
             tensors[name] = part.view(DTYPES[of["dtype"]]).view(of["shape"])
         return tensors
     except FileNotFoundError:

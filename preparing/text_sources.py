@@ -3,6 +3,7 @@
 Finds the files; reads .txt, .jsonl and .parquet, plain, .gz or .zst; cuts them where no token can cross; cleans documents.
 The main process reads pieces in order, in bounded memory; worker processes turn them into texts. Knows no token ids.
 """
+
 import dataclasses
 import functools
 import glob
@@ -21,7 +22,9 @@ from pathlib import Path
 from formats.conversation import format_chat
 from tokenizer_bpe import EOT, safe_cut
 
-PIECE = 1 << 20  # bytes that a worker takes at a time; encoding much more in one call is slower and takes far more memory
+PIECE = (
+    1 << 20
+)  # bytes that a worker takes at a time; encoding much more in one call is slower and takes far more memory
 NO_CUT = 16 * PIECE  # text without any place to cut for so long is cut all the same
 LOOK_BACK = 1 << 16  # bytes before the end of a piece in which a place to cut is looked for
 AHEAD = 8  # bytes after a place to cut that are looked at
@@ -80,11 +83,19 @@ class Piece:
     @property
     def size(self) -> int:
         """Bytes, of rows about."""
-        return len(self.data) if isinstance(self.data, bytes) else sum(len(str(value)) for row in self.data for value in row.values())
+        return (
+            len(self.data)
+            if isinstance(self.data, bytes)
+            else sum(len(str(value)) for row in self.data for value in row.values())
+        )
 
     def light(self) -> "Piece":
         """Without its data, where a worker process can read that from the file itself: sending it costs a tenth of encoding it."""
-        return self if self.kind == "parquet" or kind_of(self.path)[1] else dataclasses.replace(self, data=b"")
+        return (
+            self
+            if self.kind == "parquet" or kind_of(self.path)[1]
+            else dataclasses.replace(self, data=b"")
+        )
 
     def loaded(self) -> "Piece":
         """With its data."""
@@ -103,7 +114,9 @@ class Options:
     on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
     clean: bool = False
     min_chars: int = 20  # shorter documents are dropped
-    max_char_share: float = 0.5  # dropped when one character makes up more of what is not white space
+    max_char_share: float = (
+        0.5  # dropped when one character makes up more of what is not white space
+    )
     min_letters: float = 0.4  # dropped when letters and digits make up less of it
 
 
@@ -115,7 +128,13 @@ def kind_of(path: str) -> tuple[str, str]:
     name = path.lower()
     compression = next((c for c in ("gz", "zst") if name.endswith("." + c)), "")
     name = name.removesuffix("." + compression)
-    return ("jsonl" if name.endswith((".jsonl", ".ndjson")) else "parquet" if name.endswith(".parquet") else "txt"), compression
+    return (
+        "jsonl"
+        if name.endswith((".jsonl", ".ndjson"))
+        else "parquet"
+        if name.endswith(".parquet")
+        else "txt"
+    ), compression
 
 
 def find_sources(inputs: list[str]) -> list[Source]:
@@ -129,7 +148,9 @@ def find_sources(inputs: list[str]) -> list[Source]:
             raise InputError(f"no permission to read {path}; chmod u+r {path}, or leave it out")
         package = "pyzstd" if compression == "zst" else "pyarrow" if kind == "parquet" else ""
         if package and not importlib.util.find_spec(package):
-            raise InputError(f"reading {path} needs the package {package}; run\n  python -m pip install {package}")
+            raise InputError(
+                f"reading {path} needs the package {package}; run\n  python -m pip install {package}"
+            )
         if stat.st_size:
             sources.append(Source(path, kind, compression, stat.st_size, stat.st_mtime_ns))
     if not sources:
@@ -145,17 +166,37 @@ def _expand(given):
 
     path = Path(given)
     if path.is_dir():
-        files = sorted(Path(at, name).as_posix() for at, _, names in os.walk(path, onerror=unreadable) for name in names)
-        known = [f for f in files if re.search(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$", f.lower())]
+        files = sorted(
+            Path(at, name).as_posix()
+            for at, _, names in os.walk(path, onerror=unreadable)
+            for name in names
+        )
+        known = [
+            f for f in files if re.search(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$", f.lower())
+        ]
         if not known:
-            endings = ", ".join(f"{n} {e or 'without ending'}" for e, n in Counter(Path(f).suffix for f in files).most_common(5)) or "nothing"
-            raise InputError(f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is {endings}.\nFor other endings give a glob in quotes: '{path.as_posix()}/**/*.md'")
+            endings = (
+                ", ".join(
+                    f"{n} {e or 'without ending'}"
+                    for e, n in Counter(Path(f).suffix for f in files).most_common(5)
+                )
+                or "nothing"
+            )
+            raise InputError(
+                f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is {endings}.\nFor other endings give a glob in quotes: '{path.as_posix()}/**/*.md'"
+            )
         return known
     if path.exists():
         return [given]
-    found = sorted(Path(p).as_posix() for p in glob.glob(given, recursive=True) if Path(p).is_file())
+    found = sorted(
+        Path(p).as_posix() for p in glob.glob(given, recursive=True) if Path(p).is_file()
+    )
     if not found:
-        raise InputError(f"no file matches {given}" if glob.has_magic(given) else f"no such file or folder: {given}")
+        raise InputError(
+            f"no file matches {given}"
+            if glob.has_magic(given)
+            else f"no such file or folder: {given}"
+        )
     return found
 
 
@@ -170,7 +211,9 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
         try:
             with open(source.path, "rb") as raw:
                 read = _read_rows if source.kind == "parquet" else _read_text
-                for piece in read(source, raw, start if index == start.source else Position(index), options):
+                for piece in read(
+                    source, raw, start if index == start.source else Position(index), options
+                ):
                     piece.after.on_disk = before + (source.size if raw.closed else raw.tell())
                     yield piece
         except OSError as error:
@@ -180,7 +223,10 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
 
 def _read_text(source, raw, at, options):
     """Pieces of a .txt or .jsonl file."""
-    blocks, cut = _blocks(source, raw, at.offset, options), _cut_lines if source.kind == "jsonl" else _cut_documents
+    blocks, cut = (
+        _blocks(source, raw, at.offset, options),
+        _cut_lines if source.kind == "jsonl" else _cut_documents,
+    )
     buffer, want, ended = bytearray(), PIECE, False
     while True:
         while len(buffer) <= want and not ended:
@@ -198,7 +244,12 @@ def _read_text(source, raw, at, options):
             continue
         data, want = bytes(buffer[:end]), PIECE
         del buffer[:end]
-        after = Position(at.source, at.offset + end, at.line + (data.count(b"\n") if source.kind == "jsonl" else 0), not whole)
+        after = Position(
+            at.source,
+            at.offset + end,
+            at.line + (data.count(b"\n") if source.kind == "jsonl" else 0),
+            not whole,
+        )
         yield Piece(source.path, source.kind, data, at, after, not at.inside, whole)
         at = after
 
@@ -218,16 +269,24 @@ def _blocks(source, raw, start, options):
             yield block
     except errors as error:
         if options.on_error == "stop":
-            raise InputError(f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be read of it with --on_error skip") from None
+            raise InputError(
+                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be read of it with --on_error skip"
+            ) from None
 
 
 def _cut_lines(buffer, ended, at, source):
     """Where whole lines of at most PIECE bytes end; more for a longer line. 0: read on."""
     if ended and len(buffer) <= PIECE:
         return len(buffer), True
-    end = buffer.rfind(b"\n", 0, PIECE) + 1 or buffer.find(b"\n", PIECE) + 1 or (len(buffer) if ended else 0)
+    end = (
+        buffer.rfind(b"\n", 0, PIECE) + 1
+        or buffer.find(b"\n", PIECE) + 1
+        or (len(buffer) if ended else 0)
+    )
     if not end and len(buffer) > LONGEST_LINE:
-        raise InputError(f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines has one object a line (jq -c . converts)")
+        raise InputError(
+            f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines has one object a line (jq -c . converts)"
+        )
     return end, True
 
 
@@ -236,13 +295,19 @@ def _cut_documents(buffer, ended, at, source):
     if ended and len(buffer) <= PIECE and not at.inside:
         return len(buffer), True
     for limit in range(PIECE, NO_CUT + 1, PIECE):
-        separator = next(_separators(buffer, limit, ended, last=limit == PIECE and not at.inside), None)
+        separator = next(
+            _separators(buffer, limit, ended, last=limit == PIECE and not at.inside), None
+        )
         if separator:
             return separator[1], True
         if len(buffer) < limit + AHEAD:
             return (len(buffer), True) if ended else (0, False)
-        tail = buffer[max(0, limit - LOOK_BACK) : limit + AHEAD].lstrip(bytes(range(0x80, 0xC0)))  # from the first whole character
-        text = tail.decode("utf-8", "surrogateescape")  # a broken byte stays one character, and encodes back
+        tail = buffer[max(0, limit - LOOK_BACK) : limit + AHEAD].lstrip(
+            bytes(range(0x80, 0xC0))
+        )  # from the first whole character
+        text = tail.decode(
+            "utf-8", "surrogateescape"
+        )  # a broken byte stays one character, and encodes back
         cut = safe_cut(text, len(tail[:-AHEAD].decode("utf-8", "surrogateescape")))
         if cut:
             return limit + AHEAD - len(text[cut:].encode("utf-8", "surrogateescape")), False
@@ -255,7 +320,9 @@ def _separators(data, limit, ended, last=False):
     By find(), because a regular expression for it took 28 ms a piece, as long as encoding."""
     at = data.rfind(MARK, 0, limit) if last else data.find(MARK, 0, limit)
     while at >= 0:
-        end = data.find(b"\n", at, min(at + 64, limit)) + 1 or (len(data) if ended and len(data) <= min(at + 64, limit) else 0)
+        end = data.find(b"\n", at, min(at + 64, limit)) + 1 or (
+            len(data) if ended and len(data) <= min(at + 64, limit) else 0
+        )
         if end and (at == 0 or data[at - 1] == 10) and not data[at + len(MARK) : end].strip():
             yield at, end
         at = data.rfind(MARK, 0, at) if last else data.find(MARK, at + 1, limit)
@@ -281,7 +348,9 @@ def _read_rows(source, raw, at, options):
         names = file.schema_arrow.names
         column = text_column(names, options.text_field)
         if column not in names:
-            raise InputError(f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with --text_field")
+            raise InputError(
+                f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with --text_field"
+            )
         for batch in file.iter_batches(batch_size=64, columns=[column], use_threads=False):
             values = batch.column(0).slice(max(0, start - row)).to_pylist()
             row += len(batch) - len(values)
@@ -293,7 +362,9 @@ def _read_rows(source, raw, at, options):
                     yield Piece(source.path, source.kind, rows, at, after)
                     rows, size, at = [], 0, after
     except (pyarrow.ArrowException, EOFError) as error:
-        raise InputError(f"{source.path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+        raise InputError(
+            f"{source.path} cannot be read as parquet: {str(error).splitlines()[0]}"
+        ) from None
     if rows:
         yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
 
@@ -310,9 +381,21 @@ def slices(piece: Piece, size: int) -> Iterator[Piece]:
         if piece.kind == "parquet":
             end = start + max(1, len(data) * size // PIECE)
         elif (end := start + size) < len(data):
-            end = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1 or next((n for n in range(end, len(data)) if data[n] & 0xC0 != 0x80), len(data))
+            end = (
+                data.rfind(b"\n", start, end) + 1
+                or data.find(b"\n", end) + 1
+                or next((n for n in range(end, len(data)) if data[n] & 0xC0 != 0x80), len(data))
+            )
         part = data[start:end]
-        yield Piece(piece.path, piece.kind, part, Position(piece.at.source, piece.at.offset + start, line), piece.after, False, False)
+        yield Piece(
+            piece.path,
+            piece.kind,
+            part,
+            Position(piece.at.source, piece.at.offset + start, line),
+            piece.after,
+            False,
+            False,
+        )
         start, line = end, line + (part.count(b"\n") if piece.kind != "parquet" else 0)
 
 
@@ -329,7 +412,11 @@ class Report:
     def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
         """Count what a rule left out."""
         entry = self.rules.setdefault(rule, [0, 0, []])
-        entry[:] = entry[0] + documents, entry[1] + size, (entry[2] + [example[:100] for example in examples])[:3]
+        entry[:] = (
+            entry[0] + documents,
+            entry[1] + size,
+            (entry[2] + [example[:100] for example in examples])[:3],
+        )
 
     def merge(self, other: "Report") -> None:
         """Add another report's counts."""
@@ -363,9 +450,13 @@ def _plain_texts(piece, options, report):
                 found = f"byte 0x{part[error.start]:02x} at offset {piece.at.offset + start + error.start:,}"
                 utf16 = part.startswith((b"\xff\xfe", b"\xfe\xff"))
                 if b"\0" in part and not utf16:
-                    raise InputError(f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out, or skip it with --on_error skip") from None
+                    raise InputError(
+                        f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out, or skip it with --on_error skip"
+                    ) from None
                 convert = f"iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8"
-                raise InputError(f"{piece.path} is not UTF-8: {found}; convert it ({convert}), or use --on_error replace or --on_error skip") from None
+                raise InputError(
+                    f"{piece.path} is not UTF-8: {found}; convert it ({convert}), or use --on_error replace or --on_error skip"
+                ) from None
             if options.on_error == "skip":
                 report.add("not UTF-8", 1, len(part), [text])
             else:
@@ -375,11 +466,15 @@ def _plain_texts(piece, options, report):
 def _record_texts(piece, options, report):
     """Texts of JSON lines or parquet rows."""
     rows, offset = piece.kind == "parquet", piece.at.offset
-    for number, record in enumerate(piece.data if rows else piece.data.split(b"\n"), 1 + (offset if rows else piece.at.line)):
+    for number, record in enumerate(
+        piece.data if rows else piece.data.split(b"\n"), 1 + (offset if rows else piece.at.line)
+    ):
         size = 0 if rows else len(record)
         if rows or record.strip():
             try:
-                text = record_text(record if rows else _parsed(record, offset, options), options.text_field)
+                text = record_text(
+                    record if rows else _parsed(record, offset, options), options.text_field
+                )
                 yield text if text.isascii() else _whole_characters(text, options)
             except InputError as error:
                 problem = f"{piece.path}, {'row' if rows else 'line'} {number:,}: {error}; correct it, or leave such records out with --on_error skip"
@@ -392,11 +487,17 @@ def _record_texts(piece, options, report):
 def _parsed(line, offset, options):
     """The JSON value of a line that begins at byte `offset` of its file."""
     try:
-        return json.loads(line.decode("utf-8", "replace" if options.on_error == "replace" else "strict"))
+        return json.loads(
+            line.decode("utf-8", "replace" if options.on_error == "replace" else "strict")
+        )
     except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all the same)") from None
+        raise InputError(
+            f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all the same)"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON ({getattr(error, 'msg', error)}, column {getattr(error, 'colno', '?')})") from None
+        raise InputError(
+            f"not valid JSON ({getattr(error, 'msg', error)}, column {getattr(error, 'colno', '?')})"
+        ) from None
 
 
 def _whole_characters(text, options):
@@ -406,7 +507,9 @@ def _whole_characters(text, options):
         return text
     except UnicodeEncodeError:
         if options.on_error != "replace":
-            raise InputError("half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace takes it all the same)") from None
+            raise InputError(
+                "half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace takes it all the same)"
+            ) from None
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
@@ -416,7 +519,9 @@ def record_text(record: dict, text_field: str | None) -> str:
         raise InputError(f"a {type(record).__name__}, not an object with a text")
     name = text_column(record, text_field)
     if name not in record:
-        raise InputError(f"no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the text's field with --text_field")
+        raise InputError(
+            f"no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the text's field with --text_field"
+        )
     value = record[name]
     if isinstance(value, list):
         try:

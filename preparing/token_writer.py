@@ -3,6 +3,7 @@
 Workers encode pieces; the main process writes their tokens in order, splits documents between training and validation, drops
 copies, and notes twice a second how far the files are finished. Knows no command line and no file formats of text.
 """
+
 import contextlib
 import functools
 import hashlib
@@ -23,7 +24,17 @@ import numpy as np
 from tqdm import tqdm
 
 from metadata import write_whole
-from preparing.text_sources import PIECE, InputError, Options, Piece, Position, Report, Source, read_pieces, texts_of
+from preparing.text_sources import (
+    PIECE,
+    InputError,
+    Options,
+    Piece,
+    Position,
+    Report,
+    Source,
+    read_pieces,
+    texts_of,
+)
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
 SPLITS = ("train", "val")
@@ -82,7 +93,9 @@ class Pool:
                         index, results[index], self.peaks[worker] = worker.recv()
                         self.load[worker] -= 1
         except (EOFError, ConnectionError):
-            raise PrepareError("a worker process died, most likely for want of memory: try fewer --workers; the same command continues") from None
+            raise PrepareError(
+                "a worker process died, most likely for want of memory: try fewer --workers; the same command continues"
+            ) from None
 
     def __enter__(self):
         return self
@@ -98,7 +111,10 @@ class Pool:
 def held_back():
     """Hold Ctrl-C and SIGTERM back while processes are started, which half started would complain. They inherit that a Ctrl-C is not for them."""
     mask, came = getattr(signal, "pthread_sigmask", lambda *_: None), []  # not on Windows
-    handlers = {signum: signal.signal(signum, lambda signum, _: came.append(signum)) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        signum: signal.signal(signum, lambda signum, _: came.append(signum))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     mask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -157,7 +173,9 @@ def peak_memory() -> int:
 
 def worker_count(workers: int, sources: list[Source]) -> int:
     """No more processes than there are pieces to share, nor than Windows can wait for."""
-    return max(1, min(workers, 61, sum(s.size * (4 if s.compression else 1) for s in sources) // PIECE))
+    return max(
+        1, min(workers, 61, sum(s.size * (4 if s.compression else 1) for s in sources) // PIECE)
+    )
 
 
 def batches(pieces):
@@ -178,7 +196,16 @@ class Progress(tqdm):
 
     def __init__(self, total: int, what: str, start: int = 0):
         pace = {"mininterval": 0.2} if sys.stderr.isatty() else {"mininterval": 30, "delay": 10}
-        super().__init__(total=total, initial=start, desc=what, unit="B", unit_scale=True, dynamic_ncols=True, leave=False, **pace)
+        super().__init__(
+            total=total,
+            initial=start,
+            desc=what,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            **pace,
+        )
 
     def to(self, done: int) -> None:
         """Set how many bytes are done."""
@@ -212,9 +239,14 @@ class Encoded:
     after: Position
 
 
-def encode_pieces(tokenizer_path: Path, dtype: str, options: Options, pieces: list[Piece]) -> list[Encoded]:
+def encode_pieces(
+    tokenizer_path: Path, dtype: str, options: Options, pieces: list[Piece]
+) -> list[Encoded]:
     """Encode the documents of each piece. Raises InputError or TokenizerError, naming the file."""
-    return [encode_piece(load_tokenizer(tokenizer_path), dtype, options, piece.loaded()) for piece in pieces]
+    return [
+        encode_piece(load_tokenizer(tokenizer_path), dtype, options, piece.loaded())
+        for piece in pieces
+    ]
 
 
 def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piece) -> Encoded:
@@ -227,11 +259,22 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
     eot = np.array([tokenizer.eot_id] if piece.ends else [], np.uint32)
     ids = np.concatenate([array for part in parts for array in (part, eot)] or [eot[:0]])
     if ids.size and int(ids.max()) > min(tokenizer.vocab_size - 1, np.iinfo(dtype).max):
-        raise TokenizerError(f"token id {ids.max()} does not fit a vocabulary of {tokenizer.vocab_size} in {dtype}")
+        raise TokenizerError(
+            f"token id {ids.max()} does not fit a vocabulary of {tokenizer.vocab_size} in {dtype}"
+        )
     raw = [text.encode() for text in texts]
     tokens, text_bytes = [len(part) + len(eot) for part in parts], [len(data) for data in raw]
     hashes = [hash64(data.rstrip() if piece.ends else data) for data in raw]
-    return Encoded(ids.astype(dtype), np.array(tokens, np.int64), np.array(text_bytes, np.int64), np.array(hashes, np.uint64), report, piece.begins, piece.ends, piece.after)
+    return Encoded(
+        ids.astype(dtype),
+        np.array(tokens, np.int64),
+        np.array(text_bytes, np.int64),
+        np.array(hashes, np.uint64),
+        report,
+        piece.begins,
+        piece.ends,
+        piece.after,
+    )
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -317,15 +360,27 @@ class Journal:
     @classmethod
     def load(cls, path: Path) -> "Journal":
         """As it was saved, or a new one where there is none."""
-        raw = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"position": {}, "report": {}}
-        return cls(**raw | {"position": Position(**raw["position"]), "report": Report(**raw["report"])})
+        raw = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.exists()
+            else {"position": {}, "report": {}}
+        )
+        return cls(
+            **raw | {"position": Position(**raw["position"]), "report": Report(**raw["report"])}
+        )
 
 
 class Output:
     """train.bin and val.bin as they grow in the working folder, and the journal of how far they are finished."""
 
-    def __init__(self, work: Path, dtype: str, val_fraction: float, dedupe: bool, tokenizer: Tokenizer):
-        self.tokenizer, self.width, self.val_fraction = tokenizer, np.dtype(dtype).itemsize, val_fraction
+    def __init__(
+        self, work: Path, dtype: str, val_fraction: float, dedupe: bool, tokenizer: Tokenizer
+    ):
+        self.tokenizer, self.width, self.val_fraction = (
+            tokenizer,
+            np.dtype(dtype).itemsize,
+            val_fraction,
+        )
         self.path = work / "progress.json"
         self.journal = Journal.load(self.path)
         self.files = {}
@@ -333,7 +388,9 @@ class Output:
             path, size = work / f"{name}.bin", self.journal.tokens[name] * self.width
             path.touch()
             if path.stat().st_size < size:
-                raise PrepareError(f"{path} is shorter than it was when the work stopped; the disk lost data: delete {work} and start anew")
+                raise PrepareError(
+                    f"{path} is shorter than it was when the work stopped; the disk lost data: delete {work} and start anew"
+                )
             self.files[name] = open(path, "r+b")  # noqa: SIM115
             self.files[name].truncate(size)
             self.files[name].seek(size)
@@ -348,10 +405,16 @@ class Output:
             new = self.seen.first(part.hashes) if self.seen else np.ones(len(part.hashes), bool)
             ends = np.cumsum(part.tokens)
             for n in np.flatnonzero(~new):
-                self._report_copy(part.ids[ends[n] - part.tokens[n] : ends[n] - 1], int(part.text_bytes[n]))
+                self._report_copy(
+                    part.ids[ends[n] - part.tokens[n] : ends[n] - 1], int(part.text_bytes[n])
+                )
             val = (part.hashes < np.uint64(self.val_fraction * 2**64)) & (part.text_bytes <= PIECE)
             for name, rows in (("train", new & ~val), ("val", new & val)):
-                self._write(name, part.ids if rows.all() else part.ids[np.repeat(rows, part.tokens)], part.text_bytes[rows])
+                self._write(
+                    name,
+                    part.ids if rows.all() else part.ids[np.repeat(rows, part.tokens)],
+                    part.text_bytes[rows],
+                )
         else:
             self._add_long(part)
         journal.position, journal.read = part.after, journal.read + int(part.text_bytes.sum())
@@ -364,23 +427,36 @@ class Output:
         self.journal.text_bytes += int(text_bytes.sum())
 
     def _report_copy(self, ids, text_bytes):
-        self.journal.report.add("exact duplicates", 1, text_bytes, [self.tokenizer.decode(ids[:30])])
+        self.journal.report.add(
+            "exact duplicates", 1, text_bytes, [self.tokenizer.decode(ids[:30])]
+        )
 
     def _add_long(self, part):
         """Write a part of a long document. It goes to training, unless its beginning was noise, and is taken back should it prove a copy."""
         journal = self.journal
         if part.begins:
-            journal.long_hash, journal.long_noise, journal.before_long = 0, part.report.noise, (journal.tokens["train"], journal.text_bytes)
+            journal.long_hash, journal.long_noise, journal.before_long = (
+                0,
+                part.report.noise,
+                (journal.tokens["train"], journal.text_bytes),
+            )
         journal.long_hash = hash64(journal.long_hash.to_bytes(8, "little") + part.hashes.tobytes())
         if journal.long_noise:
             journal.report.add(journal.long_noise, 0, int(part.text_bytes.sum()), [])
         else:
             self._write("train", part.ids, part.text_bytes)
-        if part.ends and self.seen and not journal.long_noise and not self.seen.first(np.array([journal.long_hash], np.uint64))[0]:
+        if (
+            part.ends
+            and self.seen
+            and not journal.long_noise
+            and not self.seen.first(np.array([journal.long_hash], np.uint64))[0]
+        ):
             tokens, text_bytes = journal.before_long
             self._report_copy(part.ids, journal.text_bytes - text_bytes)
             journal.tokens["train"], journal.text_bytes = tokens, text_bytes
-            self.files["train"].seek(tokens * self.width)  # not cut: the journal on the disk may still count the copy
+            self.files["train"].seek(
+                tokens * self.width
+            )  # not cut: the journal on the disk may still count the copy
 
     def save(self) -> None:
         """Note how far the files are finished, safe from a power cut."""
@@ -420,7 +496,9 @@ class Output:
         shutil.copyfileobj(self.files[source], self.files[target])
 
 
-def encode_all(sources: list[Source], options: Options, args, work: Path, dtype: str, tokenizer: Tokenizer) -> Journal:
+def encode_all(
+    sources: list[Source], options: Options, args, work: Path, dtype: str, tokenizer: Tokenizer
+) -> Journal:
     """Tokenise everything that is not finished yet into the working folder. Raises InputError when nothing is left of the text."""
     output = Output(work, dtype, args.val_fraction, options.clean, tokenizer)
     journal, path = output.journal, work / "tokenizer.json"
@@ -428,16 +506,27 @@ def encode_all(sources: list[Source], options: Options, args, work: Path, dtype:
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
     if not journal.split:
-        with Pool(worker_count(args.workers, sources), load_tokenizer, path) as pool, Progress(sum(s.size for s in sources), "tokenising", start.on_disk) as bar:
+        with (
+            Pool(worker_count(args.workers, sources), load_tokenizer, path) as pool,
+            Progress(sum(s.size for s in sources), "tokenising", start.on_disk) as bar,
+        ):
             output.started = time.monotonic()  # from here on it is tokenising
-            for parts in pool.map(functools.partial(encode_pieces, path, dtype, options), batches(read_pieces(sources, start, options))):
+            for parts in pool.map(
+                functools.partial(encode_pieces, path, dtype, options),
+                batches(read_pieces(sources, start, options)),
+            ):
                 for part in parts:
                     output.add(part)
                 bar.to(part.after.on_disk)
         output.save()
     if not any(journal.tokens.values()):
-        left_out = "; ".join(f"{rule}: {documents:,}" for rule, (documents, _, _) in journal.report.rules.items())
+        left_out = "; ".join(
+            f"{rule}: {documents:,}" for rule, (documents, _, _) in journal.report.rules.items()
+        )
         more = f" and {len(sources) - 1:,} more" if sources[1:] else ""
-        raise InputError(f"no document is left in {sources[0].path}{more}" + (f" ({left_out})" if left_out else ": only white space"))
+        raise InputError(
+            f"no document is left in {sources[0].path}{more}"
+            + (f" ({left_out})" if left_out else ": only white space")
+        )
     output.finish()
     return journal

@@ -1,4 +1,5 @@
 """What tests share: small prepared folders made of real text, and the scripts run as a user runs them."""
+
 import os
 import shutil
 import subprocess
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"  # models this small gain nothing from a second thread, and processes side by side lose
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # models this small gain nothing from a second thread, and processes side by side lose
+)
 ROOT = Path(__file__).parent.parent
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
@@ -25,7 +28,14 @@ def pytest_collection_modifyitems(items):
 
 def run_script(*command, cwd=ROOT, timeout=300, **env):
     """Run `python *command` to its end; returns the CompletedProcess, its output as text."""
-    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=timeout, env=os.environ | {"PYTHONPATH": str(ROOT)} | env)
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+    )
 
 
 def fails_clearly(result, *words, status=2):
@@ -47,13 +57,22 @@ def prose() -> str:
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium, as a playwright Browser. Tests that ask for it are skipped where there is none."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    path = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if not path:
         pytest.skip("needs Chromium (Debian: apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        quiet = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ]
         chromium = playwright.chromium.launch(executable_path=path, args=quiet)
         yield chromium
         chromium.close()

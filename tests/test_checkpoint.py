@@ -1,4 +1,5 @@
 """checkpoint.py: whole-or-nothing step folders, what is found, and what damage is answered with."""
+
 import json
 import pickle
 import shutil
@@ -14,7 +15,13 @@ from model import GPTConfig
 
 def save(run, step, value=1.0):
     """A small checkpoint."""
-    return checkpoint.save(run, {"step": step}, {"w": torch.full((100,), value)}, {"optimizer": {"state": {0: {"m": torch.zeros(3)}}}}, "{}\n")
+    return checkpoint.save(
+        run,
+        {"step": step},
+        {"w": torch.full((100,), value)},
+        {"optimizer": {"state": {0: {"m": torch.zeros(3)}}}},
+        "{}\n",
+    )
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
@@ -22,7 +29,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert folder.name == "step_00000007" and not list(tmp_path.glob(".*"))
     assert checkpoint.read_state(folder)["step"] == 7
     assert torch.equal(checkpoint.load_tensors(folder / "model.pt")["w"], torch.ones(100))
-    assert checkpoint.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (3,)
+    assert checkpoint.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (
+        3,
+    )
 
 
 @pytest.mark.parametrize("name", ["model.pt", "optimizer.pt", "tokenizer.json", "state.json"])
@@ -66,7 +75,9 @@ def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatc
     trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
     save(tmp_path / "run", 2)
     checkpoint.rotate(tmp_path / "run", 1)
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [2] and not list((tmp_path / "run").glob(".*"))
+    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [2] and not list(
+        (tmp_path / "run").glob(".*")
+    )
     assert (trash.stat().st_size == 0) == mounted
 
 
@@ -101,7 +112,10 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
         def __reduce__(self):
             return open, (str(tmp_path / "executed"), "w")
 
-    for name, write in (("plain", lambda f: pickle.dump({"w": Evil()}, f)), ("torch", lambda f: torch.save({"w": Evil()}, f))):
+    for name, write in (
+        ("plain", lambda f: pickle.dump({"w": Evil()}, f)),
+        ("torch", lambda f: torch.save({"w": Evil()}, f)),
+    ):
         with open(tmp_path / name, "wb") as f:
             write(f)
         with pytest.raises(CheckpointError, match="cannot be loaded"):
@@ -110,7 +124,10 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
 
 
 def test_a_log_keeps_every_character_of_a_sample(tmp_path):
-    record = {"step": 1, "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}]}
+    record = {
+        "step": 1,
+        "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}],
+    }
     checkpoint.append_log(tmp_path, record, {"step": 2})
     assert checkpoint.read_log(tmp_path) == [record, {"step": 2}]
 
@@ -125,7 +142,9 @@ def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
 
 
-@pytest.mark.parametrize("text", ["[1]", "{}", '{"step": 3}', '{"step": "3", "val_loss": "low"}', "no JSON"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"step": 3}', '{"step": "3", "val_loss": "low"}', "no JSON"]
+)
 def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
     assert checkpoint.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
@@ -134,10 +153,18 @@ def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
 
 def test_shapes_of_older_checkpoints():
     shape = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
-    unused = {"norm": "layernorm", "logit_softcap": 0.0, "position": "learned", "zero_init": True, "shortcut": False}
+    unused = {
+        "norm": "layernorm",
+        "logit_softcap": 0.0,
+        "position": "learned",
+        "zero_init": True,
+        "shortcut": False,
+    }
     assert checkpoint.read_shape(Path("run"), {"model": shape | unused}) == GPTConfig(**shape)
     with pytest.raises(CheckpointError, match="norm = rmsnorm"):
         checkpoint.read_shape(Path("run"), {"model": shape | {"norm": "rmsnorm"}})
     used = {"position": "rotary", "qk_norm": False, "shortcut": True}
-    with pytest.raises(CheckpointError, match="trained with position = rotary, shortcut = True, which this version"):
+    with pytest.raises(
+        CheckpointError, match="trained with position = rotary, shortcut = True, which this version"
+    ):
         checkpoint.read_shape(Path("run"), {"model": shape | used})

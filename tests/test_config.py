@@ -1,4 +1,5 @@
 """config/: typed settings, presets, overrides, and what a mistake is answered with."""
+
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,9 @@ import pytest
 import config
 from config import ConfigError
 
-PRESETS = sorted(p.as_posix() for p in Path(config.__file__).parent.glob("*.py") if p.stem != "__init__")
+PRESETS = sorted(
+    p.as_posix() for p in Path(config.__file__).parent.glob("*.py") if p.stem != "__init__"
+)
 
 
 def preset(tmp_path, text):

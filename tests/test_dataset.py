@@ -1,4 +1,5 @@
 """dataset.py and metadata.py: what is checked, and that every place and form of the data gives the same batches."""
+
 import gzip
 import json
 import shutil
@@ -27,8 +28,24 @@ def make(folder, dtype="uint16", shards=0, compressed=False, tokens=5000):
                 data = gzip.compress(part.tobytes())
                 (place / f"{name}.bin").unlink()
                 (place / f"{name}.bin.gz").write_bytes(data)
-                splits[name].compressed = {"file": f"{name}.bin.gz", "bytes": len(data), "sha256": "0"}
-        write_meta(place, Meta(dtype, 60000, 0, {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"}, splits, [], {}, "now"))
+                splits[name].compressed = {
+                    "file": f"{name}.bin.gz",
+                    "bytes": len(data),
+                    "sha256": "0",
+                }
+        write_meta(
+            place,
+            Meta(
+                dtype,
+                60000,
+                0,
+                {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"},
+                splits,
+                [],
+                {},
+                "now",
+            ),
+        )
     return ids
 
 
@@ -39,29 +56,57 @@ def test_every_form_and_place_gives_the_same_batches(tmp_path, dtype):
     make(tmp_path / "packed", dtype, compressed=True)
     make(tmp_path / "both", dtype, shards=2, compressed=True)
     reference = Dataset(tmp_path / "whole", read_meta(tmp_path / "whole"), "train", 32, CPU, "ram")
-    for name, location in (("whole", "mmap"), ("shards", "ram"), ("shards", "mmap"), ("packed", "ram"), ("both", "ram")):
+    for name, location in (
+        ("whole", "mmap"),
+        ("shards", "ram"),
+        ("shards", "mmap"),
+        ("packed", "ram"),
+        ("both", "ram"),
+    ):
         data = Dataset(tmp_path / name, read_meta(tmp_path / name), "train", 32, CPU, location)
         for first in (0, 100, 150, 160):
-            for ours, theirs in zip(data.batch(first, 16, 7), reference.batch(first, 16, 7), strict=True):
+            for ours, theirs in zip(
+                data.batch(first, 16, 7), reference.batch(first, 16, 7), strict=True
+            ):
                 assert ours.dtype == torch.int64 and torch.equal(ours, theirs)
         for ours, theirs in zip(data.evaluation(0, 8), reference.evaluation(0, 8), strict=True):
-            assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1]) and ours[2] == theirs[2]
+            assert (
+                torch.equal(ours[0], theirs[0])
+                and torch.equal(ours[1], theirs[1])
+                and ours[2] == theirs[2]
+            )
 
 
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     ids = make(tmp_path / "whole")
     data = Dataset(tmp_path / "whole", read_meta(tmp_path / "whole"), "train", 32, CPU)
     x, y = data.batch(0, data.windows, 3)
-    offset = np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, 32) == x[0].numpy()).all(1))[0] % 32
-    seen = sorted(int(np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, 32) == row.numpy()).all(1))[0]) for row in x)
+    offset = (
+        np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, 32) == x[0].numpy()).all(1))[
+            0
+        ]
+        % 32
+    )
+    seen = sorted(
+        int(
+            np.flatnonzero(
+                (np.lib.stride_tricks.sliding_window_view(ids, 32) == row.numpy()).all(1)
+            )[0]
+        )
+        for row in x
+    )
     assert seen == list(range(offset, offset + 32 * data.windows, 32))
     assert torch.equal(x[:, 1:], y[:, :-1])
-    assert not torch.equal(data.batch(data.windows, data.windows, 3)[0], x)  # the next epoch differs
+    assert not torch.equal(
+        data.batch(data.windows, data.windows, 3)[0], x
+    )  # the next epoch differs
 
 
 def test_a_file_of_several_pieces_is_read_whole(tmp_path):
     ids = make(tmp_path / "large", tokens=(1 << 26) + 5)  # 128 MiB and a little: three pieces
-    assert np.array_equal(read_tokens(tmp_path / "large", read_meta(tmp_path / "large"), "train"), ids)
+    assert np.array_equal(
+        read_tokens(tmp_path / "large", read_meta(tmp_path / "large"), "train"), ids
+    )
 
 
 def test_what_does_not_fit_together_is_named(tmp_path):

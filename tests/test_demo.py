@@ -1,4 +1,5 @@
 """tools/demo.py as a visitor meets it: in a real browser, over HTTP, and started wrongly."""
+
 import os
 import re
 import socket
@@ -16,7 +17,9 @@ def folder(tmp_path_factory, char_data, bpe_data):
     """A working folder with a run of either tokenizer under checkpoints/."""
     folder = tmp_path_factory.mktemp("demo")
     for name, data in (("char", char_data), ("bpe", bpe_data)):
-        result = train_small(data, folder / "checkpoints" / name, "--max_steps=20", "--sample_prompts=The name")
+        result = train_small(
+            data, folder / "checkpoints" / name, "--max_steps=20", "--sample_prompts=The name"
+        )
         assert result.returncode == 0, result.stderr
     return folder
 
@@ -28,7 +31,13 @@ def url(folder):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [sys.executable, "-m", "tools.demo", "--port", str(port), "--device", "cpu"]
-    with subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), line
         yield line.split()[0]
@@ -46,12 +55,17 @@ def page(browser, url):
     page.locator("#go").wait_for()
     yield page
     page.close()
-    assert not [address for address in asked if not address.startswith((url, "data:", "blob:"))] and not failed
+    assert (
+        not [address for address in asked if not address.startswith((url, "data:", "blob:"))]
+        and not failed
+    )
 
 
 def written(page, box):
     """The text in a box, once all of it is there."""
-    speed = page.locator(f"#speed_{box}").get_by_text(re.compile(r"^\d+ tokens, [\d,]+ tokens/s(?!.*\.\.\.)"))
+    speed = page.locator(f"#speed_{box}").get_by_text(
+        re.compile(r"^\d+ tokens, [\d,]+ tokens/s(?!.*\.\.\.)")
+    )
     speed.wait_for(timeout=30_000)
     return page.locator(f"#text_{box} textarea").input_value()
 
@@ -69,11 +83,17 @@ def test_choose_type_generate_and_see_text_of_two_models(page):
     page.locator("#prompt textarea").fill("The import")
     page.locator("#go").click()
     alone = written(page, "first")
-    assert alone.startswith("The import") and len(alone) > 100 and not page.locator("#text_second").is_visible()
+    assert (
+        alone.startswith("The import")
+        and len(alone) > 100
+        and not page.locator("#text_second").is_visible()
+    )
     choose(page, "second", "bpe: step 20")
     page.locator("#go").click()
     page.locator("#text_second").wait_for()
-    assert written(page, "second").startswith("The import") and written(page, "first") == alone  # the same seed
+    assert (
+        written(page, "second").startswith("The import") and written(page, "first") == alone
+    )  # the same seed
 
 
 def test_an_example_becomes_the_prompt(page):
@@ -96,11 +116,20 @@ def test_absurd_requests_are_answered_in_a_sentence(url):
 
     client = Client(url, verbose=False)
     good = {"first": "checkpoints/bpe", "second": "none", "prompt": "The " * 50, "temperature": 0}
-    values = {"max_new_tokens": 5, "temperature": 0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "seed": 1}
+    values = {
+        "max_new_tokens": 5,
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "repetition_penalty": 1,
+        "seed": 1,
+    }
 
     def ask(**changed):
         asked = good | values | changed
-        return client.predict(*(asked[name] for name in ("first", "second", "prompt", *values)), api_name="/generate")
+        return client.predict(
+            *(asked[name] for name in ("first", "second", "prompt", *values)), api_name="/generate"
+        )
 
     for changed, words in (
         ({"max_new_tokens": 10**9}, "1000"),
@@ -118,5 +147,9 @@ def test_absurd_requests_are_answered_in_a_sentence(url):
 
 def test_a_port_in_use_and_no_checkpoint_are_sentences(url, folder, tmp_path):
     port = url.rpartition(":")[2]
-    fails_clearly(run_script("-m", "tools.demo", "--port", port, "--device", "cpu", cwd=folder), f"port {port} is in use", "--port")
+    fails_clearly(
+        run_script("-m", "tools.demo", "--port", port, "--device", "cpu", cwd=folder),
+        f"port {port} is in use",
+        "--port",
+    )
     fails_clearly(run_script("-m", "tools.demo", cwd=tmp_path), "no checkpoint under checkpoints/")

@@ -1,4 +1,5 @@
 """generate.py: text from any checkpoint, knowing only its folder."""
+
 import json
 import os
 import select
@@ -19,8 +20,23 @@ from tokenizer_bpe import Tokenizer
 
 def train(data, folder):
     """A barely trained run."""
-    shape = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=4", "--compile=False"]
-    result = run_script("train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *shape, "--max_steps=20", "--eval_interval=10", "--eval_batches=2")
+    shape = [
+        "--n_layer=1",
+        "--n_head=2",
+        "--n_embd=32",
+        "--block_size=32",
+        "--batch_size=4",
+        "--compile=False",
+    ]
+    result = run_script(
+        "train.py",
+        f"--data_dir={data}",
+        f"--checkpoint_dir={folder}",
+        *shape,
+        "--max_steps=20",
+        "--eval_interval=10",
+        "--eval_batches=2",
+    )
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -39,74 +55,165 @@ def bpe_run(tmp_path_factory, bpe_data):
 
 def generate(*arguments, stdin=""):
     """Run generate.py; returns the finished process."""
-    return subprocess.run([sys.executable, "generate.py", *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    return subprocess.run(
+        [sys.executable, "generate.py", *map(str, arguments)],
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("kind", ["char_run", "bpe_run"])
 def test_a_seed_gives_the_same_text_and_a_run_or_a_step_will_do(kind, request):
     run_folder = request.getfixturevalue(kind)
     arguments = ["--prompt", "The name", "--max_new_tokens", 40, "--num_samples", 4, "--seed", 3]
-    run, step = generate("--checkpoint", run_folder, *arguments), generate("--checkpoint", checkpoint.find(run_folder), *arguments)
+    run, step = (
+        generate("--checkpoint", run_folder, *arguments),
+        generate("--checkpoint", checkpoint.find(run_folder), *arguments),
+    )
     assert run.returncode == 0 and run.stdout.startswith("The name") and len(run.stdout) > 20
-    assert run.stdout == step.stdout != generate("--checkpoint", run_folder, *arguments[:-1], 4).stdout
+    assert (
+        run.stdout == step.stdout != generate("--checkpoint", run_folder, *arguments[:-1], 4).stdout
+    )
     assert "tokens seen, validation loss" in run.stderr
 
 
 def test_samples_and_greedy_text(bpe_run):
-    result = generate("--checkpoint", bpe_run, "--prompt", "The", "--num_samples", 3, "--temperature", 0, "--max_new_tokens", 8)
+    result = generate(
+        "--checkpoint",
+        bpe_run,
+        "--prompt",
+        "The",
+        "--num_samples",
+        3,
+        "--temperature",
+        0,
+        "--max_new_tokens",
+        8,
+    )
     texts = result.stdout.rstrip("\n").split("---\n")
     assert len(texts) == 3 and len({t.rstrip("\n") for t in texts}) == 1
 
 
 def test_an_empty_prompt_starts_a_document_and_says_so(bpe_run):
     result = generate("--checkpoint", bpe_run, "--max_new_tokens", 5)
-    assert result.returncode == 0 and "an empty prompt: the model begins a document" in result.stderr
+    assert (
+        result.returncode == 0 and "an empty prompt: the model begins a document" in result.stderr
+    )
 
 
 def test_prompts_come_from_files_and_standard_input(bpe_run, tmp_path):
     (tmp_path / "prompt.txt").write_text("The first\nline\n", newline="\n")
     arguments = ["--checkpoint", bpe_run, "--max_new_tokens", 5, "--seed", 1]
     file = generate(*arguments, "--prompt_file", tmp_path / "prompt.txt")
-    piped, dash = (generate(*arguments, *more, stdin="The first\nline\n") for more in ([], ["--prompt_file", "-"]))
+    piped, dash = (
+        generate(*arguments, *more, stdin="The first\nline\n")
+        for more in ([], ["--prompt_file", "-"])
+    )
     assert file.stdout.startswith("The first\nline") and file.stdout == piped.stdout == dash.stdout
     (tmp_path / "prompt.txt").write_bytes(b"abc\xff")
-    fails_clearly(generate(*arguments, "--prompt_file", tmp_path / "prompt.txt"), "prompt.txt", "not text in UTF-8", "byte 3 is 0xff")
+    fails_clearly(
+        generate(*arguments, "--prompt_file", tmp_path / "prompt.txt"),
+        "prompt.txt",
+        "not text in UTF-8",
+        "byte 3 is 0xff",
+    )
 
 
 def test_json_has_a_line_for_each_continuation(bpe_run):
-    result = generate("--checkpoint", bpe_run, "--prompt", "The", "--prompt", "A longer prompt", "--num_samples", 2, "--json", "--max_new_tokens", 12)
+    result = generate(
+        "--checkpoint",
+        bpe_run,
+        "--prompt",
+        "The",
+        "--prompt",
+        "A longer prompt",
+        "--num_samples",
+        2,
+        "--json",
+        "--max_new_tokens",
+        12,
+    )
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [line["prompt"] for line in lines] == ["The", "The", "A longer prompt", "A longer prompt"]
+    assert [line["prompt"] for line in lines] == [
+        "The",
+        "The",
+        "A longer prompt",
+        "A longer prompt",
+    ]
     tokenizer = Tokenizer.load(checkpoint.find(bpe_run))
     for line in lines:
-        assert line["ended"] in ("length", "end of text") and line["tokens"] == len(line["ids"]) <= 12 and line["tokens_per_second"] > 0 and line["first_token_s"] > 0
+        assert (
+            line["ended"] in ("length", "end of text")
+            and line["tokens"] == len(line["ids"]) <= 12
+            and line["tokens_per_second"] > 0
+            and line["first_token_s"] > 0
+        )
         assert tokenizer.decode(line["ids"]).startswith(line["text"])
 
 
 def test_checkpoints_answer_side_by_side(bpe_run):
     steps = [bpe_run / f"step_{n:08d}" for n in (10, 20)]
-    result = generate("--checkpoint", steps[0], "--checkpoint", steps[1], "--prompt", "The", "--temperature", 0, "--max_new_tokens", 20)
+    result = generate(
+        "--checkpoint",
+        steps[0],
+        "--checkpoint",
+        steps[1],
+        "--prompt",
+        "The",
+        "--temperature",
+        0,
+        "--max_new_tokens",
+        20,
+    )
     titles = result.stdout.splitlines()
     rule = next(n for n, line in enumerate(titles) if set(line) == set("-| "))
-    assert "step_00000010" in "".join(line.split("|")[0].strip() for line in titles[:rule]) and "step_00000020" in "".join(line.split("|")[1].strip() for line in titles[:rule])
+    assert "step_00000010" in "".join(
+        line.split("|")[0].strip() for line in titles[:rule]
+    ) and "step_00000020" in "".join(line.split("|")[1].strip() for line in titles[:rule])
     assert [part.strip()[:3] for part in titles[rule + 1].split("|")[:2]] == ["The", "The"]
 
 
 def test_columns_have_one_width_and_lose_nothing():
     lines = side_by_side(["a", "b"], ["one\n\n\ttwo " + "word " * 40, "three"]).splitlines()
-    assert lines[0].startswith("a") and lines[2].startswith("one") and lines[2].endswith("| three") and lines[4].startswith("    two")
+    assert (
+        lines[0].startswith("a")
+        and lines[2].startswith("one")
+        and lines[2].endswith("| three")
+        and lines[4].startswith("    two")
+    )
     assert "".join(line.split("|")[0] for line in lines).count("word") == 40
 
 
 def test_a_prompt_beyond_the_context_is_cut_and_said(char_run):
-    result = generate("--checkpoint", char_run, "--prompt", "The name of " * 30, "--max_new_tokens", 40)
-    assert result.returncode == 0 and "the model sees the last 32 of them" in result.stderr and result.stdout.startswith("The name of The")
+    result = generate(
+        "--checkpoint", char_run, "--prompt", "The name of " * 30, "--max_new_tokens", 40
+    )
+    assert (
+        result.returncode == 0
+        and "the model sees the last 32 of them" in result.stderr
+        and result.stdout.startswith("The name of The")
+    )
 
 
 def test_the_reader_of_a_pipe_may_leave(bpe_run):
     command = f"{sys.executable} generate.py --checkpoint {bpe_run} --prompt The --max_new_tokens 3000 | head -c 30"
-    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=60)
-    assert result.stdout.startswith("The") and "Traceback" not in result.stderr and "BrokenPipe" not in result.stderr
+    result = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+    )
+    assert (
+        result.stdout.startswith("The")
+        and "Traceback" not in result.stderr
+        and "BrokenPipe" not in result.stderr
+    )
 
 
 class Terminal:
@@ -119,8 +226,19 @@ class Terminal:
 
         self.handle, child = pty.openpty()
         command = [sys.executable, "generate.py", *map(str, arguments)]
-        own = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)}  # so that Ctrl-C reaches it
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=child, stdout=child, stderr=child, env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"}, **own)
+        own = {
+            "start_new_session": True,
+            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        }  # so that Ctrl-C reaches it
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
+            **own,
+        )
         os.close(child)
         self.unread = ""
 
@@ -128,7 +246,9 @@ class Terminal:
         """Read until `words` came; returns what came before them."""
         end = time.monotonic() + timeout
         while words not in self.unread:
-            assert select.select([self.handle], [], [], max(0, end - time.monotonic()))[0], self.unread
+            assert select.select([self.handle], [], [], max(0, end - time.monotonic()))[0], (
+                self.unread
+            )
             self.unread += os.read(self.handle, 1024).decode(errors="replace")
         got, self.unread = self.unread.split(words, 1)
         return got
@@ -166,18 +286,38 @@ def test_a_chat_begins_anew_when_asked(bpe_run):
     assert terminal.process.wait(10) == 0
 
 
-def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(byte_tokenizer):
-    said = [{"role": role, "content": f" {content} "} for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))]
+def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
+    byte_tokenizer,
+):
+    said = [
+        {"role": role, "content": f" {content} "}
+        for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
+    ]
     model = GPT(GPTConfig(258, 256, 1, 1, 8))
-    assert conversation(said, model, byte_tokenizer) == "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
+    assert (
+        conversation(said, model, byte_tokenizer)
+        == "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
+    )
     model = GPT(GPTConfig(258, 64, 1, 1, 8))
     assert conversation(said, model, byte_tokenizer) == "User: How?\n\nAssistant:"
-    assert len(conversation([said[0] | {"content": "long " * 50}], model, byte_tokenizer)) > 250 and len(said) == 3
+    assert (
+        len(conversation([said[0] | {"content": "long " * 50}], model, byte_tokenizer)) > 250
+        and len(said) == 3
+    )
 
 
 def says(tokenizer, ids):
     """A model that continues end-of-text with `ids`, greedily: each position's vector is the embedding of the token that it predicts."""
-    model = GPT(GPTConfig(tokenizer.vocab_size, block_size=len(ids) + 2, n_layer=1, n_head=1, n_embd=tokenizer.vocab_size, tie_weights=False)).eval()
+    model = GPT(
+        GPTConfig(
+            tokenizer.vocab_size,
+            block_size=len(ids) + 2,
+            n_layer=1,
+            n_head=1,
+            n_embd=tokenizer.vocab_size,
+            tie_weights=False,
+        )
+    ).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
@@ -192,7 +332,14 @@ def pieces(tokenizer, text, **settings):
     """The text as it grew while a model said it, token by token."""
     ids = tokenizer.encode(text).tolist()
     seen = []
-    for rows in complete(says(tokenizer, [*ids, tokenizer.eot_id]), tokenizer, [""], len(ids) + 5, temperature=0, **settings):
+    for rows in complete(
+        says(tokenizer, [*ids, tokenizer.eot_id]),
+        tokenizer,
+        [""],
+        len(ids) + 5,
+        temperature=0,
+        **settings,
+    ):
         seen.append(rows[0].text)
     return seen, rows[0]
 
@@ -209,7 +356,9 @@ def test_characters_come_whole(byte_tokenizer):
     assert row.text == text and row.ended == "end of text" and len(seen) > len(text)
     assert all(text.startswith(part) and "\ufffd" not in part for part in seen)
     ids = byte_tokenizer.encode("ab🙂").tolist()
-    *_, rows = complete(says(byte_tokenizer, ids), byte_tokenizer, [""], len(ids) - 1, temperature=0)
+    *_, rows = complete(
+        says(byte_tokenizer, ids), byte_tokenizer, [""], len(ids) - 1, temperature=0
+    )
     assert rows[0].text == "ab" and rows[0].ended == "length"  # the cut character is left out
 
 
@@ -219,7 +368,9 @@ def test_stop_texts_are_never_shown_not_even_in_part(byte_tokenizer):
     assert row.text == "one\n\nUse" and row.ended == "stop"
     assert all(row.text.startswith(part) for part in seen)
     seen, row = pieces(byte_tokenizer, "one\n\nUse", stop=["\n\nUser:"])
-    assert row.text == "one\n\nUse" and row.ended == "end of text"  # what was held back comes after all
+    assert (
+        row.text == "one\n\nUse" and row.ended == "end of text"
+    )  # what was held back comes after all
 
 
 def test_padded_ids_are_never_written(byte_tokenizer):
@@ -239,7 +390,10 @@ def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):
 
     torch.save({"wte.weight": Evil()}, step / "model.pt")
     state = json.loads((step / "state.json").read_text())
-    state["files"]["model.pt"] = {"bytes": (step / "model.pt").stat().st_size, "sha256": checkpoint.sha256(step / "model.pt")}
+    state["files"]["model.pt"] = {
+        "bytes": (step / "model.pt").stat().st_size,
+        "sha256": checkpoint.sha256(step / "model.pt"),
+    }
     (step / "state.json").write_text(json.dumps(state | {"sha256": checkpoint.fingerprint(state)}))
     fails_clearly(generate("--checkpoint", step, "--prompt", "x"), "model.pt cannot be loaded")
     assert not (tmp_path / "was_here").exists()
@@ -247,7 +401,11 @@ def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):
 
 def test_a_loaded_model_is_the_saved_one(bpe_run):
     model, _, state = load_model(checkpoint.find(bpe_run), torch.device("cpu"))
-    assert (model.lm_head.weight is model.wte.weight) == model.config.tie_weights == state["model"]["tie_weights"]
+    assert (
+        (model.lm_head.weight is model.wte.weight)
+        == model.config.tie_weights
+        == state["model"]["tie_weights"]
+    )
     assert not any(p.is_meta for p in [*model.parameters(), *model.buffers()])
 
 
@@ -268,7 +426,9 @@ def test_a_mistake_is_a_sentence(arguments, words, capsys):
 
 
 def test_no_such_device(bpe_run):
-    fails_clearly(generate("--checkpoint", bpe_run, "--prompt", "x", "--device", "cuda:9"), "cuda:9")
+    fails_clearly(
+        generate("--checkpoint", bpe_run, "--prompt", "x", "--device", "cuda:9"), "cuda:9"
+    )
 
 
 def test_no_such_checkpoint(tmp_path):

@@ -1,4 +1,5 @@
 """What only a GPU can show. Run with `pytest -m gpu`."""
+
 import contextlib
 import json
 
@@ -31,17 +32,45 @@ def settings_for(data, folder, *more):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_every_precision_learns_as_the_cpu_does(char_data, tmp_path, dtype, compiled):
-    train(config.load([f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'cpu'}", *SMALL, "--max_steps=40", "--dtype=float32"]))
-    train(settings_for(char_data, tmp_path / "gpu", "--max_steps=40", f"--dtype={dtype}", f"--compile={compiled}"))
-    assert losses(tmp_path / "gpu")[1][40] == pytest.approx(losses(tmp_path / "cpu")[1][40], abs=0.05)
+    train(
+        config.load(
+            [
+                f"--data_dir={char_data}",
+                f"--checkpoint_dir={tmp_path / 'cpu'}",
+                *SMALL,
+                "--max_steps=40",
+                "--dtype=float32",
+            ]
+        )
+    )
+    train(
+        settings_for(
+            char_data,
+            tmp_path / "gpu",
+            "--max_steps=40",
+            f"--dtype={dtype}",
+            f"--compile={compiled}",
+        )
+    )
+    assert losses(tmp_path / "gpu")[1][40] == pytest.approx(
+        losses(tmp_path / "cpu")[1][40], abs=0.05
+    )
 
 
 def test_batches_are_the_same_wherever_the_tokens_lie(char_data):
     meta, device = read_meta(char_data), torch.device("cuda")
-    places = [Dataset(char_data, meta, "train", 32, device, place) for place in ("gpu", "ram", "mmap")]
+    places = [
+        Dataset(char_data, meta, "train", 32, device, place) for place in ("gpu", "ram", "mmap")
+    ]
     for first in (0, 8, places[0].windows - 3):
         batches = [data.batch(first, 8, 7) for data in places]
-        assert all(torch.equal(batches[0][i], b[i]) and b[i].device.type == "cuda" and b[i].dtype == torch.int64 for b in batches for i in (0, 1))
+        assert all(
+            torch.equal(batches[0][i], b[i])
+            and b[i].device.type == "cuda"
+            and b[i].dtype == torch.int64
+            for b in batches
+            for i in (0, 1)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -57,15 +86,45 @@ def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, dtype):
 
 
 def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
-    train(settings_for(char_data, tmp_path, "--max_steps=12", "--profile=True", "--data_location=gpu", "--n_embd=256", "--compile=True"))
-    seconds = next(r["seconds_a_step"] for r in checkpoint.read_log(tmp_path) if r.get("event") == "profile")
-    assert min(seconds["data"], seconds["forward"], seconds["optimizer"]) > 0 and seconds["backward"] > seconds["data"]
-    kernels = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "kernel"]
-    assert sum(e["dur"] for e in kernels) / 1e6 / profiling.STEPS == pytest.approx(sum(seconds[part] for part in profiling.PARTS), rel=0.2)
+    train(
+        settings_for(
+            char_data,
+            tmp_path,
+            "--max_steps=12",
+            "--profile=True",
+            "--data_location=gpu",
+            "--n_embd=256",
+            "--compile=True",
+        )
+    )
+    seconds = next(
+        r["seconds_a_step"] for r in checkpoint.read_log(tmp_path) if r.get("event") == "profile"
+    )
+    assert (
+        min(seconds["data"], seconds["forward"], seconds["optimizer"]) > 0
+        and seconds["backward"] > seconds["data"]
+    )
+    kernels = [
+        e
+        for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if e.get("cat") == "kernel"
+    ]
+    assert sum(e["dur"] for e in kernels) / 1e6 / profiling.STEPS == pytest.approx(
+        sum(seconds[part] for part in profiling.PARTS), rel=0.2
+    )
 
 
 def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path):
-    big = ["--n_embd=512", "--n_head=8", "--n_layer=8", "--block_size=256", "--batch_size=512", "--max_steps=3", "--eval_interval=0", "--log_interval=1"]
+    big = [
+        "--n_embd=512",
+        "--n_head=8",
+        "--n_layer=8",
+        "--block_size=256",
+        "--batch_size=512",
+        "--max_steps=3",
+        "--eval_interval=0",
+        "--log_interval=1",
+    ]
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(6e9 / total)
     try:
@@ -101,10 +160,19 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, p
         pytest.skip(f"needs {processes} GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
     train(settings_for(char_data, tmp_path / "alone", *exact))
-    result = torchrun(processes, "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", *GPU, *exact)
+    result = torchrun(
+        processes,
+        "train.py",
+        f"--data_dir={char_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        *GPU,
+        *exact,
+    )
     assert result.returncode == 0, result.stderr
     alone, run = losses(tmp_path / "alone"), losses(tmp_path / "run")
-    assert run[0].keys() == alone[0].keys() and all(run[i][step] == pytest.approx(alone[i][step], abs=1e-3) for i in (0, 1) for step in alone[i])
+    assert run[0].keys() == alone[0].keys() and all(
+        run[i][step] == pytest.approx(alone[i][step], abs=1e-3) for i in (0, 1) for step in alone[i]
+    )
 
 
 def test_the_gpu_is_known_or_its_mfu_is_not_claimed():

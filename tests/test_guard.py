@@ -1,4 +1,5 @@
 """What must not lose a run: two trainers, full disks, memory that runs out, numbers that are none, budgets, plans."""
+
 import contextlib
 import json
 import math
@@ -34,8 +35,18 @@ def small_run(data, folder, *more):
 
 def start(data, folder, *more, before=(), **options):
     """Begin training a small model; returns the process."""
-    command = [*before, sys.executable, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    command = [
+        *before,
+        sys.executable,
+        "train.py",
+        f"--data_dir={data}",
+        f"--checkpoint_dir={folder}",
+        *SMALL,
+        *more,
+    ]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
 
 
 def wait_until(process, condition):
@@ -49,7 +60,9 @@ def disk(tmp_path, request):
     """A small file system of its own, of the size given as parameter."""
     path = tmp_path / "disk"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path], capture_output=True
+    ).returncode:
         pytest.skip("may not mount a small file system here")
     yield path
     subprocess.run(["umount", path], check=True)
@@ -66,11 +79,18 @@ def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
     first = start(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0")
     try:
         wait_until(first, lambda: losses(tmp_path)[0])
-        fails_clearly(train_small(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0"), f"process {first.pid}", "checkpoint_dir", status=1)
+        fails_clearly(
+            train_small(char_data, tmp_path, "--max_steps=100000", "--eval_interval=0"),
+            f"process {first.pid}",
+            "checkpoint_dir",
+            status=1,
+        )
     finally:
         first.kill()
         first.communicate()
-    assert train_small(char_data, tmp_path, "--max_steps=10").returncode == 0  # the dead one's lock does not count
+    assert (
+        train_small(char_data, tmp_path, "--max_steps=10").returncode == 0
+    )  # the dead one's lock does not count
 
 
 def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
@@ -97,7 +117,10 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
     for step in (1, 2):
         loaded = checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "model.pt")
         assert (loaded["w"] == step).all() and loaded["tied"].data_ptr() == loaded["w"].data_ptr()
-        assert checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0] == step
+        assert (
+            checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0]
+            == step
+        )
 
 
 def test_the_best_is_marked_when_it_is_written_and_training_does_not_wait(tmp_path):
@@ -122,8 +145,13 @@ def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data
     assert train_small(char_data, tmp_path, "--max_steps=20").returncode == 0
     best = (tmp_path / "best.json").read_text()
     (tmp_path / "best.json").unlink()
-    result = train_small(char_data, tmp_path, "--max_steps=21", "--eval_interval=0", "--save_interval=0")
-    assert result.returncode == 0 and checkpoint.best_of(tmp_path) in (json.loads(best)["step"], 21), result.stderr
+    result = train_small(
+        char_data, tmp_path, "--max_steps=21", "--eval_interval=0", "--save_interval=0"
+    )
+    assert result.returncode == 0 and checkpoint.best_of(tmp_path) in (
+        json.loads(best)["step"],
+        21,
+    ), result.stderr
 
 
 def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
@@ -148,8 +176,13 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
     (disk / "filler").write_bytes(bytes(4_000_000))
     saver.save({"step": 2}, model, {}, "{}")  # the room is looked at first
     saver.wait()
-    assert "step 2 could not be saved" in (said := capsys.readouterr().err) and "MB are free" in said
-    assert saver.saved == 1 and sorted(p.name for p in (disk / "run").iterdir()) == ["log.jsonl", "step_00000001"]
+    assert (
+        "step 2 could not be saved" in (said := capsys.readouterr().err) and "MB are free" in said
+    )
+    assert saver.saved == 1 and sorted(p.name for p in (disk / "run").iterdir()) == [
+        "log.jsonl",
+        "step_00000001",
+    ]
     (disk / "filler").unlink()
     saver.save({"step": 3}, model, {}, "{}")
     saver.wait()
@@ -184,7 +217,14 @@ def fill(path, size, after):
 def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(tmp_path, capsys):
     limit, saver = resource.getrlimit(resource.RLIMIT_AS), checkpoint.Saver(tmp_path, 1)
     tensors = {"w": torch.zeros(50_000_000)}
-    resource.setrlimit(resource.RLIMIT_AS, (int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + 100_000_000, limit[1]))
+    resource.setrlimit(
+        resource.RLIMIT_AS,
+        (
+            int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            + 100_000_000,
+            limit[1],
+        ),
+    )
     try:
         saver.save({"step": 1}, tensors, {}, "{}")
     finally:
@@ -202,7 +242,9 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
     process = start(char_data, folder, *often)
     wait_until(process, lambda: checkpoint.steps(folder))
-    if subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:  # holds for root too, unlike permissions
+    if subprocess.run(
+        ["chattr", "+i", folder], capture_output=True
+    ).returncode:  # holds for root too, unlike permissions
         process.kill()
         pytest.skip("may not make a folder immutable here")
     try:
@@ -211,7 +253,9 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
         subprocess.run(["chattr", "-i", folder], check=True)
     assert process.returncode == 1 and "could not be saved" in err and "Traceback" not in err, err
     assert checkpoint.latest(folder)[0] is not None
-    assert train_small(char_data, folder, *often).returncode == 0  # with the folder back, the same command goes on
+    assert (
+        train_small(char_data, folder, *often).returncode == 0
+    )  # with the folder back, the same command goes on
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(char_data, tmp_path):
@@ -222,20 +266,44 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(c
     data[len(data) // 2] ^= 4
     (newest / "optimizer.pt").write_bytes(data)
     result = train_small(char_data, folder, "--max_steps=40")
-    assert result.returncode == 0 and "passed over" in result.stdout and "optimizer.pt is damaged" in result.stdout
+    assert (
+        result.returncode == 0
+        and "passed over" in result.stdout
+        and "optimizer.pt is damaged" in result.stdout
+    )
     assert "continues at step 10" in result.stdout
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(folder)] == [30, 40] and len(list(folder.glob("damaged_*"))) == 1
+    assert [checkpoint.step_of(p) for p in checkpoint.steps(folder)] == [30, 40] and len(
+        list(folder.glob("damaged_*"))
+    ) == 1
 
 
 @pytest.mark.parametrize("moment", ["compiling", "evaluating"])
 def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path, moment):
-    more = {"compiling": ["--compile=True"], "evaluating": ["--eval_interval=5", "--eval_batches=0", "--eval_interval=1"]}[moment]
-    process = start(char_data, tmp_path / "run", "--max_steps=100000", *more, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
-    wait_until(process, {"compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")), "evaluating": lambda: checkpoint.steps(tmp_path / "run")}[moment])
+    more = {
+        "compiling": ["--compile=True"],
+        "evaluating": ["--eval_interval=5", "--eval_batches=0", "--eval_interval=1"],
+    }[moment]
+    process = start(
+        char_data,
+        tmp_path / "run",
+        "--max_steps=100000",
+        *more,
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    wait_until(
+        process,
+        {
+            "compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")),
+            "evaluating": lambda: checkpoint.steps(tmp_path / "run"),
+        }[moment],
+    )
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
-    assert "Traceback" not in err and ("no step was done yet" if moment == "compiling" else "is saved in") in out
+    assert (
+        "Traceback" not in err
+        and ("no step was done yet" if moment == "compiling" else "is saved in") in out
+    )
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------
@@ -268,18 +336,26 @@ BIG = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=256", "--batch_
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):
-    free = run_script("train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'free'}", *BIG)
+    free = run_script(
+        "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'free'}", *BIG
+    )
     assert free.returncode == 0, free.stderr
     tight = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG)
     assert tight.returncode == 0, tight.stderr
     assert "out of memory with 64 sequences at once; from here on" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    events = [r for r in checkpoint.read_log(tmp_path / "tight") if r.get("event") == "out of memory"]
+    events = [
+        r for r in checkpoint.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
+    ]
     assert events and checkpoint.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
     again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
     # Near the limit a second start may have to halve once more, but it never repeats what is recorded as too much.
-    assert again.returncode == 0 and "out of memory with 64" not in again.stdout and "sequences at a time" in again.stdout
+    assert (
+        again.returncode == 0
+        and "out of memory with 64" not in again.stdout
+        and "sequences at a time" in again.stdout
+    )
 
 
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
@@ -291,7 +367,9 @@ def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tm
 
 
 def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
-    result = under_a_limit(char_data, tmp_path / "run", 60_000_000, *BIG, "--n_embd=512", "--n_layer=8")
+    result = under_a_limit(
+        char_data, tmp_path / "run", 60_000_000, *BIG, "--n_embd=512", "--n_layer=8"
+    )
     fails_clearly(result, "out of memory", status=1)
 
 
@@ -326,15 +404,33 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_dat
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
-    result = train_small(char_data, tmp_path / "run", "--dry_run=True", "--cost_per_hour=8", "--max_steps=1000")
+    result = train_small(
+        char_data, tmp_path / "run", "--dry_run=True", "--cost_per_hour=8", "--max_steps=1000"
+    )
     assert result.returncode == 0, result.stderr
-    for words in ("parameters", "FLOPs a token", "activations", "a checkpoint", "A100", "H200", "here", "tokens/s, measured on cpu"):
+    for words in (
+        "parameters",
+        "FLOPs a token",
+        "activations",
+        "a checkpoint",
+        "A100",
+        "H200",
+        "here",
+        "tokens/s, measured on cpu",
+    ):
         assert words in result.stdout
     assert not (tmp_path / "run").exists()
 
 
 def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
-    result = train_small(char_data, tmp_path / "run", "--max_steps=1000000", "--cost_per_hour=3600", "--max_cost=8", "--eval_interval=0")
+    result = train_small(
+        char_data,
+        tmp_path / "run",
+        "--max_steps=1000000",
+        "--cost_per_hour=3600",
+        "--max_cost=8",
+        "--eval_interval=0",
+    )
     assert result.returncode == 0, result.stderr
     assert "stopped by max_cost = 8.0" in result.stdout
     assert checkpoint.read_state(checkpoint.steps(tmp_path / "run")[-1])["step"] > 0

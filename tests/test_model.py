@@ -1,4 +1,5 @@
 """model.py: shape, equality with Hugging Face's GPT-2 and Qwen3, initialisation, the cache, errors."""
+
 import dataclasses
 import math
 
@@ -30,9 +31,23 @@ def huggingface_twin(model):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     c = model.config
-    hf = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head, tie_word_embeddings=c.tie_weights)).eval()
+    hf = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=c.vocab_size,
+            n_positions=c.block_size,
+            n_embd=c.n_embd,
+            n_layer=c.n_layer,
+            n_head=c.n_head,
+            tie_word_embeddings=c.tie_weights,
+        )
+    ).eval()
     transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-    weights = {("" if k.startswith("lm_head") else "transformer.") + k: v.t() if k.endswith(transposed) else v for k, v in model.state_dict().items()}
+    weights = {
+        ("" if k.startswith("lm_head") else "transformer.") + k: v.t()
+        if k.endswith(transposed)
+        else v
+        for k, v in model.state_dict().items()
+    }
     missing, unexpected = hf.load_state_dict(weights, strict=False)
     assert not unexpected and all("attn.bias" in k or "masked_bias" in k for k in missing)
     return hf
@@ -56,9 +71,15 @@ def test_qwen3s_logits_equal_those_of_transformers(shape, tied):
     c = model.config
     names = huggingface.SHAPES["qwen3"]
     rope = {"rope_type": "default", "rope_theta": c.rope_theta}
-    hf = Qwen3Config(**{theirs: getattr(c, ours) for ours, theirs in names.items()}, rope_parameters=rope, tie_word_embeddings=tied)
+    hf = Qwen3Config(
+        **{theirs: getattr(c, ours) for ours, theirs in names.items()},
+        rope_parameters=rope,
+        tie_word_embeddings=tied,
+    )
     hf = Qwen3ForCausalLM(hf).eval()
-    missing, unexpected = hf.load_state_dict(huggingface.to_hf(c, model.state_dict(), 97), strict=False)
+    missing, unexpected = hf.load_state_dict(
+        huggingface.to_hf(c, model.state_dict(), 97), strict=False
+    )
     assert not unexpected and missing == (["lm_head.weight"] if tied else [])
     hf.tie_weights()
     idx = torch.randint(97, (2, 32))
@@ -68,7 +89,11 @@ def test_qwen3s_logits_equal_those_of_transformers(shape, tied):
 
 def test_gpt2_small_has_its_parameters():
     c = config.load(["config/gpt2_small.py"])
-    model = GPT(GPTConfig(32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights))
+    model = GPT(
+        GPTConfig(
+            32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights
+        )
+    )
     assert model.num_parameters() == 134_601_216
     assert model.flops_per_token() == pytest.approx(714e6, rel=1e-3)
 
@@ -76,14 +101,27 @@ def test_gpt2_small_has_its_parameters():
 def test_gpt2_small_modern_has_the_same_budget():
     c = config.load(["config/gpt2_small_modern.py"])
     with torch.device("meta"):
-        model = GPT(GPTConfig(32000, **{f.name: getattr(c, f.name) for f in dataclasses.fields(GPTConfig) if f.name != "vocab_size"}))
+        model = GPT(
+            GPTConfig(
+                32000,
+                **{
+                    f.name: getattr(c, f.name)
+                    for f in dataclasses.fields(GPTConfig)
+                    if f.name != "vocab_size"
+                },
+            )
+        )
     assert model.num_parameters() == pytest.approx(134_601_216, rel=0.01)
 
 
 def test_gpt2_medium_has_its_parameters():
     c = config.load(["config/gpt2_medium.py"])
     with torch.device("meta"):
-        model = GPT(GPTConfig(50257, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights))
+        model = GPT(
+            GPTConfig(
+                50257, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights
+            )
+        )
     assert model.num_parameters() == 354_823_168  # as published
 
 
@@ -105,7 +143,9 @@ def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
     targets[0, :5] = IGNORE
     logits = model(idx)
     picked = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    assert model(idx, targets).item() == pytest.approx(-picked[targets != IGNORE].mean().item(), rel=1e-5)
+    assert model(idx, targets).item() == pytest.approx(
+        -picked[targets != IGNORE].mean().item(), rel=1e-5
+    )
 
 
 def test_no_token_sees_what_comes_after_it():
@@ -117,13 +157,18 @@ def test_no_token_sees_what_comes_after_it():
 
 
 def test_tied_weights_are_one_tensor_and_count_once():
-    tied, untied = GPT(GPTConfig(**TINY, tie_weights=True)), GPT(GPTConfig(**TINY, tie_weights=False))
+    tied, untied = (
+        GPT(GPTConfig(**TINY, tie_weights=True)),
+        GPT(GPTConfig(**TINY, tie_weights=False)),
+    )
     assert untied.num_parameters() - tied.num_parameters() == 97 * 64
     assert tied.lm_head.weight is tied.wte.weight
 
 
 def test_without_bias_there_is_none():
-    assert not [name for name, _ in GPT(GPTConfig(**TINY, bias=False)).named_parameters() if "bias" in name]
+    assert not [
+        name for name, _ in GPT(GPTConfig(**TINY, bias=False)).named_parameters() if "bias" in name
+    ]
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -1,4 +1,5 @@
 """Muon against PyTorch's own, and in our step."""
+
 import pytest
 import torch
 
@@ -9,7 +10,13 @@ from training.step import make_optimizer
 
 
 def optimizer_of(params, **group):
-    return Muon([{"params": params, "muon": 1, "momentum": 0.95, "weight_decay": 0.0, "bfloat16": False} | group], lr=0.02)
+    return Muon(
+        [
+            {"params": params, "muon": 1, "momentum": 0.95, "weight_decay": 0.0, "bfloat16": False}
+            | group
+        ],
+        lr=0.02,
+    )
 
 
 def matrices(*shapes):
@@ -25,7 +32,9 @@ def gradients(params, seed):
 
 def test_singular_values_come_near_one():
     for shape in ((3, 64, 64), (2, 32, 128), (2, 128, 32)):
-        low, high = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=torch.Generator().manual_seed(1)))).aminmax()
+        low, high = torch.linalg.svdvals(
+            orthogonalize(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
+        ).aminmax()
         assert high < 1.3 and (low > 0.3 or shape[1] == shape[2])
 
 
@@ -34,7 +43,9 @@ def test_steps_as_pytorch_does():
     ours, theirs = matrices(*shapes), matrices(*shapes)
     start = [p.detach().clone() for p in ours]
     optimizer = optimizer_of(ours, weight_decay=0.1)
-    reference = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="original")
+    reference = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="original"
+    )
     for seed in range(3):
         gradients(ours, seed)
         gradients(theirs, seed)
@@ -70,7 +81,9 @@ def test_clipping_and_bad_gradients_without_waiting_for_the_device():
     ours[0].grad[3, 3] = torch.nan
     a.grad_scale, a.found_inf = torch.tensor(torch.nan), torch.tensor(1.0)
     a.step()
-    assert torch.equal(before, ours[0]) and torch.equal(momentum, a.state[ours[0]]["momentum_buffer"])
+    assert torch.equal(before, ours[0]) and torch.equal(
+        momentum, a.state[ours[0]]["momentum_buffer"]
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

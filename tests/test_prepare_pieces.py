@@ -1,4 +1,5 @@
 """Where text is cut, and what is sampled of it: properties, on files."""
+
 import tempfile
 from pathlib import Path
 
@@ -15,7 +16,32 @@ from tests.conftest import prose
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0"]
-WORDS = st.lists(st.sampled_from([*SPACES, "a", "word", "12", "'s", "don't", ".", "...", "。", "，", "你好", "é", "e\u0301", "Привет", "हिन्दी", "🙂", "½", "_", EOT, f"\n{EOT}\n"]))
+WORDS = st.lists(
+    st.sampled_from(
+        [
+            *SPACES,
+            "a",
+            "word",
+            "12",
+            "'s",
+            "don't",
+            ".",
+            "...",
+            "。",
+            "，",
+            "你好",
+            "é",
+            "e\u0301",
+            "Привет",
+            "हिन्दी",
+            "🙂",
+            "½",
+            "_",
+            EOT,
+            f"\n{EOT}\n",
+        ]
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +61,9 @@ def read(path, piece, monkey):
 def test_encoding_both_sides_of_a_cut_is_encoding_the_whole(tokenizer, text, limit):
     cut = safe_cut(text, min(limit, len(text)))
     assert 0 <= cut <= limit
-    assert [*tokenizer.encode(text[:cut]), *tokenizer.encode(text[cut:])] == tokenizer.encode(text).tolist()
+    assert [*tokenizer.encode(text[:cut]), *tokenizer.encode(text[cut:])] == tokenizer.encode(
+        text
+    ).tolist()
 
 
 @settings(deadline=None, max_examples=200)
@@ -63,17 +91,25 @@ def test_pieces_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
             else:
                 expected[-1].append(line + ("\n" if n + 1 < len(lines) else ""))
         whole = [tokenizer.encode("".join(e)).tolist() for e in expected if "".join(e).strip()]
-        if not any(len("".join(e).encode()) > 16 * size for e in expected):  # such a long one may be cut where a token crosses
+        if not any(
+            len("".join(e).encode()) > 16 * size for e in expected
+        ):  # such a long one may be cut where a token crosses
             assert documents == whole
 
 
 @pytest.mark.parametrize("size", [1 << 10, 1 << 14])
 def test_reading_on_from_any_piece_gives_the_same_pieces(tmp_path, monkeypatch, size):
-    (tmp_path / "a.txt").write_text(prose()[:100_000] + f"\n{EOT}\nshort\n{EOT}\n" + prose()[100_000:], newline="\n")
+    (tmp_path / "a.txt").write_text(
+        prose()[:100_000] + f"\n{EOT}\nshort\n{EOT}\n" + prose()[100_000:], newline="\n"
+    )
     whole = read(tmp_path / "a.txt", size, monkeypatch)
     for n in range(1, len(whole), 7):
-        again = list(read_pieces(find_sources([str(tmp_path / "a.txt")]), whole[n - 1].after, Options()))
-        assert [(p.data, p.begins, p.ends) for p in again] == [(p.data, p.begins, p.ends) for p in whole[n:]]
+        again = list(
+            read_pieces(find_sources([str(tmp_path / "a.txt")]), whole[n - 1].after, Options())
+        )
+        assert [(p.data, p.begins, p.ends) for p in again] == [
+            (p.data, p.begins, p.ends) for p in whole[n:]
+        ]
 
 
 def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
@@ -87,7 +123,9 @@ def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path):
     (tmp_path / "a.txt").write_text("".join(lines), newline="\n")
     pieces = list(read_pieces(find_sources([str(tmp_path / "a.txt")]), Position(), Options()))
     sample = spread_sample(pieces, 3_000_000)
-    found = np.array([int(line.split()[1]) for part in sample for line in part.data.decode().splitlines()])
+    found = np.array(
+        [int(line.split()[1]) for part in sample for line in part.data.decode().splitlines()]
+    )
     assert 1_500_000 <= sum(part.size for part in sample) <= 3_000_000
     assert (np.histogram(found, 5, (0, 100_000))[0] > 1000).all()
     assert b"".join(part.data for part in spread_sample(pieces, 10**9)) == "".join(lines).encode()

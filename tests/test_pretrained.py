@@ -1,4 +1,5 @@
 """Weights from and to Hugging Face: init_from, tools.export, and the tokenizers of such folders, against transformers itself."""
+
 import copy
 import dataclasses
 import json
@@ -45,10 +46,24 @@ RUNS = {
     "gpt2, characters": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
     "qwen3": ["--arch=qwen3", "--tie_weights=False", "--zero_init=True"],
-    "qwen3, grouped, tied": ["--arch=qwen3", "--tie_weights=True", "--n_kv_head=1", "--head_dim=24", "--n_inner=96"],
+    "qwen3, grouped, tied": [
+        "--arch=qwen3",
+        "--tie_weights=True",
+        "--n_kv_head=1",
+        "--head_dim=24",
+        "--n_inner=96",
+    ],
     "qwen3, characters": ["--arch=qwen3", "--tie_weights=True"],
 }
-SHAPE = {"vocab_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
+SHAPE = {
+    "vocab_size": 512,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "n_positions": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -56,7 +71,12 @@ def run_folder(request, tmp_path_factory, char_data, bpe_data):
     """A short run of each."""
     folder = tmp_path_factory.mktemp("runs") / request.param.replace(", ", "_")
     data = char_data if "characters" in request.param else bpe_data
-    more = ["--max_steps=100", "--eval_interval=100", "--block_size=256", "--sample_prompts=The name"]
+    more = [
+        "--max_steps=100",
+        "--eval_interval=100",
+        "--block_size=256",
+        "--sample_prompts=The name",
+    ]
     result = train_small(data, folder, *more, *RUNS[request.param])
     assert result.returncode == 0, result.stderr
     return folder
@@ -82,7 +102,9 @@ def hf_model():
 
 def logits_agree(model, hf, vocab_size):
     """Assert that two models give the same logits, to 1e-4, over the whole context."""
-    idx = torch.randint(vocab_size, (3, model.config.block_size), generator=torch.Generator().manual_seed(1))
+    idx = torch.randint(
+        vocab_size, (3, model.config.block_size), generator=torch.Generator().manual_seed(1)
+    )
     with torch.no_grad():
         torch.testing.assert_close(model(idx)[..., :vocab_size], hf(idx).logits, rtol=0, atol=1e-4)
 
@@ -93,7 +115,12 @@ def logits_agree(model, hf, vocab_size):
 def greedy(model, tokenizer, prompt, count):
     """Our own greedy continuation: ids up to the end of the text, and the text."""
     ids = tokenizer.encode(prompt).tolist()
-    new = [i for (i,) in sampling.generate(model, [ids], count, temperature=0, vocab_size=tokenizer.vocab_size)]
+    new = [
+        i
+        for (i,) in sampling.generate(
+            model, [ids], count, temperature=0, vocab_size=tokenizer.vocab_size
+        )
+    ]
     new = new[: new.index(tokenizer.eot_id)] if tokenizer.eot_id in new else new
     return new, tokenizer.decode(new)
 
@@ -102,7 +129,9 @@ def greedy(model, tokenizer, prompt, count):
 def exported(run_folder, tmp_path_factory):
     """The run as a folder for transformers and as GGUF files, and our own model of it."""
     out = tmp_path_factory.mktemp("exported")
-    result = run_script("-m", "tools.export", run_folder, "--out", out / "hf", "--gguf", out / "run.gguf")
+    result = run_script(
+        "-m", "tools.export", run_folder, "--out", out / "hf", "--gguf", out / "run.gguf"
+    )
     assert result.returncode == 0, result.stderr
     model, tokenizer, state = load_model(checkpoint.find(run_folder), torch.device("cpu"))
     return out, model, tokenizer, state
@@ -111,8 +140,14 @@ def exported(run_folder, tmp_path_factory):
 def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
     out, model, tokenizer, state = exported
     folder = out / "hf"
-    hf, hf_tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert type(hf).__name__ == {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}[model.config.arch]
+    hf, hf_tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert (
+        type(hf).__name__
+        == {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}[model.config.arch]
+    )
     assert hf.config.tie_word_embeddings == model.config.tie_weights
     logits_agree(model, hf.eval(), tokenizer.vocab_size)
 
@@ -120,14 +155,24 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
     ids = hf_tokenizer(prompt)["input_ids"]
     assert ids == tokenizer.encode(prompt).tolist() and hf_tokenizer.decode(ids) == prompt
     write = pipeline("text-generation", model=str(folder))
-    assert write(prompt)[0]["generated_text"].startswith(prompt)  # its own settings stay within the context
+    assert write(prompt)[0]["generated_text"].startswith(
+        prompt
+    )  # its own settings stay within the context
     text = write(prompt, do_sample=False, max_new_tokens=200)[0]["generated_text"]
     assert text == prompt + greedy(model, tokenizer, prompt, 200)[1]
 
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     card = (folder / "README.md").read_text(encoding="utf-8")
-    logged = next(r for r in checkpoint.read_log(run_folder) if r.get("val_loss") and r["step"] == state["step"])
-    assert f"{logged['val_loss']:.4f} nats" in card and str(state["settings"]["data_dir"]) in card and "context 256" in card
+    logged = next(
+        r
+        for r in checkpoint.read_log(run_folder)
+        if r.get("val_loss") and r["step"] == state["step"]
+    )
+    assert (
+        f"{logged['val_loss']:.4f} nats" in card
+        and str(state["settings"]["data_dir"]) in card
+        and "context 256" in card
+    )
     assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
     assert ("characters" in card) == (tokenizer.kind == "char")
     assert "](curve.png)" in card and (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -137,7 +182,9 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
 def test_an_export_comes_back_as_it_was(run_folder, exported):
     there, back = pretrained.load(checkpoint.find(run_folder)), pretrained.load(exported[0] / "hf")
     biases = back.config.arch == "gpt2"
-    assert dataclasses.replace(there.config, bias=biases) == back.config and there.tokenizer.same_as(back.tokenizer)
+    assert dataclasses.replace(
+        there.config, bias=biases
+    ) == back.config and there.tokenizer.same_as(back.tokenizer)
     for name, tensor in there.tensors.items():
         assert torch.equal(tensor, back.tensors[name])
     assert all(not back.tensors[name].any() for name in back.tensors.keys() - there.tensors.keys())
@@ -147,17 +194,28 @@ def test_ctranslate2_writes_the_same(exported, tmp_path):
     out, model, tokenizer, _ = exported
     TransformersConverter(str(out / "hf")).convert(str(tmp_path / "ct2"))
     prompt = "The name of the"
-    tokens = AutoTokenizer.from_pretrained(out / "hf").convert_ids_to_tokens(tokenizer.encode(prompt).tolist())
+    tokens = AutoTokenizer.from_pretrained(out / "hf").convert_ids_to_tokens(
+        tokenizer.encode(prompt).tolist()
+    )
     generator = ctranslate2.Generator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
-    (result,) = generator.generate_batch([tokens], max_length=50, sampling_topk=1, include_prompt_in_result=False)
+    (result,) = generator.generate_batch(
+        [tokens], max_length=50, sampling_topk=1, include_prompt_in_result=False
+    )
     assert result.sequences_ids[0] == greedy(model, tokenizer, prompt, 50)[0]
 
 
-@pytest.mark.skipif(not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp")
+@pytest.mark.skipif(
+    not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp"
+)
 def test_llama_cpp_writes_the_same(exported):
     out, model, tokenizer, _ = exported
     prompt = "The name of the"
-    done = subprocess.run(["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)
     assert theirs["prompt"] == tokenizer.encode(prompt).tolist() and theirs["template"] is None
@@ -167,7 +225,9 @@ def test_llama_cpp_writes_the_same(exported):
 
 
 def test_padding_is_left_out_of_an_export():
-    config = GPTConfig(vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=8, tie_weights=False)
+    config = GPTConfig(
+        vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=8, tie_weights=False
+    )
     out = to_hf(config, GPT(config).state_dict(), 50)
     assert out["transformer.wte.weight"].shape == out["lm_head.weight"].shape == (50, 8)
 
@@ -179,16 +239,28 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
     fails_clearly(export(), "--out FOLDER, --gguf FILE")
     fails_clearly(export("--gguf", tmp_path / "a.bin"), "must end in .gguf")
     (tmp_path / "there.gguf").touch()
-    fails_clearly(export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"), "there.gguf is there already")
+    fails_clearly(
+        export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
+        "there.gguf is there already",
+    )
     assert not (tmp_path / "hf").exists()
 
     source = pretrained.load(checkpoint.find(bpe_run))
     narrow = dataclasses.replace(source.config, n_embd=40, n_head=2, head_dim=20, n_inner=64)
-    with pytest.raises(CheckpointError, match=r"n_embd = 40.* multiple of that; take --gguf_type f16"):
+    with pytest.raises(
+        CheckpointError, match=r"n_embd = 40.* multiple of that; take --gguf_type f16"
+    ):
         gguf.check(tmp_path / "a.gguf", narrow, source.tokenizer, "q8_0")
-    words = {"type": "Split", "pattern": {"Regex": r"\w+|\W+"}, "behavior": "Isolated", "invert": False}
+    words = {
+        "type": "Split",
+        "pattern": {"Regex": r"\w+|\W+"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    cut = source.tokenizer.description | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, level]}}
+    cut = source.tokenizer.description | {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, level]}
+    }
     with pytest.raises(CheckpointError, match="this tokenizer has another"):
         gguf.check(tmp_path / "a.gguf", source.config, Tokenizer(cut), "f16")
 
@@ -197,19 +269,53 @@ def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
     source, sizes = pretrained.load(checkpoint.find(bpe_run)), {}
     for kind in ("f32", "f16", "q8_0"):
         gguf.write(tmp_path / f"{kind}.gguf", source.config, source.tensors, source.tokenizer, kind)
-        sizes[kind] = sum(t.data.nbytes for t in GGUFReader(tmp_path / f"{kind}.gguf").tensors if len(t.shape) == 2 and "position" not in t.name)
+        sizes[kind] = sum(
+            t.data.nbytes
+            for t in GGUFReader(tmp_path / f"{kind}.gguf").tensors
+            if len(t.shape) == 2 and "position" not in t.name
+        )
     assert sizes["f32"] == 2 * sizes["f16"] and sizes["q8_0"] == sizes["f16"] * 34 / 64
 
 
 def test_models_of_conversations_say_how_to_talk_to_them(tmp_path):
-    asked = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}, {"role": "user", "content": "More "}]
-    lines = [json.dumps({"messages": [*asked, {"role": "assistant", "content": f"Number {n}."}]}) for n in range(300)]
+    asked = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "More "},
+    ]
+    lines = [
+        json.dumps({"messages": [*asked, {"role": "assistant", "content": f"Number {n}."}]})
+        for n in range(300)
+    ]
     (tmp_path / "chat.jsonl").write_text("\n".join(lines))
-    assert run_script("prepare_data.py", tmp_path / "chat.jsonl", "--vocab_size", 300, "--out", tmp_path / "data").returncode == 0
-    assert train_small(tmp_path / "data", tmp_path / "run", "--max_steps=2", "--arch=qwen3").returncode == 0
-    result = run_script("-m", "tools.export", tmp_path / "run", "--out", tmp_path / "hf", "--gguf", tmp_path / "run.gguf")
+    assert (
+        run_script(
+            "prepare_data.py",
+            tmp_path / "chat.jsonl",
+            "--vocab_size",
+            300,
+            "--out",
+            tmp_path / "data",
+        ).returncode
+        == 0
+    )
+    assert (
+        train_small(tmp_path / "data", tmp_path / "run", "--max_steps=2", "--arch=qwen3").returncode
+        == 0
+    )
+    result = run_script(
+        "-m",
+        "tools.export",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "hf",
+        "--gguf",
+        tmp_path / "run.gguf",
+    )
     assert result.returncode == 0, result.stderr
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf").apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf").apply_chat_template(
+        asked, tokenize=False, add_generation_prompt=True
+    )
     assert theirs == format_chat(asked) + REPLY
     template = GGUFReader(tmp_path / "run.gguf").get_field("tokenizer.chat_template").contents()
     assert template == CHAT_TEMPLATE
@@ -217,7 +323,10 @@ def test_models_of_conversations_say_how_to_talk_to_them(tmp_path):
 
 
 def test_no_checkpoint_to_export(tmp_path):
-    fails_clearly(run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"), "no checkpoint at")
+    fails_clearly(
+        run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"),
+        "no checkpoint at",
+    )
 
 
 # -- in -------------------------------------------------------------------------------------------------------------------
@@ -235,12 +344,22 @@ def test_a_folder_of_transformers_loads_in_every_form(hf_model, tmp_path, form, 
     hf.save_pretrained(tmp_path, max_shard_size="30KB" if form == "shards" else "1GB")
     if "pickle" in form:  # as the first GPT-2 folders were: no prefix, causal masks inside
         (tmp_path / "model.safetensors").unlink()
-        old = {k.removeprefix("transformer."): v for k, v in hf.state_dict().items() if not (tied and k == "lm_head.weight")}
+        old = {
+            k.removeprefix("transformer."): v
+            for k, v in hf.state_dict().items()
+            if not (tied and k == "lm_head.weight")
+        }
         old["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
-        torch.save(old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=form == "pickle")
-    assert len(list(tmp_path.glob("*.safetensors"))) == {"safetensors": 1, "half": 1}.get(form, len(list(tmp_path.glob("model-*"))))
+        torch.save(
+            old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=form == "pickle"
+        )
+    assert len(list(tmp_path.glob("*.safetensors"))) == {"safetensors": 1, "half": 1}.get(
+        form, len(list(tmp_path.glob("model-*")))
+    )
     source = pretrained.load(tmp_path)
-    assert source.tokenizer is None and source.config == GPTConfig(512, 32, 2, 2, 32, tie_weights=tied)
+    assert source.tokenizer is None and source.config == GPTConfig(
+        512, 32, 2, 2, 32, tie_weights=tied
+    )
     model = GPT(source.config).eval()
     model.load_state_dict(source.tensors)
     logits_agree(model, hf.float(), 512)
@@ -282,19 +401,29 @@ def test_a_folder_of_qwen3_loads_in_every_form(qwen3_model, tmp_path, form):
     hf.save_pretrained(tmp_path, max_shard_size="50KB" if form == "shards" else "1GB")
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (form == "shards")
     source = pretrained.load(tmp_path)
-    assert source.config.arch == "qwen3" and source.config.head_dim == 16 and source.config.rope_theta == 1e6
+    assert (
+        source.config.arch == "qwen3"
+        and source.config.head_dim == 16
+        and source.config.rope_theta == 1e6
+    )
     model = GPT(source.config).eval()
     model.load_state_dict(source.tensors)
-    logits_agree(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), 512)
+    logits_agree(
+        model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), 512
+    )
 
 
 def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, text_file, tmp_path):
     hf_tokenizer = HFTokenizer(models.BPE())
     hf_tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(gguf.QWEN2_PATTERN), "isolated")
-    hf_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    hf_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     hf_tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     hf_tokenizer.train([str(text_file)], trainer)
     hf_tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     folder = saved(qwen3_model, tmp_path / "hf")
@@ -302,10 +431,23 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, t
     text = "Cafe\u0301 na\u00efve, it's 1234 o'clock\n\n  \u4f60\u597d\uff01"
     assert Tokenizer.load(folder).encode(text).tolist() == hf_tokenizer.encode(text).ids
 
-    result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", tmp_path / "data")
+    result = run_script(
+        "prepare_data.py", text_file, "--tokenizer", folder, "--out", tmp_path / "data"
+    )
     assert result.returncode == 0, result.stderr
-    where = [f"--data_dir={tmp_path / 'data'}", f"--checkpoint_dir={tmp_path / 'run'}", f"--init_from={folder}"]
-    quick = ["--batch_size=4", "--max_steps=2", "--eval_batches=1", "--compile=False", "--learning_rate=0", "--dtype=float32"]
+    where = [
+        f"--data_dir={tmp_path / 'data'}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        f"--init_from={folder}",
+    ]
+    quick = [
+        "--batch_size=4",
+        "--max_steps=2",
+        "--eval_batches=1",
+        "--compile=False",
+        "--learning_rate=0",
+        "--dtype=float32",
+    ]
     plan = run_script("train.py", "config/finetune.py", *where, *quick, "--dry_run=True")
     assert plan.returncode == 0 and f"{qwen3_model.num_parameters():,}" in plan.stdout, plan.stderr
     result = run_script("train.py", "config/finetune.py", *where, *quick)
@@ -361,8 +503,12 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
             pretrained.load(tmp_path)
     weights.unlink()
     for content in ({"wte.weight": Evil()}, None):
-        torch.save(content, tmp_path / "pytorch_model.bin") if content else (tmp_path / "pytorch_model.bin").write_bytes(b"")
-        with pytest.raises(CheckpointError, match="execute code" if content else "cannot be loaded"):
+        torch.save(content, tmp_path / "pytorch_model.bin") if content else (
+            tmp_path / "pytorch_model.bin"
+        ).write_bytes(b"")
+        with pytest.raises(
+            CheckpointError, match="execute code" if content else "cannot be loaded"
+        ):
             pretrained.load(tmp_path)
     assert not (tmp_path / "executed").exists()
     (tmp_path / "pytorch_model.bin").unlink()
@@ -380,7 +526,13 @@ def without_shape():
 
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
     def train(*more):
-        return run_script("train.py", f"--data_dir={bpe_data}", f"--checkpoint_dir={tmp_path / 'run'}", *without_shape(), *more)
+        return run_script(
+            "train.py",
+            f"--data_dir={bpe_data}",
+            f"--checkpoint_dir={tmp_path / 'run'}",
+            *without_shape(),
+            *more,
+        )
 
     start = shutil.copytree(bpe_run, tmp_path / "start")
     first = train(f"--init_from={start}", "--block_size=16", "--learning_rate=0", "--max_steps=1")
@@ -391,25 +543,56 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
 
     shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
     second = train(f"--init_from={start}", "--block_size=16", "--max_steps=2")
-    assert second.returncode == 0 and "does not read again" in second.stdout and "continues at step 1" in second.stdout, second.stderr
+    assert (
+        second.returncode == 0
+        and "does not read again" in second.stdout
+        and "continues at step 1" in second.stdout
+    ), second.stderr
 
 
 def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp_path):
     saved(hf_model, tmp_path / "hf")
     shutil.copy(bpe_data / "tokenizer.json", tmp_path / "hf")
-    where = [f"--data_dir={bpe_data}", f"--checkpoint_dir={tmp_path / 'run'}", f"--init_from={tmp_path / 'hf'}"]
-    quick = ["--batch_size=4", "--max_steps=3", "--eval_batches=1", "--compile=False", "--warmup_steps=1", "--learning_rate=0", "--dtype=float32", "--log_interval=1"]
+    where = [
+        f"--data_dir={bpe_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        f"--init_from={tmp_path / 'hf'}",
+    ]
+    quick = [
+        "--batch_size=4",
+        "--max_steps=3",
+        "--eval_batches=1",
+        "--compile=False",
+        "--warmup_steps=1",
+        "--learning_rate=0",
+        "--dtype=float32",
+        "--log_interval=1",
+    ]
     result = run_script("train.py", "config/finetune.py", *where, *quick)
     assert result.returncode == 0, result.stderr
     model, _, _ = load_model(checkpoint.find(tmp_path / "run"), torch.device("cpu"))
     logits_agree(model, hf_model, 512)
 
 
-def test_contradictions_are_listed_and_other_tokenizers_explained(hf_model, bpe_run, char_data, bpe_data, tmp_path):
+def test_contradictions_are_listed_and_other_tokenizers_explained(
+    hf_model, bpe_run, char_data, bpe_data, tmp_path
+):
     def train(data, source, *more):
-        return run_script("train.py", f"--data_dir={data}", f"--checkpoint_dir={tmp_path / 'run'}", f"--init_from={source}", *without_shape(), *more)
+        return run_script(
+            "train.py",
+            f"--data_dir={data}",
+            f"--checkpoint_dir={tmp_path / 'run'}",
+            f"--init_from={source}",
+            *without_shape(),
+            *more,
+        )
 
-    fails_clearly(train(bpe_data, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"), "n_layer: 2 in the weights, 3 in the settings", "block_size: 32 in the weights, 64", "shorter")
+    fails_clearly(
+        train(bpe_data, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"),
+        "n_layer: 2 in the weights, 3 in the settings",
+        "block_size: 32 in the weights, 64",
+        "shorter",
+    )
     fails_clearly(train(char_data, bpe_run), "another tokenizer", "char of", "--tokenizer")
     fails_clearly(train(char_data, saved(hf_model, tmp_path / "hf")), "vocabulary of", "512")
     fails_clearly(train(bpe_data, tmp_path), "no checkpoint at")
@@ -419,18 +602,37 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(hf_model, bpe_
 # -- tokenizers -----------------------------------------------------------------------------------------------------------
 
 
-def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(bpe_run, bpe_data, text_file, tmp_path):
+def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(
+    bpe_run, bpe_data, text_file, tmp_path
+):
     assert run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf").returncode == 0
-    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")  # as transformers itself writes it
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(
+        tmp_path / "saved"
+    )  # as transformers itself writes it
     model = json.loads((tmp_path / "hf" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
-    (tmp_path / "old" / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]), encoding="utf-8")
+    (tmp_path / "old" / "merges.txt").write_text(
+        "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]),
+        encoding="utf-8",
+    )
     expected = np.fromfile(bpe_data / "train.bin", read_meta(bpe_data).dtype)
     for n, source in enumerate([bpe_run, tmp_path / "saved", tmp_path / "old"]):
-        result = run_script("prepare_data.py", text_file, "--tokenizer", source, "--out", tmp_path / f"data{n}")
+        result = run_script(
+            "prepare_data.py", text_file, "--tokenizer", source, "--out", tmp_path / f"data{n}"
+        )
         assert result.returncode == 0, result.stderr
         assert np.array_equal(np.fromfile(tmp_path / f"data{n}" / "train.bin", "uint16"), expected)
         assert Tokenizer.load(tmp_path / f"data{n}").same_as(Tokenizer.load(bpe_data))
     (tmp_path / "old" / "merges.txt").write_text("#version: 0.2\nnot there\n", encoding="utf-8")
-    fails_clearly(run_script("prepare_data.py", text_file, "--tokenizer", Path(tmp_path / "old"), "--out", tmp_path / "data9"), "vocab.json")
+    fails_clearly(
+        run_script(
+            "prepare_data.py",
+            text_file,
+            "--tokenizer",
+            Path(tmp_path / "old"),
+            "--out",
+            tmp_path / "data9",
+        ),
+        "vocab.json",
+    )

@@ -1,4 +1,5 @@
 """Several processes that train one run, started by torchrun as a user starts them: two and four here, over gloo."""
+
 import os
 import re
 import signal
@@ -15,47 +16,94 @@ from tests.conftest import ROOT, run_script
 from tests.test_guard import BIG
 from tests.test_train import SMALL, losses, train_small
 
-EXACT = [*SMALL, "--dtype=float32", "--eval_batches=0", "--log_interval=1", "--learning_rate=1e-3", "--min_lr=1e-3"]
+EXACT = [
+    *SMALL,
+    "--dtype=float32",
+    "--eval_batches=0",
+    "--log_interval=1",
+    "--learning_rate=1e-3",
+    "--min_lr=1e-3",
+]
 
 
 def torchrun(processes, *command, **options):
     """Run `torchrun COMMAND` to its end; returns the CompletedProcess."""
-    return run_script("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *command, **options)
+    return run_script(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        *command,
+        **options,
+    )
 
 
 def train_on(processes, data, folder, *more):
     """Train a small model on so many processes."""
-    return torchrun(processes, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT, *more)
+    return torchrun(
+        processes, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT, *more
+    )
 
 
 def start(processes, data, folder, *more):
     """torchrun with an endless run that has begun to log, and the process ids of its ranks in their order."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT]
-    process = subprocess.Popen([*command, "--max_steps=1000000", "--eval_interval=0", *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        "train.py",
+        f"--data_dir={data}",
+        f"--checkpoint_dir={folder}",
+        *EXACT,
+    ]
+    process = subprocess.Popen(
+        [*command, "--max_steps=1000000", "--eval_interval=0", *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while process.poll() is None and not losses(folder)[0]:
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = {int(environment(pid)["RANK"]): int(pid) for pid in children if "RANK" in environment(pid)}
+    ranks = {
+        int(environment(pid)["RANK"]): int(pid) for pid in children if "RANK" in environment(pid)
+    }
     return process, [ranks[rank] for rank in sorted(ranks)]
 
 
 def environment(pid):
     """The environment that a process was started with."""
-    return dict(entry.split("=", 1) for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in entry)
+    return dict(
+        entry.split("=", 1)
+        for entry in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        if "=" in entry
+    )
 
 
 @pytest.fixture(scope="module")
 def alone(char_data, tmp_path_factory):
     """The losses of 50 steps in one process."""
     folder = tmp_path_factory.mktemp("ranks") / "alone"
-    result = run_script("train.py", f"--data_dir={char_data}", f"--checkpoint_dir={folder}", *EXACT, "--max_steps=50")
+    result = run_script(
+        "train.py",
+        f"--data_dir={char_data}",
+        f"--checkpoint_dir={folder}",
+        *EXACT,
+        "--max_steps=50",
+    )
     assert result.returncode == 0, result.stderr
     return losses(folder)
 
 
 def same(a, b):
     """Whether two runs' losses and validation losses agree to 1e-4."""
-    return all(x.keys() == y.keys() and all(abs(x[step] - y[step]) < 1e-4 for step in x) for x, y in zip(a, b, strict=True))
+    return all(
+        x.keys() == y.keys() and all(abs(x[step] - y[step]) < 1e-4 for step in x)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def test_two_processes_have_the_losses_of_one(char_data, tmp_path, alone):
@@ -63,10 +111,19 @@ def test_two_processes_have_the_losses_of_one(char_data, tmp_path, alone):
     assert result.returncode == 0, result.stderr
     assert same(losses(tmp_path / "run"), alone)
     # Only one wrote and printed; what is saved bears no wrapper's prefix.
-    assert result.stdout.count("finished: 50 steps") == 1 and "2 x cpu" in result.stdout and not result.stderr
+    assert (
+        result.stdout.count("finished: 50 steps") == 1
+        and "2 x cpu" in result.stdout
+        and not result.stderr
+    )
     log = checkpoint.read_log(tmp_path / "run")
-    assert [r["step"] for r in log if "loss" in r] == list(range(1, 51)) and [r["processes"] for r in log if r.get("event") == "start"] == [2]
-    assert {k.split(".")[0] for k in checkpoint.load_tensors(tmp_path / "run" / "step_00000050" / "model.pt")} == {"wte", "wpe", "h", "ln_f", "lm_head"}
+    assert [r["step"] for r in log if "loss" in r] == list(range(1, 51)) and [
+        r["processes"] for r in log if r.get("event") == "start"
+    ] == [2]
+    assert {
+        k.split(".")[0]
+        for k in checkpoint.load_tensors(tmp_path / "run" / "step_00000050" / "model.pt")
+    } == {"wte", "wpe", "h", "ln_f", "lm_head"}
 
 
 def test_a_run_goes_on_with_any_number_of_processes(char_data, tmp_path, alone):
@@ -79,10 +136,15 @@ def test_a_run_goes_on_with_any_number_of_processes(char_data, tmp_path, alone):
 def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_path):
     for folder, stops in (("whole", [20]), ("part", [10, 20])):
         for steps in stops:
-            result = train_on(2, char_data, tmp_path / folder, f"--max_steps={steps}", "--dropout=0.2")
+            result = train_on(
+                2, char_data, tmp_path / folder, f"--max_steps={steps}", "--dropout=0.2"
+            )
             assert result.returncode == 0, result.stderr
     assert losses(tmp_path / "part")[0] == losses(tmp_path / "whole")[0]
-    a, b = (checkpoint.load_tensors(tmp_path / folder / "step_00000020" / "model.pt") for folder in ("whole", "part"))
+    a, b = (
+        checkpoint.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
+        for folder in ("whole", "part")
+    )
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -96,17 +158,23 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
     step = int(saved[0].replace(",", ""))
     assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [step]
     assert checkpoint.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step
-    if whom == "rank 1":  # torchrun names the status of each; where it is itself told to end, it says only that
+    if (
+        whom == "rank 1"
+    ):  # torchrun names the status of each; where it is itself told to end, it says only that
         assert set(re.findall(r"exitcode\s*:\s*(-?\d+)", err)) == {"143"}, err
-    assert "train.py\"" not in err, err  # no traceback of ours: torchrun's own is all there is
+    assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
 
 def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
     process, ranks = start(2, char_data, tmp_path / "run")
     os.kill(ranks[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    step = int(re.search(r"a process of the run has ended; step ([\d,]+) is saved", out)[1].replace(",", ""))
-    assert process.returncode == 1 and "train.py\"" not in err, err
+    step = int(
+        re.search(r"a process of the run has ended; step ([\d,]+) is saved", out)[1].replace(
+            ",", ""
+        )
+    )
+    assert process.returncode == 1 and 'train.py"' not in err, err
     result = train_small(char_data, tmp_path / "run", "--dtype=float32", f"--max_steps={step + 10}")
     assert result.returncode == 0 and f"continues at step {step:,}" in result.stdout, result.stderr
 
@@ -124,26 +192,47 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
     free = run_script("train.py", f"--checkpoint_dir={tmp_path / 'free'}", *more)
     tight = torchrun(2, tmp_path / "limited.py", f"--checkpoint_dir={tmp_path / 'tight'}", *more)
     assert free.returncode == tight.returncode == 0, tight.stderr
-    halved = [r["micro_batch"] for r in checkpoint.read_log(tmp_path / "tight") if "micro_batch" in r]
-    assert halved and halved == [64 >> n for n in range(1, len(halved) + 1)], halved  # said and written once
+    halved = [
+        r["micro_batch"] for r in checkpoint.read_log(tmp_path / "tight") if "micro_batch" in r
+    ]
+    assert halved and halved == [64 >> n for n in range(1, len(halved) + 1)], (
+        halved
+    )  # said and written once
     assert same(losses(tmp_path / "free"), losses(tmp_path / "tight"))
 
 
 def one_message(result, *words, status):
     """Assert that torchrun's processes ended with `status` and that just one of them said why, without a traceback."""
     ours = result.stderr.partition("torch/distributed/elastic")[0]
-    assert re.search(rf"exitcode\s*:\s*{status} ", result.stderr) and result.stderr.count("train.py: ") == 1 and "Traceback" not in ours, result.stderr
+    assert (
+        re.search(rf"exitcode\s*:\s*{status} ", result.stderr)
+        and result.stderr.count("train.py: ") == 1
+        and "Traceback" not in ours
+    ), result.stderr
     assert all(word in result.stderr for word in words), result.stderr
 
 
 def test_an_error_is_said_once(char_data, tmp_path):
-    one_message(train_on(2, char_data, tmp_path / "run", "--batch_size=7"), "batch_size = 7 cannot be shared by 2 processes", "is 8", status=2)
+    one_message(
+        train_on(2, char_data, tmp_path / "run", "--batch_size=7"),
+        "batch_size = 7 cannot be shared by 2 processes",
+        "is 8",
+        status=2,
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_what_fails_in_one_process_ends_all(char_data, tmp_path):
     """The second process reads other data."""
-    (tmp_path / "other.py").write_text("import os, sys, train; train.main([a.replace('DATA', 'no' * (os.environ['RANK'] == '1') + 'data') for a in sys.argv[1:]])")
+    (tmp_path / "other.py").write_text(
+        "import os, sys, train; train.main([a.replace('DATA', 'no' * (os.environ['RANK'] == '1') + 'data') for a in sys.argv[1:]])"
+    )
     (tmp_path / "data").symlink_to(char_data)
-    result = torchrun(2, tmp_path / "other.py", f"--data_dir={tmp_path}/DATA", f"--checkpoint_dir={tmp_path / 'run'}", *EXACT)
+    result = torchrun(
+        2,
+        tmp_path / "other.py",
+        f"--data_dir={tmp_path}/DATA",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        *EXACT,
+    )
     one_message(result, "nodata does not exist", status=2)

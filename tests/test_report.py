@@ -1,4 +1,5 @@
 """tools/report.py: what the page of a run holds, how it looks in a real browser, and what it does with runs that lack something."""
+
 import json
 import shutil
 
@@ -13,15 +14,39 @@ from tests.conftest import fails_clearly, run_script
 from tests.test_train import train_small
 from tools import charts, history
 
-LINE = {"tokens": 0, "epoch": 0.0, "loss": 4.0, "lr": 3e-4, "grad_norm": 1.0, "tokens_per_second": 1e5, "mfu": 0.4, "bad_steps": 0, "elapsed_s": 0.0, "cost": None}
+LINE = {
+    "tokens": 0,
+    "epoch": 0.0,
+    "loss": 4.0,
+    "lr": 3e-4,
+    "grad_norm": 1.0,
+    "tokens_per_second": 1e5,
+    "mfu": 0.4,
+    "bad_steps": 0,
+    "elapsed_s": 0.0,
+    "cost": None,
+}
 
 
 @pytest.fixture(scope="module")
 def runs(char_data, bpe_data, tmp_path_factory):
     """Real runs: `char`, continued once, with prompts and a price; `other`, of another learning rate; and `bpe`, on other tokens."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, data, steps, more in (("char", char_data, 20, []), ("char", char_data, 60, []), ("other", char_data, 40, ["--learning_rate=1e-3"]), ("bpe", bpe_data, 40, [])):
-        result = train_small(data, folder / name, f"--max_steps={steps}", "--cost_per_hour=8", '--sample_prompts=["The ", "A <b> & "]', "--log_interval=1", *more)
+    for name, data, steps, more in (
+        ("char", char_data, 20, []),
+        ("char", char_data, 60, []),
+        ("other", char_data, 40, ["--learning_rate=1e-3"]),
+        ("bpe", bpe_data, 40, []),
+    ):
+        result = train_small(
+            data,
+            folder / name,
+            f"--max_steps={steps}",
+            "--cost_per_hour=8",
+            '--sample_prompts=["The ", "A <b> & "]',
+            "--log_interval=1",
+            *more,
+        )
         assert result.returncode == 0, result.stderr
     return folder
 
@@ -36,7 +61,16 @@ def eventful(runs, tmp_path_factory):
         if "bad_steps" in line and line["step"] > 30:
             line["bad_steps"] = 2
     at = next(i for i, line in enumerate(lines) if line["step"] == 10)
-    lines.insert(at, {"step": 10, "event": "out of memory", "micro_batch": 4, "elapsed_s": lines[at]["elapsed_s"], "cost": None})
+    lines.insert(
+        at,
+        {
+            "step": 10,
+            "event": "out of memory",
+            "micro_batch": 4,
+            "elapsed_s": lines[at]["elapsed_s"],
+            "cost": None,
+        },
+    )
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -45,7 +79,10 @@ def report(*arguments):
     """Run tools.report; returns the page's text."""
     result = run_script("-m", "tools.report", *arguments)
     assert result.returncode == 0, result.stderr
-    return (next((a for a in arguments if str(a).endswith(".html")), None) or arguments[0] / "report.html").read_text(encoding="utf-8")
+    return (
+        next((a for a in arguments if str(a).endswith(".html")), None)
+        or arguments[0] / "report.html"
+    ).read_text(encoding="utf-8")
 
 
 def made_run(folder, steps, evaluations=0, **columns):
@@ -53,10 +90,31 @@ def made_run(folder, steps, evaluations=0, **columns):
     folder.mkdir(parents=True)
     with open(folder / "log.jsonl", "w") as log:
         for n in range(1, steps + 1):
-            line = LINE | {"tokens": 327_680 * n, "epoch": n / 8545, "loss": 3 + 7 / n**0.3, "elapsed_s": 2.0 * n, "cost": n / 900} | columns
+            line = (
+                LINE
+                | {
+                    "tokens": 327_680 * n,
+                    "epoch": n / 8545,
+                    "loss": 3 + 7 / n**0.3,
+                    "elapsed_s": 2.0 * n,
+                    "cost": n / 900,
+                }
+                | columns
+            )
             log.write(json.dumps({"step": 10 * n} | line) + "\n")
             if evaluations and n % (steps // evaluations) == 0:
-                log.write(json.dumps({"step": 10 * n, "val_loss": 3 + 7.2 / n**0.3, "bits_per_byte": 1.0, "elapsed_s": 2.0 * n, "cost": n / 900}) + "\n")
+                log.write(
+                    json.dumps(
+                        {
+                            "step": 10 * n,
+                            "val_loss": 3 + 7.2 / n**0.3,
+                            "bits_per_byte": 1.0,
+                            "elapsed_s": 2.0 * n,
+                            "cost": n / 900,
+                        }
+                    )
+                    + "\n"
+                )
     return folder
 
 
@@ -73,16 +131,34 @@ def test_the_page_tells_the_numbers_of_the_log(runs, tmp_path):
         if "val_loss" in record:
             assert f"<td>{record['val_loss']:,.4f}</td>" in page
     last = [r["samples"] for r in log if "samples" in r][-1]
-    assert last[1]["text"][:8].strip().replace("&", "&amp;").replace("<", "&lt;").splitlines()[0] in page
-    assert "A &lt;b&gt; &amp; " in page and "continued" in page and "1 resume." in page and "2 starts" in page and "cost" in page
-    assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")  # nothing to load, nothing to run
+    assert (
+        last[1]["text"][:8].strip().replace("&", "&amp;").replace("<", "&lt;").splitlines()[0]
+        in page
+    )
+    assert (
+        "A &lt;b&gt; &amp; " in page
+        and "continued" in page
+        and "1 resume." in page
+        and "2 starts" in page
+        and "cost" in page
+    )
+    assert "<script" not in page and "http" not in page.replace(
+        "http://www.w3.org", ""
+    )  # nothing to load, nothing to run
 
 
 def test_saves_resumes_halvings_and_skipped_steps_are_known(eventful):
     run = history.read(eventful)
-    assert run.resumes() == [20] and run.saves() == [10, 20, 30, 40, 50, 60] and run.skipped() == [(31, 2)]
+    assert (
+        run.resumes() == [20]
+        and run.saves() == [10, 20, 30, 40, 50, 60]
+        and run.skipped() == [(31, 2)]
+    )
     page = report(eventful)
-    assert "from here on 4 sequences at once" in page and "2 steps: loss or gradients were no numbers" in page
+    assert (
+        "from here on 4 sequences at once" in page
+        and "2 steps: loss or gradients were no numbers" in page
+    )
 
 
 def test_a_table_by_epoch_when_there_are_several(tmp_path):
@@ -97,19 +173,32 @@ def test_a_table_by_epoch_when_there_are_several(tmp_path):
     by, rows = history.read(folder).rows()
     assert by == "epoch" and [r["epoch"] for r in rows] == pytest.approx([1, 2, 3, 4], abs=0.01)
     in_second = [line["loss"] for line in lines if "loss" in line and 2500 < line["step"] <= 5000]
-    assert rows[1]["loss"] == pytest.approx(np.mean(in_second)) and rows[1]["val_loss"] == pytest.approx(next(line["val_loss"] for line in lines if line["step"] == 5000 and "val_loss" in line))
-    assert rows[1]["seconds_a_step"] == pytest.approx(0.2) and rows[1]["elapsed_s"] == pytest.approx(1000)
+    assert rows[1]["loss"] == pytest.approx(np.mean(in_second)) and rows[1][
+        "val_loss"
+    ] == pytest.approx(
+        next(line["val_loss"] for line in lines if line["step"] == 5000 and "val_loss" in line)
+    )
+    assert rows[1]["seconds_a_step"] == pytest.approx(0.2) and rows[1][
+        "elapsed_s"
+    ] == pytest.approx(1000)
 
 
 def test_several_runs_are_laid_over_each_other_with_what_differs(runs, tmp_path):
     page = report(runs / "char", runs / "other", "--out", tmp_path / "both.html")
     assert "char and other" in page and "Settings in which they differ" in page
-    assert "<td>learning_rate</td><td>0.003</td><td>0.001</td>" in page and "different data" not in page
+    assert (
+        "<td>learning_rate</td><td>0.003</td><td>0.001</td>" in page
+        and "different data" not in page
+    )
 
 
 def test_runs_over_different_data_compare_in_bits_per_byte_only(runs, tmp_path):
     page = report(runs / "char", runs / "bpe", "--out", tmp_path / "both.html")
-    assert "different data" in page and "bits per byte only" in page and "depends on the tokenizer" in page
+    assert (
+        "different data" in page
+        and "bits per byte only" in page
+        and "depends on the tokenizer" in page
+    )
 
 
 # -- how it looks -------------------------------------------------------------------------------------------------------
@@ -127,7 +216,9 @@ LAYOUT = """() => {
 
 
 @pytest.mark.parametrize("width", [1366, 390])
-def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(browser, eventful, runs, tmp_path, width):
+def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(
+    browser, eventful, runs, tmp_path, width
+):
     report(eventful, "--out", tmp_path / "one.html")
     report(runs / "char", runs / "other", "--out", tmp_path / "two.html")
     for name in ("one.html", "two.html"):
@@ -137,23 +228,40 @@ def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(brow
         tab.on("console", lambda message: problems.append(message.text))  # noqa: B023
         tab.goto((tmp_path / name).as_uri())
         layout = tab.evaluate(LAYOUT)
-        assert layout["wide"] <= width and not layout["overlaps"] and not layout["cut"] and not layout["broken"], layout
-        assert layout["images"] == 4 and not problems  # the losses, learning rate, gradient norm, speed; MFU is unknown on a CPU
+        assert (
+            layout["wide"] <= width
+            and not layout["overlaps"]
+            and not layout["cut"]
+            and not layout["broken"]
+        ), layout
+        assert (
+            layout["images"] == 4 and not problems
+        )  # the losses, learning rate, gradient norm, speed; MFU is unknown on a CPU
         assert all(url.startswith(("file:", "data:")) for url in asked)
         losses = tab.locator("picture:visible img")
         before = losses.evaluate("i => i.currentSrc")
         tab.get_by_text("tokens", exact=True).first.click()
-        assert losses.count() == 1 and losses.evaluate("i => i.currentSrc") != before  # another picture, against tokens
-        assert losses.evaluate("i => i.naturalWidth < 500") == (width == 390)  # on a phone one that is drawn for it
+        assert (
+            losses.count() == 1 and losses.evaluate("i => i.currentSrc") != before
+        )  # another picture, against tokens
+        assert losses.evaluate("i => i.naturalWidth < 500") == (
+            width == 390
+        )  # on a phone one that is drawn for it
         tab.close()
 
 
 @pytest.mark.parametrize("size", [(11.4, 4.6), (3.7, 3.5)])
 @pytest.mark.parametrize("which", ["eventful", "large", "other"])
 def test_labels_on_every_axis_and_none_over_another(eventful, runs, tmp_path, size, which):
-    made = {"eventful": lambda: [eventful], "large": lambda: [made_run(tmp_path / "large", 5000, 10)], "other": lambda: [runs / "char", runs / "other"]}[which]()
+    made = {
+        "eventful": lambda: [eventful],
+        "large": lambda: [made_run(tmp_path / "large", 5000, 10)],
+        "other": lambda: [runs / "char", runs / "other"],
+    }[which]()
     found = [history.read(folder) for folder in made]
-    draws = [lambda axes, x=x: charts.draw_losses(axes, found, x) for x in charts.axes_of(found)] + [lambda axes, c=c: charts.draw_small(axes, found, c) for c in charts.small_columns(found)]
+    draws = [
+        lambda axes, x=x: charts.draw_losses(axes, found, x) for x in charts.axes_of(found)
+    ] + [lambda axes, c=c: charts.draw_small(axes, found, c) for c in charts.small_columns(found)]
     assert len(draws) == (8 if which == "large" else 7)
     for draw in draws:
         with charts.matplotlib.rc_context(charts.STYLE):
@@ -164,11 +272,30 @@ def test_labels_on_every_axis_and_none_over_another(eventful, runs, tmp_path, si
             canvas.draw()
         assert axes.get_xlabel() and axes.get_ylabel()
         texts = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
-        ticks = {t for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks() + axis.get_minor_ticks() for t in (tick.label1, tick.label2)}
-        drawn = {t for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks() for t in (tick.label1, tick.label2)}
-        boxes = [(t.get_text(), t.get_window_extent(canvas.get_renderer())) for t in texts if t not in ticks - drawn]
+        ticks = {
+            t
+            for axis in (axes.xaxis, axes.yaxis)
+            for tick in axis.get_major_ticks() + axis.get_minor_ticks()
+            for t in (tick.label1, tick.label2)
+        }
+        drawn = {
+            t
+            for axis in (axes.xaxis, axes.yaxis)
+            for tick in axis._update_ticks()
+            for t in (tick.label1, tick.label2)
+        }
+        boxes = [
+            (t.get_text(), t.get_window_extent(canvas.get_renderer()))
+            for t in texts
+            if t not in ticks - drawn
+        ]
         for n, (text, box) in enumerate(boxes):
-            assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, (text, "is cut")
+            assert (
+                box.x0 >= -1
+                and box.y0 >= -1
+                and box.x1 <= figure.bbox.x1 + 1
+                and box.y1 <= figure.bbox.y1 + 1
+            ), (text, "is cut")
             assert not [other for other, b in boxes[n + 1 :] if b.overlaps(box)], text
 
 
@@ -176,7 +303,9 @@ def test_thinning_keeps_every_spike_and_few_points():
     y = np.zeros(1_000_000)
     y[123_456], y[654_321] = 9.0, -9.0
     kept = charts.thin(y)
-    assert len(kept) <= charts.POINTS and {123_456, 654_321} <= set(kept) and (np.diff(kept) > 0).all()
+    assert (
+        len(kept) <= charts.POINTS and {123_456, 654_321} <= set(kept) and (np.diff(kept) > 0).all()
+    )
 
 
 # -- what is missing or broken ------------------------------------------------------------------------------------------
@@ -190,9 +319,15 @@ def test_a_long_log_makes_no_large_page(tmp_path):
 def test_a_run_without_evaluations_or_cut_in_mid_line(tmp_path):
     folder = made_run(tmp_path / "run", 50)
     log = folder / "log.jsonl"
-    log.write_bytes(log.read_bytes()[:-40] + b'{"step": 7, "loss": "x"}\n[1]\n{"step": 8}\n\xff\xfe')
+    log.write_bytes(
+        log.read_bytes()[:-40] + b'{"step": 7, "loss": "x"}\n[1]\n{"step": 8}\n\xff\xfe'
+    )
     page = report(folder)
-    assert "no evaluations" in page and "490" in page and history.read(folder).columns["step"][-1] == 490
+    assert (
+        "no evaluations" in page
+        and "490" in page
+        and history.read(folder).columns["step"][-1] == 490
+    )
 
 
 def test_runs_of_which_nothing_can_be_shown_are_named(runs, tmp_path):
@@ -201,10 +336,30 @@ def test_runs_of_which_nothing_can_be_shown_are_named(runs, tmp_path):
     (tmp_path / "empty" / "log.jsonl").write_text('{"step": 0, "event": "start"}\n')
     fails_clearly(run_script("-m", "tools.report", tmp_path / "empty"), "has logged no step yet")
     fails_clearly(run_script("-m", "tools.report", runs / "none"), "runs with a log", runs / "char")
-    fails_clearly(run_script("-m", "tools.report", runs / "char", "--out", tmp_path / "x.png"), "must end in .html")
+    fails_clearly(
+        run_script("-m", "tools.report", runs / "char", "--out", tmp_path / "x.png"),
+        "must end in .html",
+    )
 
 
 def test_every_number_may_be_missing(tmp_path):
-    page = report(made_run(tmp_path / "run", 30, **dict.fromkeys(("lr", "grad_norm", "tokens_per_second", "mfu", "tokens", "epoch", "elapsed_s", "cost"))))
+    page = report(
+        made_run(
+            tmp_path / "run",
+            30,
+            **dict.fromkeys(
+                (
+                    "lr",
+                    "grad_norm",
+                    "tokens_per_second",
+                    "mfu",
+                    "tokens",
+                    "epoch",
+                    "elapsed_s",
+                    "cost",
+                )
+            ),
+        )
+    )
     assert "steps" in page and "nan" not in page.split("base64")[0]
     report(made_run(tmp_path / "bad", 30, loss=None))

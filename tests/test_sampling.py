@@ -1,4 +1,5 @@
 """sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences stand, and what sampling allows."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,21 @@ def without_cache(model, prompts, count, generator=None, **settings):
     for _ in range(count):
         logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()
         out.append(sample(logits, generator=generator, **settings).tolist())
-        texts = [(text if len(text) < CONTEXT else text[-CONTEXT // 2 + 1 :]) + [i] for text, i in zip(texts, out[-1], strict=True)]
+        texts = [
+            (text if len(text) < CONTEXT else text[-CONTEXT // 2 + 1 :]) + [i]
+            for text, i in zip(texts, out[-1], strict=True)
+        ]
     return out
 
 
-@pytest.mark.parametrize("prompts", [[[7]], [[7]] * 3, PROMPTS, [list(range(50))]], ids=["one", "three", "ragged", "beyond the context"])
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 20, "temperature": 0.9}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "prompts",
+    [[[7]], [[7]] * 3, PROMPTS, [list(range(50))]],
+    ids=["one", "three", "ragged", "beyond the context"],
+)
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, {"top_k": 20, "temperature": 0.9}], ids=["greedy", "sampled"]
+)
 def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, settings):
     model = randomised()
     model.wpe.weight.data *= 20  # else so small a model repeats one token
@@ -34,7 +44,9 @@ def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, setting
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_cache_changes_nothing_in_qwen3(kv_heads):
     model = randomised(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
-    assert list(generate(model, PROMPTS, 3 * CONTEXT, temperature=0)) == without_cache(model, PROMPTS, 3 * CONTEXT, temperature=0)
+    assert list(generate(model, PROMPTS, 3 * CONTEXT, temperature=0)) == without_cache(
+        model, PROMPTS, 3 * CONTEXT, temperature=0
+    )
 
 
 @pytest.mark.parametrize("context", [1, 2, 3])
@@ -46,7 +58,9 @@ def test_a_row_does_not_depend_on_its_neighbours():
     model = randomised()
     together = list(generate(model, PROMPTS, 40, temperature=0))
     for row, prompt in enumerate(PROMPTS):
-        assert [ids[row] for ids in together] == [i for (i,) in generate(model, [prompt], 40, temperature=0)]
+        assert [ids[row] for ids in together] == [
+            i for (i,) in generate(model, [prompt], 40, temperature=0)
+        ]
 
 
 def test_in_bfloat16_the_cache_is_close():
@@ -65,7 +79,9 @@ def test_packed_layers_compute_the_same(dtype, tied):
     for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
         logits = packed(idx)
         assert logits.dtype == torch.float32
-        assert torch.allclose(model(idx).float(), logits, atol=1e-4 if dtype == torch.float32 else 0.05)
+        assert torch.allclose(
+            model(idx).float(), logits, atol=1e-4 if dtype == torch.float32 else 0.05
+        )
     assert len(list(generate(packed, PROMPTS, 2 * CONTEXT, temperature=0))) == 2 * CONTEXT
 
 
@@ -75,7 +91,9 @@ def test_packed_layers_stand_numbers_beyond_float16(rows, weight, size):
     linear = torch.nn.Linear(16, 8).to(torch.bfloat16)
     torch.nn.init.constant_(linear.weight, weight)
     x = torch.full((rows, 16), size)
-    assert torch.allclose(PackedLinear(linear)(x), F.linear(x, linear.weight.float(), linear.bias.float()), rtol=0.4)
+    assert torch.allclose(
+        PackedLinear(linear)(x), F.linear(x, linear.weight.float(), linear.bias.float()), rtol=0.4
+    )
 
 
 def test_the_repetition_penalty_counts_prompt_and_text():
@@ -98,4 +116,7 @@ def test_sampling_takes_only_what_the_settings_allow():
     assert sample(logits, vocab_size=2).unique().tolist() == [0, 1]
     counts = sample(logits).bincount() / 4000
     assert torch.allclose(counts, torch.tensor([0.05, 0.5, 0.3, 0.1, 0.05]), atol=0.03)
-    assert torch.equal(sample(logits, generator=torch.Generator().manual_seed(5)), sample(logits, generator=torch.Generator().manual_seed(5)))
+    assert torch.equal(
+        sample(logits, generator=torch.Generator().manual_seed(5)),
+        sample(logits, generator=torch.Generator().manual_seed(5)),
+    )

@@ -1,4 +1,5 @@
 """tokenizer_bpe.py: every string comes back, ids are those of the saved tokenizer.json, and what is read from files is checked."""
+
 import json
 import unicodedata
 
@@ -64,7 +65,12 @@ def test_character_ids_are_those_of_tokenizers(saved):
 def test_what_is_loaded_is_what_was_saved(saved):
     for name, tokenizer in (("bpe", BPE), ("char", CHARS)):
         loaded = Tokenizer.load(saved / f"{name}.json")
-        assert (loaded.kind, loaded.vocab_size, loaded.eot_id, loaded.to_json()) == (tokenizer.kind, tokenizer.vocab_size, 0, tokenizer.to_json())
+        assert (loaded.kind, loaded.vocab_size, loaded.eot_id, loaded.to_json()) == (
+            tokenizer.kind,
+            tokenizer.vocab_size,
+            0,
+            tokenizer.to_json(),
+        )
         assert loaded.encode("The text")[:3].tolist() == tokenizer.encode("The text")[:3].tolist()
 
 
@@ -99,7 +105,9 @@ def test_ids_beyond_the_vocabulary_are_sentences():
 
 
 def test_a_vocabulary_that_the_text_does_not_support():
-    with pytest.raises(TokenizerError, match=r"supports a vocabulary of \d+ only, not 5,000: use --vocab_size \d+"):
+    with pytest.raises(
+        TokenizerError, match=r"supports a vocabulary of \d+ only, not 5,000: use --vocab_size \d+"
+    ):
         Tokenizer.train(["only a few words"], 5000)
     with pytest.raises(TokenizerError, match="at least 257"):
         Tokenizer.train(["text"], 100)
@@ -111,7 +119,9 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(TokenizerError) as error:
         Tokenizer.gpt2()
-    assert tokenizer_bpe.GPT2_URL in str(error.value) and str(tmp_path / "data" / "r50k_base.tiktoken") in str(error.value)
+    assert tokenizer_bpe.GPT2_URL in str(error.value) and str(
+        tmp_path / "data" / "r50k_base.tiktoken"
+    ) in str(error.value)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "r50k_base.tiktoken").write_text("something else")
     with pytest.raises(TokenizerError, match="is not the file it should be"):
@@ -123,7 +133,9 @@ def test_merges_are_recovered_from_ranks():
     vocab = BPE.description["model"]["vocab"]
     alphabet = tokenizer_bpe.byte_alphabet()
     ranks = {bytes(alphabet[c] for c in token): i for token, i in vocab.items() if token != EOT}
-    assert tokenizer_bpe._vocab_and_merges(ranks)["merges"] == [tuple(m) for m in BPE.description["model"]["merges"]]
+    assert tokenizer_bpe._vocab_and_merges(ranks)["merges"] == [
+        tuple(m) for m in BPE.description["model"]["merges"]
+    ]
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -152,7 +164,10 @@ def test_no_tokenizer_or_no_json(tmp_path):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(ANY_TEXT, TRICKY, st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80)), st.integers(1, 80))
+@given(
+    st.one_of(ANY_TEXT, TRICKY, st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80)),
+    st.integers(1, 80),
+)
 def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
     at = safe_cut(text, limit)
     assert 0 <= at <= limit

@@ -1,4 +1,5 @@
 """tools/evaluate.py: losses with their errors beside compressors, and multiple choice as transformers judges it."""
+
 import gzip
 import json
 import math
@@ -14,7 +15,14 @@ from metadata import read_meta
 from tests.conftest import fails_clearly, prose, run_script
 from tests.test_model import huggingface_twin
 from tests.test_train import train_small
-from tools.evaluate import accuracies, choice_losses, encode_choice, read_choices, validation_loss, validation_text
+from tools.evaluate import (
+    accuracies,
+    choice_losses,
+    encode_choice,
+    read_choices,
+    validation_loss,
+    validation_text,
+)
 
 CPU = torch.device("cpu")
 
@@ -29,7 +37,9 @@ def runs(char_data, bpe_data, tmp_path_factory):
     """A small run of each tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
     for data in (char_data, bpe_data):
-        result = train_small(data, folder / data.name, "--max_steps=20", "--eval_batches=0", "--sample_prompts=The ")
+        result = train_small(
+            data, folder / data.name, "--max_steps=20", "--eval_batches=0", "--sample_prompts=The "
+        )
         assert result.returncode == 0, result.stderr
     return folder
 
@@ -37,7 +47,11 @@ def runs(char_data, bpe_data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
     """A file in HellaSwag's format, made of real sentences: the ending that follows, and three from elsewhere; one context longer than a model's."""
-    sentences = [s.strip() for s in re.split(r"(?<=[.;])\s+", prose()[150_000:]) if 30 < len(s.strip()) < 200 and s.isascii()][:40]
+    sentences = [
+        s.strip()
+        for s in re.split(r"(?<=[.;])\s+", prose()[150_000:])
+        if 30 < len(s.strip()) < 200 and s.isascii()
+    ][:40]
     path = tmp_path_factory.mktemp("choices") / "choices.jsonl"
     lines = []
     for n in range(20):
@@ -45,7 +59,17 @@ def questions(tmp_path_factory):
         endings = [sentences[(n + k * 7) % 40].partition(" ")[2] for k in range(4)]
         label = n % 4
         endings[0], endings[label] = endings[label], ending
-        lines.append(json.dumps({"ind": n, "activity_label": "Reading", "ctx": (sentences[n + 1] * 3 if n == 5 else "") + ctx, "endings": endings, "label": label}))
+        lines.append(
+            json.dumps(
+                {
+                    "ind": n,
+                    "activity_label": "Reading",
+                    "ctx": (sentences[n + 1] * 3 if n == 5 else "") + ctx,
+                    "endings": endings,
+                    "label": label,
+                }
+            )
+        )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -54,14 +78,22 @@ def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char
     result = run_script("-m", "tools.evaluate", runs / "char", runs / "bpe")
     assert result.returncode == 0, result.stderr
     for data in (char_data, bpe_data):
-        row = re.search(rf"/{data.name}/step_00000020\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)", result.stdout)
+        row = re.search(
+            rf"/{data.name}/step_00000020\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)",
+            result.stdout,
+        )
         loss, error, perplexity, _, bits, _ = map(float, row.groups())
         logged = [r for r in checkpoint.read_log(runs / data.name) if "val_loss" in r][-1]
-        assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(logged["bits_per_byte"], abs=2e-3)
+        assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(
+            logged["bits_per_byte"], abs=2e-3
+        )
         assert perplexity == pytest.approx(math.exp(loss), rel=1e-2) and 0 < error < 0.2
         text = validation_text(data)
         assert len(text) == read_meta(data).splits["val"].text_bytes
-        assert f"{8 * len(gzip.compress(text, 9)) / len(text):.3f}" in result.stdout and "xz -9" in result.stdout
+        assert (
+            f"{8 * len(gzip.compress(text, 9)) / len(text):.3f}" in result.stdout
+            and "xz -9" in result.stdout
+        )
 
 
 def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
@@ -69,7 +101,9 @@ def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
     data = Dataset(char_data, read_meta(char_data), "val", model.config.block_size, CPU)
     mean, error = validation_loss(model, data, plain)
     with torch.no_grad():
-        losses = torch.stack([model(x, y) for x, y, n in data.evaluation(0, 1) if n == model.config.block_size])
+        losses = torch.stack(
+            [model(x, y) for x, y, n in data.evaluation(0, 1) if n == model.config.block_size]
+        )
     assert mean == pytest.approx(losses.mean().item(), rel=1e-3)
     assert error == pytest.approx(losses.std().item() / math.sqrt(len(losses)), rel=0.02)
 
@@ -87,7 +121,12 @@ def test_multiple_choice_is_that_of_transformers_with_the_same_weights(runs, que
             assert (" " + ending).startswith(tokenizer.decode(ids[-count:])) and len(ids) <= 33
             with torch.no_grad():
                 logs = hf(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
-            theirs[-1].append(-sum(logs[len(ids) - 1 - count + k, ids[len(ids) - count + k]].item() for k in range(count)))
+            theirs[-1].append(
+                -sum(
+                    logs[len(ids) - 1 - count + k, ids[len(ids) - count + k]].item()
+                    for k in range(count)
+                )
+            )
     assert losses == [pytest.approx(row, rel=1e-4) for row in theirs]
     assert accuracies(asked, losses) == accuracies(asked, theirs)
 
@@ -95,7 +134,10 @@ def test_multiple_choice_is_that_of_transformers_with_the_same_weights(runs, que
 def test_choices_in_the_table(runs, questions):
     result = run_script("-m", "tools.evaluate", runs / "bpe", "--choices", questions)
     assert result.returncode == 0, result.stderr
-    assert "20 questions; by chance 25.0%" in result.stdout and len(re.findall(r"\d+\.\d% ±\d+\.\d%", result.stdout)) == 2
+    assert (
+        "20 questions; by chance 25.0%" in result.stdout
+        and len(re.findall(r"\d+\.\d% ±\d+\.\d%", result.stdout)) == 2
+    )
 
 
 def test_the_right_ending_wins_by_loss_and_length_does_not_count():
@@ -122,6 +164,13 @@ def test_a_question_that_is_none_is_named_by_its_line(tmp_path, line, word):
 
 
 def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
-    fails_clearly(run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data), "another tokenizer", "--tokenizer")
+    fails_clearly(
+        run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data),
+        "another tokenizer",
+        "--tokenizer",
+    )
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
-    fails_clearly(run_script("-m", "tools.evaluate", runs / "char", "--choices", tmp_path / "none.jsonl"), "none.jsonl cannot be read")
+    fails_clearly(
+        run_script("-m", "tools.evaluate", runs / "char", "--choices", tmp_path / "none.jsonl"),
+        "none.jsonl cannot be read",
+    )

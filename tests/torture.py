@@ -4,6 +4,7 @@
 
 Each kill is SIGKILL at a random moment, so it strikes imports, compilation, steps, evaluations and saves alike; saves come often.
 """
+
 import argparse
 import random
 import shutil
@@ -24,8 +25,17 @@ SETTINGS = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=32", "--ba
 
 def run_once(data, folder, steps, kill_after=None):
     """Start train.py; SIGKILL after `kill_after` seconds unless it ended before. Returns whether it ended by itself."""
-    command = [sys.executable, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", f"--max_steps={steps}", *SETTINGS]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "train.py",
+        f"--data_dir={data}",
+        f"--checkpoint_dir={folder}",
+        f"--max_steps={steps}",
+        *SETTINGS,
+    ]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         process.wait(kill_after)
     except subprocess.TimeoutExpired:
@@ -39,7 +49,11 @@ def run_once(data, folder, steps, kill_after=None):
 def essence(folder):
     """What must not depend on kills: the log without its clocks, and the final weights."""
     clocks = ("elapsed_s", "tokens_per_second", "cost")
-    log = [{k: v for k, v in r.items() if k not in clocks} for r in checkpoint.read_log(folder) if "event" not in r]
+    log = [
+        {k: v for k, v in r.items() if k not in clocks}
+        for r in checkpoint.read_log(folder)
+        if "event" not in r
+    ]
     return log, checkpoint.load_tensors(checkpoint.steps(folder)[-1] / "model.pt")
 
 
@@ -55,13 +69,17 @@ def torture(data, folder, kills, steps, seed=0):
     chance, struck, in_save, runs = random.Random(seed), 0, 0, 0
     while struck < kills:
         killed = folder / f"killed_{runs}"
-        while not run_once(data, killed, steps, chance.uniform(0, 0.9 * usual) if struck < kills else None):
+        while not run_once(
+            data, killed, steps, chance.uniform(0, 0.9 * usual) if struck < kills else None
+        ):
             struck += 1
             in_save += bool(list(killed.glob(".step_*.partial")))
             print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
         log_killed, weights_killed = essence(killed)
         assert log == log_killed, "the logs differ"
-        assert all(torch.equal(v, weights_killed[k]) for k, v in weights.items()), "the weights differ"
+        assert all(torch.equal(v, weights_killed[k]) for k, v in weights.items()), (
+            "the weights differ"
+        )
         shutil.rmtree(killed)
         runs += 1
     return runs, in_save
@@ -69,18 +87,40 @@ def torture(data, folder, kills, steps, seed=0):
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torture", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=200, help="length of a run; default %(default)s")
-    parser.add_argument("--data", default=None, help="prepared folder; default: one made of this file")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="length of a run; default %(default)s"
+    )
+    parser.add_argument(
+        "--data", default=None, help="prepared folder; default: one made of this file"
+    )
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder, data = Path(temporary), args.data
         if not data:
             data = folder / "data"
-            subprocess.run([sys.executable, "prepare_data.py", "tests/torture.py", "--tokenizer", "char", "--out", data], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                [
+                    sys.executable,
+                    "prepare_data.py",
+                    "tests/torture.py",
+                    "--tokenizer",
+                    "char",
+                    "--out",
+                    data,
+                ],
+                cwd=ROOT,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         runs, in_save = torture(data, folder, args.kills, args.steps)
-    print(f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written: every run ended in the log and the weights of an undisturbed one, bit for bit")
+    print(
+        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written: every run ended in the log and the weights of an undisturbed one, bit for bit"
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 Looks for runs under checkpoints/ and generates through generate.py. Listens on loopback alone and loads nothing from the internet.
 """
+
 import argparse
 import functools
 import os
@@ -24,7 +25,9 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 try:
     import gradio as gr
 except ImportError as error:
-    sys.exit(f"tools.demo: {error.name} is missing; pip install -r requirements-dev.txt -c constraints.txt")
+    sys.exit(
+        f"tools.demo: {error.name} is missing; pip install -r requirements-dev.txt -c constraints.txt"
+    )
 
 NONE = "none"
 PROMPT_CHARS = 10_000
@@ -42,9 +45,20 @@ SETTINGS = {
 def choices() -> list[tuple[str, str]]:
     """What can be chosen, as (label, path): each run, standing for its best step, newest first, then its steps."""
     found = []
-    for run in sorted((p for p in checkpoint.ROOT.glob("*") if checkpoint.steps(p)), key=lambda p: -p.stat().st_mtime):
-        found.append((f"{run.name}: step {checkpoint.step_of(checkpoint.find(run)):,}, its best or newest", run.as_posix()))
-        found += [(f"{run.name}: step {checkpoint.step_of(step):,}", step.as_posix()) for step in reversed(checkpoint.steps(run))]
+    for run in sorted(
+        (p for p in checkpoint.ROOT.glob("*") if checkpoint.steps(p)),
+        key=lambda p: -p.stat().st_mtime,
+    ):
+        found.append(
+            (
+                f"{run.name}: step {checkpoint.step_of(checkpoint.find(run)):,}, its best or newest",
+                run.as_posix(),
+            )
+        )
+        found += [
+            (f"{run.name}: step {checkpoint.step_of(step):,}", step.as_posix())
+            for step in reversed(checkpoint.steps(run))
+        ]
     return found
 
 
@@ -64,9 +78,20 @@ def describe(path: str) -> str:
     except CheckpointError as error:
         return str(error)
     shape = state["model"]
-    loss = next((r for r in reversed(checkpoint.read_log(folder.parent)) if r.get("val_loss") is not None and r["step"] == state["step"]), None)
+    loss = next(
+        (
+            r
+            for r in reversed(checkpoint.read_log(folder.parent))
+            if r.get("val_loss") is not None and r["step"] == state["step"]
+        ),
+        None,
+    )
     words = f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens, {state['tokens']:,} tokens seen"
-    return words + (f", validation loss {loss['val_loss']:.3f} ({loss['bits_per_byte']:.2f} bits per byte)" if loss else "")
+    return words + (
+        f", validation loss {loss['val_loss']:.3f} ({loss['bits_per_byte']:.2f} bits per byte)"
+        if loss
+        else ""
+    )
 
 
 def examples(path: str, count: int = 4) -> list[list[str]]:
@@ -78,8 +103,14 @@ def examples(path: str, count: int = 4) -> list[list[str]]:
         meta = read_meta(settings["data_dir"])
         tokenizer = Tokenizer.load(folder)
         if tokenizer.same_as(Tokenizer.load(Path(settings["data_dir"]) / meta.tokenizer["file"])):
-            lines = tokenizer.decode(read_tokens(settings["data_dir"], meta, "val")[:4000]).splitlines()
-            lines = [line[:40].rsplit(" ", 1)[0] for line in lines if len(line) > 20 and line[0].isalpha()]
+            lines = tokenizer.decode(
+                read_tokens(settings["data_dir"], meta, "val")[:4000]
+            ).splitlines()
+            lines = [
+                line[:40].rsplit(" ", 1)[0]
+                for line in lines
+                if len(line) > 20 and line[0].isalpha()
+            ]
             prompts += lines[:: max(1, len(lines) // count)]
     except (CheckpointError, DataError, TokenizerError):
         prompts = []
@@ -98,18 +129,28 @@ def check(paths: list[str], prompt: str, values: dict) -> None:
         if path not in known:
             raise refusal(f"{path} is no checkpoint here (any more); load the page again")
     if len(prompt) > PROMPT_CHARS:
-        raise refusal(f"The prompt has {len(prompt):,} characters; this page takes {PROMPT_CHARS:,}")
+        raise refusal(
+            f"The prompt has {len(prompt):,} characters; this page takes {PROMPT_CHARS:,}"
+        )
     for name, value in values.items():
         low, high, _, step, _ = SETTINGS[name]
-        if not isinstance(value, int | float) or not low <= value <= high or (step == 1 and value != int(value)):
-            raise refusal(f"{name} = {value}: it must be {'a whole number ' if step == 1 else ''}from {low} to {high}")
+        if (
+            not isinstance(value, int | float)
+            or not low <= value <= high
+            or (step == 1 and value != int(value))
+        ):
+            raise refusal(
+                f"{name} = {value}: it must be {'a whole number ' if step == 1 else ''}from {low} to {high}"
+            )
 
 
 def generate(device, first, second, prompt, *values):
     """Yield (text, words) for both boxes as the text grows: the first model writes, then the second, each at its own speed."""
     settings = dict(zip(SETTINGS, values, strict=True))
     check([first, second], prompt, settings)
-    settings = {name: int(value) if SETTINGS[name][3] == 1 else value for name, value in settings.items()}
+    settings = {
+        name: int(value) if SETTINGS[name][3] == 1 else value for name, value in settings.items()
+    }
     shown = ["", "", "", ""]
     for box, path in enumerate(p for p in (first, second) if p != NONE):
         try:
@@ -117,19 +158,33 @@ def generate(device, first, second, prompt, *values):
             yield shown
             model, tokenizer = opened(checkpoint.find(path), device)
             length, context, last = len(tokenizer.encode(prompt)), model.config.block_size, 0.0
-            cut = f"; of the prompt's {length:,} tokens it sees the last {context}" if length > context else ""
+            cut = (
+                f"; of the prompt's {length:,} tokens it sees the last {context}"
+                if length > context
+                else ""
+            )
             for (row,) in complete(model, tokenizer, [prompt], **settings):
                 if row.ended or time.monotonic() > last + 0.1:  # a browser draws no more often
                     last = time.monotonic()
-                    ended = {"end of text": ", the end of the text", "stop": "", "length": "", "": " ..."}[row.ended]
-                    shown[2 * box : 2 * box + 2] = prompt + row.text, f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s{ended}{cut}"
+                    ended = {
+                        "end of text": ", the end of the text",
+                        "stop": "",
+                        "length": "",
+                        "": " ...",
+                    }[row.ended]
+                    shown[2 * box : 2 * box + 2] = (
+                        prompt + row.text,
+                        f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s{ended}{cut}",
+                    )
                     yield shown
         except (CheckpointError, TokenizerError) as error:
             raise refusal(str(error)) from None
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            raise refusal("Out of memory: choose a smaller model, or start the page with --device cpu") from None
+            raise refusal(
+                "Out of memory: choose a smaller model, or start the page with --device cpu"
+            ) from None
 
 
 def build(device) -> gr.Blocks:
@@ -143,21 +198,55 @@ def build(device) -> gr.Blocks:
                 first = gr.Dropdown(found, value=found[0][1], label="model", elem_id="first")
                 about_first = gr.Markdown(describe(found[0][1]))
             with gr.Column():
-                second = gr.Dropdown([(NONE, NONE), *found], value=NONE, label="beside it", elem_id="second")
+                second = gr.Dropdown(
+                    [(NONE, NONE), *found], value=NONE, label="beside it", elem_id="second"
+                )
                 about_second = gr.Markdown()
-        prompt = gr.Textbox(label="prompt", lines=3, max_lines=12, max_length=PROMPT_CHARS, placeholder="empty: the model begins a document", elem_id="prompt")
-        begin = gr.Dataset(components=[prompt], samples=examples(found[0][1]), label="examples", elem_id="examples")
+        prompt = gr.Textbox(
+            label="prompt",
+            lines=3,
+            max_lines=12,
+            max_length=PROMPT_CHARS,
+            placeholder="empty: the model begins a document",
+            elem_id="prompt",
+        )
+        begin = gr.Dataset(
+            components=[prompt], samples=examples(found[0][1]), label="examples", elem_id="examples"
+        )
         with gr.Row():
-            controls = [gr.Slider(low, high, value, step=step, label=label, min_width=280) for low, high, value, step, label in list(SETTINGS.values())[:-1]]
-            controls.append(gr.Number(1, label="seed: same seed, same text", precision=0, minimum=0, maximum=2**31, min_width=280))
+            controls = [
+                gr.Slider(low, high, value, step=step, label=label, min_width=280)
+                for low, high, value, step, label in list(SETTINGS.values())[:-1]
+            ]
+            controls.append(
+                gr.Number(
+                    1,
+                    label="seed: same seed, same text",
+                    precision=0,
+                    minimum=0,
+                    maximum=2**31,
+                    min_width=280,
+                )
+            )
         with gr.Row():
-            go, stop = gr.Button("Generate", variant="primary", elem_id="go"), gr.Button("Stop", elem_id="stop")
+            go, stop = (
+                gr.Button("Generate", variant="primary", elem_id="go"),
+                gr.Button("Stop", elem_id="stop"),
+            )
         with gr.Row():
             with gr.Column():
-                text_first = gr.Textbox(label="text", lines=12, max_lines=30, interactive=False, elem_id="text_first")
+                text_first = gr.Textbox(
+                    label="text", lines=12, max_lines=30, interactive=False, elem_id="text_first"
+                )
                 speed_first = gr.Markdown(elem_id="speed_first")
             with gr.Column(visible=False) as beside:
-                text_second = gr.Textbox(label="text beside it", lines=12, max_lines=30, interactive=False, elem_id="text_second")
+                text_second = gr.Textbox(
+                    label="text beside it",
+                    lines=12,
+                    max_lines=30,
+                    interactive=False,
+                    elem_id="text_second",
+                )
                 speed_second = gr.Markdown(elem_id="speed_second")
 
         def look_again():
@@ -165,9 +254,21 @@ def build(device) -> gr.Blocks:
             return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
 
         hidden = {"api_visibility": "private", "show_progress": "hidden"}
-        page.load(look_again, None, [first, second], **hidden)  # runs that have come since the start
-        first.change(lambda path: (describe(path), gr.Dataset(samples=examples(path))), first, [about_first, begin], **hidden)
-        second.change(lambda path: (describe(path), gr.Column(visible=path != NONE)), second, [about_second, beside], **hidden)
+        page.load(
+            look_again, None, [first, second], **hidden
+        )  # runs that have come since the start
+        first.change(
+            lambda path: (describe(path), gr.Dataset(samples=examples(path))),
+            first,
+            [about_first, begin],
+            **hidden,
+        )
+        second.change(
+            lambda path: (describe(path), gr.Column(visible=path != NONE)),
+            second,
+            [about_second, beside],
+            **hidden,
+        )
         begin.click(lambda sample: sample[0], begin, prompt, **hidden)
         # One text at a time: models share the processor, and the speeds shown are theirs alone.
         run = functools.partial(generate, device)
@@ -179,16 +280,32 @@ def build(device) -> gr.Blocks:
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m tools.demo", description="A page to try checkpoints on, on loopback.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.demo", description="A page to try checkpoints on, on loopback."
+    )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default %(default)s")
-    parser.add_argument("--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s"
+    )
     args = parser.parse_args(argv)
     if not 1 <= args.port < 65536:
         parser.error(f"--port {args.port}: it must be from 1 to 65535")
     page = build(hardware.find_device(args.device))
-    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])  # fonts of this machine
+    theme = gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )  # fonts of this machine
     try:
-        page.launch(server_name="127.0.0.1", server_port=args.port, theme=theme, quiet=True, share=False, ssr_mode=False, footer_links=[], show_error=True, prevent_thread_lock=True)
+        page.launch(
+            server_name="127.0.0.1",
+            server_port=args.port,
+            theme=theme,
+            quiet=True,
+            share=False,
+            ssr_mode=False,
+            footer_links=[],
+            show_error=True,
+            prevent_thread_lock=True,
+        )
     except OSError:
         parser.error(f"port {args.port} is in use; choose another with --port")
     print(f"http://127.0.0.1:{args.port}  (Ctrl-C ends it)", flush=True)

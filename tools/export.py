@@ -51,7 +51,12 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
     tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
     ids = {name: described[name] for name in ("bos_token_id", "eos_token_id")}
-    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 200, "max_new_tokens": config.block_size // 2}
+    sampling = {
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 200,
+        "max_new_tokens": config.block_size // 2,
+    }
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.block_size,
@@ -111,7 +116,8 @@ def modelfile(gguf_file: Path, block_size: int, chat: bool) -> str:
 def parse_args(argv):
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.export", description="A checkpoint as a folder for transformers, or as a GGUF file."
+        prog="python -m tools.export",
+        description="A checkpoint as a folder for transformers, or as a GGUF file.",
     )
     add = parser.add_argument
     add(
@@ -119,8 +125,18 @@ def parse_args(argv):
         metavar="CHECKPOINT",
         help="a run (its best step by validation loss, else its newest) or one step of it",
     )
-    add("--out", type=Path, metavar="FOLDER", help="a folder for transformers and what reads its format")
-    add("--gguf", type=Path, metavar="FILE", help="a file for llama.cpp, Ollama and LM Studio; must end in .gguf")
+    add(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="a folder for transformers and what reads its format",
+    )
+    add(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="a file for llama.cpp, Ollama and LM Studio; must end in .gguf",
+    )
     add(
         "--gguf_type",
         choices=["f32", "f16", "q8_0"],
@@ -157,13 +173,21 @@ def main(argv):
     if args.out:
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
-        print(f"  from transformers import pipeline; print(pipeline('text-generation', {str(args.out)!r})('The'))")
+        print(
+            f"  from transformers import pipeline; print(pipeline('text-generation', {str(args.out)!r})('The'))"
+        )
     if args.gguf:
         name = args.gguf.stem
-        gguf.write(args.gguf, source.config, source.tensors, source.tokenizer, args.gguf_type, name, chat)
+        gguf.write(
+            args.gguf, source.config, source.tensors, source.tokenizer, args.gguf_type, name, chat
+        )
         beside = args.gguf.with_suffix(".Modelfile")
-        beside.write_text(modelfile(args.gguf, source.config.block_size, chat), encoding="utf-8", newline="\n")
-        print(f"{folder} -> {args.gguf}: {args.gguf.stat().st_size / 1e6:,.1f} MB, {args.gguf_type}")
+        beside.write_text(
+            modelfile(args.gguf, source.config.block_size, chat), encoding="utf-8", newline="\n"
+        )
+        print(
+            f"{folder} -> {args.gguf}: {args.gguf.stat().st_size / 1e6:,.1f} MB, {args.gguf_type}"
+        )
         print(f"  llama-cli -m {args.gguf} -p 'The' -n 100 -no-cnv")
         print(f"  ollama create {name} -f {beside} && ollama run {name}")
 

@@ -138,7 +138,11 @@ def table(source: Pretrained, state: dict, log: list[dict]) -> dict[str, str]:
     form = "with biases" if config.bias else "without biases"
     if config.arch == "qwen3":
         form = "RMSNorm, QK norm, rotary positions, SwiGLU; no biases"
-    losses = {r["step"]: r["loss"] for r in log if r.get("loss") is not None and r["step"] <= state["step"]}
+    losses = {
+        r["step"]: r["loss"]
+        for r in log
+        if r.get("loss") is not None and r["step"] <= state["step"]
+    }
     named = ("optimizer", "batch_size", "learning_rate", "weight_decay", "dropout", "seed")
     return {
         "shape": f"{config.n_layer} layers x {config.n_embd}, {config.n_head} heads, context {config.block_size} tokens",

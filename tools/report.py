@@ -4,6 +4,7 @@
 
 The page holds its pictures and needs neither scripts nor the internet. Curves are those of charts.py, numbers those of history.py.
 """
+
 import argparse
 import base64
 import math
@@ -16,7 +17,10 @@ from pathlib import Path
 from tools.history import History, HistoryError, read
 from training import terminal
 
-ROWS, SHOWN = 30, 8  # lines of a table, and evaluations whose samples are shown; of more, evenly spread ones
+ROWS, SHOWN = (
+    30,
+    8,
+)  # lines of a table, and evaluations whose samples are shown; of more, evenly spread ones
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2330; --dim: #5d6574; --line: #dfe3ea; --soft: #f5f7fa; }
@@ -61,7 +65,9 @@ def short(value: float | None) -> str:
     """A large number in few characters: 134.6M."""
     for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value is not None and value >= size:
-            return f"{value / size:.3g}{name}" if value / size < 1000 else f"{value / size:,.0f}{name}"
+            return (
+                f"{value / size:.3g}{name}" if value / size < 1000 else f"{value / size:,.0f}{name}"
+            )
     return "" if value is None else f"{value:,.0f}"
 
 
@@ -77,12 +83,21 @@ def duration(seconds: float | None) -> str:
 
 def spread(items: list, count: int) -> list:
     """At most `count` of the items, evenly spread, the first and the last among them."""
-    return items if len(items) <= count else [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+    return (
+        items
+        if len(items) <= count
+        else [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+    )
 
 
 def table(head: list[str], rows: list[list[str]], kind: str = "", best: int | None = None) -> str:
     """A table in HTML; cells are text. best: the row to stand out."""
-    cells = "".join(f"<tr{' class=best' if n == best else ''}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for n, row in enumerate(rows))
+    cells = "".join(
+        f"<tr{' class=best' if n == best else ''}>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "</tr>"
+        for n, row in enumerate(rows)
+    )
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in head)}</tr></thead><tbody>{cells}</tbody></table></div>'
 
 
@@ -95,10 +110,24 @@ def summary(run: History) -> str:
     """What a run is, in a sentence."""
     start, config = run.start, run.config
     size = f"{short(start['parameters'])} parameters, " if start.get("parameters") else ""
-    shape = f"{config['n_layer']} layers x {config['n_embd']}, context {config['block_size']}" if {"n_layer", "n_embd", "block_size"} <= config.keys() else ""
+    shape = (
+        f"{config['n_layer']} layers x {config['n_embd']}, context {config['block_size']}"
+        if {"n_layer", "n_embd", "block_size"} <= config.keys()
+        else ""
+    )
     step, total = int(run.columns["step"][-1]), run.total_steps
-    done = f"finished after {step:,} steps" if total and step >= total else f"at step {step:,}" + (f" of {total:,}" if total else "")
-    parts = [size + shape, f"trained on {config.get('data_dir', 'unknown data')}", start.get("device", ""), start.get("dtype", ""), done]
+    done = (
+        f"finished after {step:,} steps"
+        if total and step >= total
+        else f"at step {step:,}" + (f" of {total:,}" if total else "")
+    )
+    parts = [
+        size + shape,
+        f"trained on {config.get('data_dir', 'unknown data')}",
+        start.get("device", ""),
+        start.get("dtype", ""),
+        done,
+    ]
     return " \u00b7 ".join(part for part in parts if part)
 
 
@@ -110,7 +139,10 @@ def figures(run: History) -> list[tuple[str, str]]:
         (f"best validation loss, step {best.get('step', 0):,}", number(best.get("val_loss"))),
         ("perplexity", number(math.exp(min(best["val_loss"], 700)), 2) if best else ""),
         ("bits per byte", number(best.get("bits_per_byte"), 3)),
-        ("training tokens" + (f", {run.last('epoch'):.2f} epochs" if run.last("epoch") else ""), short(tokens)),
+        (
+            "training tokens" + (f", {run.last('epoch'):.2f} epochs" if run.last("epoch") else ""),
+            short(tokens),
+        ),
         ("training time" + (f", {run.starts} starts" if run.starts > 1 else ""), duration(seconds)),
         ("tokens a second, median", number(speed, 0)),
         ("MFU, median", f"{mfu:.1%}" if mfu else ""),
@@ -132,27 +164,52 @@ def curves(runs: list[History], nats: bool) -> str:
         draw = lambda ax, name=name: charts.draw_losses(ax, runs, name, nats)  # noqa: E731
         wide, narrow = image(charts.svg(draw, 11.4, 4.6)), image(charts.svg(draw, 3.7, 3.5))
         pictures += f'<picture class="{name}"><source media="(max-width: 640px)" srcset="{narrow}"><img alt="losses against {escape(label)}" src="{wide}"></picture>'
-    small = "".join(f'<img alt="{escape(charts.SMALL[c])} against steps" src="{image(charts.svg(lambda ax, c=c: charts.draw_small(ax, runs, c), 3.7, 2.4))}">' for c in charts.small_columns(runs))
+    small = "".join(
+        f'<img alt="{escape(charts.SMALL[c])} against steps" src="{image(charts.svg(lambda ax, c=c: charts.draw_small(ax, runs, c), 3.7, 2.4))}">'
+        for c in charts.small_columns(runs)
+    )
     return f'<style>{shown}</style><div class="x">{inputs}{pictures}</div><div class="small">{small}</div>'
 
 
 def progress_table(run: History) -> str:
     """The table by epoch, or by evaluation."""
     by, rows = run.rows()
-    shown, best = spread(rows, ROWS), min((r for r in rows if r["val_loss"] is not None), key=lambda r: r["val_loss"], default=None)
+    shown, best = (
+        spread(rows, ROWS),
+        min(
+            (r for r in rows if r["val_loss"] is not None),
+            key=lambda r: r["val_loss"],
+            default=None,
+        ),
+    )
     if best and best not in shown:
         shown = sorted([*shown, best], key=lambda r: r["step"])
     costs = run.last("cost")
     head = ["epoch", "step"] if by == "epoch" else ["step", "epoch"]
-    head += ["training loss", "validation loss", "perplexity", "bits per byte", "seconds a step", "training time"] + (["cost"] if costs else [])
+    head += [
+        "training loss",
+        "validation loss",
+        "perplexity",
+        "bits per byte",
+        "seconds a step",
+        "training time",
+    ] + (["cost"] if costs else [])
     lines = []
     for r in shown:
-        epoch = f"{r['epoch']:.0f}" if by == "epoch" and abs(r["epoch"] - round(r["epoch"])) < 0.02 else number(r["epoch"], 2)
+        epoch = (
+            f"{r['epoch']:.0f}"
+            if by == "epoch" and abs(r["epoch"] - round(r["epoch"])) < 0.02
+            else number(r["epoch"], 2)
+        )
         val = r["val_loss"]
         perplexity = number(math.exp(min(val, 700)), 2) if val is not None else ""
         lines.append([*([epoch, f"{r['step']:,.0f}"] if by == "epoch" else [f"{r['step']:,.0f}", epoch]), number(r["loss"]), number(val), perplexity, number(r["bits_per_byte"], 3),
                       number(r["seconds_a_step"], 3), duration(r["elapsed_s"])] + ([number(r["cost"], 2)] if costs else []))  # fmt: skip
-    note = f"<p class=dim>{len(shown)} of {len(rows):,} rows, evenly spread.</p>" if len(shown) < len(rows) else ""
+    note = (
+        f"<p class=dim>{len(shown)} of {len(rows):,} rows, evenly spread.</p>"
+        if len(shown) < len(rows)
+        else ""
+    )
     if not run.evaluations:
         note += "<p class=note>This run has no evaluations: it has not come to the first one (eval_interval), or its data has no validation split (prepare_data.py --val_fraction).</p>"
     note += "<p class='dim narrow'>Perplexity and seconds a step are shown on a wider screen.</p>"
@@ -163,15 +220,27 @@ def samples(run: History) -> str:
     """The same prompts, answered at one evaluation after the other."""
     if not run.samples:
         return "<p class=dim>No samples: set sample_prompts, and each evaluation answers them.</p>"
-    records, losses, out = spread(run.samples, SHOWN), {e["step"]: e["val_loss"] for e in run.evaluations}, ""
+    records, losses, out = (
+        spread(run.samples, SHOWN),
+        {e["step"]: e["val_loss"] for e in run.evaluations},
+        "",
+    )
     for prompt in dict.fromkeys(s["prompt"] for r in records for s in r["samples"]):
         answers = ""
         for record in records:
-            loss = f", validation loss {losses[record['step']]:.3f}" if record["step"] in losses else ""
+            loss = (
+                f", validation loss {losses[record['step']]:.3f}"
+                if record["step"] in losses
+                else ""
+            )
             for answer in (s for s in record["samples"] if s["prompt"] == prompt):
                 answers += f"<div><p class=dim>step {record['step']:,}{loss}</p><pre><b>{visible(prompt)}</b>{visible(answer['text'])}</pre></div>"
         out += f'<h3>\u201c{visible(prompt) or "(nothing)"}\u201d</h3><div class="answers">{answers}</div>'
-    more = f"<p class=dim>{len(records)} of {len(run.samples):,} evaluations; all are in {escape(str(run.folder / 'log.jsonl'))}.</p>" if len(records) < len(run.samples) else ""
+    more = (
+        f"<p class=dim>{len(records)} of {len(run.samples):,} evaluations; all are in {escape(str(run.folder / 'log.jsonl'))}.</p>"
+        if len(records) < len(run.samples)
+        else ""
+    )
     return out + more
 
 
@@ -182,39 +251,104 @@ def visible(text: str) -> str:
 
 def happenings(run: History) -> str:
     """Starts, saves, halvings and skipped steps in a table, the newest last."""
-    rows = [(step, "skipped", f"{counted(n, 'step')}: loss or gradients were no numbers") for step, n in run.skipped()]
+    rows = [
+        (step, "skipped", f"{counted(n, 'step')}: loss or gradients were no numbers")
+        for step, n in run.skipped()
+    ]
     for e in run.events:
         if e["event"] == "start":
-            what = [str(e.get("at", ""))[:16].replace("T", " "), e.get("device"), e.get("dtype"), e.get("torch") and f"torch {e['torch']}"]
-            rows.append((e["step"], "continued" if e["step"] else "started", ", ".join(filter(None, what))))
+            what = [
+                str(e.get("at", ""))[:16].replace("T", " "),
+                e.get("device"),
+                e.get("dtype"),
+                e.get("torch") and f"torch {e['torch']}",
+            ]
+            rows.append(
+                (e["step"], "continued" if e["step"] else "started", ", ".join(filter(None, what)))
+            )
         elif e["event"] == "out of memory":
-            what = f"{e['micro_batch']} sequences" if "micro_batch" in e else f"{e.get('eval_micro_batch')} sequences in evaluations"
-            rows.append((e["step"], "out of memory", f"from here on {what} at once; the batch stays"))
+            what = (
+                f"{e['micro_batch']} sequences"
+                if "micro_batch" in e
+                else f"{e.get('eval_micro_batch')} sequences in evaluations"
+            )
+            rows.append(
+                (e["step"], "out of memory", f"from here on {what} at once; the batch stays")
+            )
     rows.sort(key=lambda row: row[0])
     saves = run.saves()
-    note = f"<p class=dim>{counted(len(saves), 'save')}" + (f", the last at step {saves[-1]:,}" if saves else "") + f"; {counted(len(run.resumes()), 'resume')}.</p>"
-    return (table(["step", "what", ""], [[f"{step:,}", what, more] for step, what, more in spread(rows, ROWS)], "words") if rows else "") + note
+    note = (
+        f"<p class=dim>{counted(len(saves), 'save')}"
+        + (f", the last at step {saves[-1]:,}" if saves else "")
+        + f"; {counted(len(run.resumes()), 'resume')}.</p>"
+    )
+    return (
+        table(
+            ["step", "what", ""],
+            [[f"{step:,}", what, more] for step, what, more in spread(rows, ROWS)],
+            "words",
+        )
+        if rows
+        else ""
+    ) + note
 
 
 def settings(run: History) -> str:
     """Settings, data, hardware and versions, two to a line where there is room."""
-    start = {k: v for k, v in run.start.items() if k in ("device", "dtype", "torch", "python", "parameters")}
+    start = {
+        k: v
+        for k, v in run.start.items()
+        if k in ("device", "dtype", "torch", "python", "parameters")
+    }
     data = run.start.get("data", {})
-    facts = {f"data: {k}": v for k, v in data.items() if k in ("tokenizer", "vocab_size")} | {f"data: {split} tokens": n for split, n in data.get("tokens", {}).items()}
+    facts = {f"data: {k}": v for k, v in data.items() if k in ("tokenizer", "vocab_size")} | {
+        f"data: {split} tokens": n for split, n in data.get("tokens", {}).items()
+    }
     values = {**run.config, **{f"run: {k}": v for k, v in start.items()}, **facts}
-    words = {name: f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value) for name, value in values.items()}
-    return '<div class="columns">' + "".join(f"<p><span>{escape(name)}</span> {escape(text)}</p>" for name, text in words.items()) + "</div>"
+    words = {
+        name: f"{value:,}"
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
+        else str(value)
+        for name, value in values.items()
+    }
+    return (
+        '<div class="columns">'
+        + "".join(
+            f"<p><span>{escape(name)}</span> {escape(text)}</p>" for name, text in words.items()
+        )
+        + "</div>"
+    )
 
 
 def comparison(runs: list[History], nats: bool) -> str:
     """The key figures of several runs, and the settings in which they differ."""
     names = dict.fromkeys(name.split(",")[0] for run in runs for name, _ in figures(run))
     names = [name for name in names if nats or name not in ("best validation loss", "perplexity")]
-    rows = [[run.name, *({name.split(",")[0]: value for name, value in figures(run)}.get(name, "") for name in names)] for run in runs]
-    keys = [key for key in dict.fromkeys(k for run in runs for k in run.config) if key != "checkpoint_dir" and len({str(run.config[key]) for run in runs if key in run.config}) > 1]
-    differing = table(["setting", *(run.name for run in runs)], [[key, *(str(run.config.get(key, "not recorded")) for run in runs)] for key in keys], "words")
+    rows = [
+        [
+            run.name,
+            *(
+                {name.split(",")[0]: value for name, value in figures(run)}.get(name, "")
+                for name in names
+            ),
+        ]
+        for run in runs
+    ]
+    keys = [
+        key
+        for key in dict.fromkeys(k for run in runs for k in run.config)
+        if key != "checkpoint_dir"
+        and len({str(run.config[key]) for run in runs if key in run.config}) > 1
+    ]
+    differing = table(
+        ["setting", *(run.name for run in runs)],
+        [[key, *(str(run.config.get(key, "not recorded")) for run in runs)] for key in keys],
+        "words",
+    )
     differing = differing if keys else "<p class=dim>None: the runs have the same settings.</p>"
-    rows = [[name, *values] for name, *values in zip(["", *names], *rows, strict=True)]  # a column a run
+    rows = [
+        [name, *values] for name, *values in zip(["", *names], *rows, strict=True)
+    ]  # a column a run
     return table(rows[0], rows[1:]) + "<h2>Settings in which they differ</h2>" + differing
 
 
@@ -223,19 +357,30 @@ def page(runs: list[History], title: str, nats: bool) -> str:
     single = runs[0] if len(runs) == 1 else None
     head = f"<h1>{escape(title)}</h1>"
     if single:
-        tiles = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures(single))
+        tiles = "".join(
+            f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+            for name, value in figures(single)
+        )
         head += f'<p class="dim">{escape(summary(single))}</p><div class="tiles">{tiles}</div>'
     else:
-        head += "".join(f"<p class=dim><b>{escape(run.name)}</b>: {escape(summary(run))}</p>" for run in runs)
+        head += "".join(
+            f"<p class=dim><b>{escape(run.name)}</b>: {escape(summary(run))}</p>" for run in runs
+        )
     if not nats:
         where = "; ".join(f"{run.name}: {run.config.get('data_dir', 'unknown')}" for run in runs)
         head += (f"<p class=note>These runs were evaluated on different data ({escape(where)}). A loss in nats a token depends on the tokenizer, so they are compared in bits per byte only; "
                  "and where the validation texts differ, even those tell as much about the texts as about the models.</p>")  # fmt: skip
-    parts = [head, "<h2>Losses</h2>" if nats else "<h2>Validation, in bits per byte</h2>", curves(runs, nats)]
+    parts = [
+        head,
+        "<h2>Losses</h2>" if nats else "<h2>Validation, in bits per byte</h2>",
+        curves(runs, nats),
+    ]
     parts += [f"<h2>The runs beside each other</h2>{comparison(runs, nats)}"] if not single else []
     for run in runs:
         of = "" if single else f": {escape(run.name)}"
-        parts.append(f"<h2>By {'epoch' if run.rows()[0] == 'epoch' else 'evaluation'}{of}</h2>{progress_table(run)}")
+        parts.append(
+            f"<h2>By {'epoch' if run.rows()[0] == 'epoch' else 'evaluation'}{of}</h2>{progress_table(run)}"
+        )
         parts.append(f"<h2>What it wrote on the way{of}</h2>{samples(run)}")
         parts.append(f"<h2>What happened{of}</h2>{happenings(run)}")
         parts.append(f"<h2>Settings, data, machine{of}</h2>{settings(run)}")
@@ -252,7 +397,13 @@ def write(folders: list[Path], out: Path) -> None:
     runs = [read(folder) for folder in folders]
     nats = len({run.data for run in runs}) == 1
     *names, last = (run.name for run in runs)
-    title = f"{', '.join(names)} and {last}" if 0 < len(names) < 4 else last if not names else f"{len(runs)} runs"
+    title = (
+        f"{', '.join(names)} and {last}"
+        if 0 < len(names) < 4
+        else last
+        if not names
+        else f"{len(runs)} runs"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     html, png = (out.with_name(f".{out.stem}{suffix}.partial") for suffix in (".html", ".png"))
     html.write_text(page(runs, title, nats), encoding="utf-8")
@@ -263,10 +414,26 @@ def write(folders: list[Path], out: Path) -> None:
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(prog="python -m tools.report", description="Curves, tables and samples of one or several runs as one page, and the curves as PNG.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder, such as checkpoints/demo; several are laid over each other")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: report.html in the run's folder; of several runs, in the present one. The PNG gets the same name")
-    parser.add_argument("--background", action="store_true", help="with the lowest priority, as train.py calls it")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.report",
+        description="Curves, tables and samples of one or several runs as one page, and the curves as PNG.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder, such as checkpoints/demo; several are laid over each other",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="default: report.html in the run's folder; of several runs, in the present one. The PNG gets the same name",
+    )
+    parser.add_argument(
+        "--background", action="store_true", help="with the lowest priority, as train.py calls it"
+    )
     args = parser.parse_args(argv)
     if args.background and hasattr(os, "nice"):
         os.nice(19)

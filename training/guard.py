@@ -2,6 +2,7 @@
 
 Knows processes and folders; no model, no data.
 """
+
 import contextlib
 import os
 import signal
@@ -39,7 +40,11 @@ class Signals:
     def __init__(self):
         self.received, self.held, self.shared = None, False, False
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            ignored = name == "SIGHUP" and hasattr(signal, name) and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # under nohup
+            ignored = (
+                name == "SIGHUP"
+                and hasattr(signal, name)
+                and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            )  # under nohup
             if hasattr(signal, name) and not ignored:
                 signal.signal(getattr(signal, name), self._on_signal)
 
@@ -74,7 +79,9 @@ def leave(signum: int, message: str):
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
     with contextlib.suppress(ranks.Lost):
-        ranks.gather(0)  # torchrun kills all soon after the first has ended: so none does before the one that saves
+        ranks.gather(
+            0
+        )  # torchrun kills all soon after the first has ended: so none does before the one that saves
     sys.exit(128 + signum)
 
 
@@ -105,11 +112,19 @@ class Lock:
             elsewhere = host != socket.gethostname() or not flock
             fresh = time.time() - os.stat(self.file.name).st_mtime < self.stale_s
             if not locked or elsewhere and fresh:
-                wait = "" if not locked else f" (if it is dead, wait {self.stale_s // 60} minutes or delete {self.file.name})"
+                wait = (
+                    ""
+                    if not locked
+                    else f" (if it is dead, wait {self.stale_s // 60} minutes or delete {self.file.name})"
+                )
                 self.file.close()
-                raise RunError(f"{folder} is being trained by process {pid} on {host} since {since}; stop that one first, or choose another checkpoint_dir{wait}")
+                raise RunError(
+                    f"{folder} is being trained by process {pid} on {host} since {since}; stop that one first, or choose another checkpoint_dir{wait}"
+                )
         elif not locked:
-            raise RunError(f"{folder} is being trained by another process; stop that one first, or choose another checkpoint_dir")
+            raise RunError(
+                f"{folder} is being trained by another process; stop that one first, or choose another checkpoint_dir"
+            )
         self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
         self.released = threading.Event()
         threading.Thread(target=self._refresh, daemon=True).start()

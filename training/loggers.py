@@ -3,6 +3,7 @@
 Each gets the records of log.jsonl as they are written. None of them is needed, and none may slow or end a run: what fails
 is said once and left alone from there on.
 """
+
 import importlib.util
 import os
 import secrets
@@ -23,7 +24,9 @@ def check_installed(config: Config) -> None:
     """Raises ConfigError where a setting asks for a package that is not there."""
     for wanted, package in ((config.tensorboard, "tensorboard"), (config.wandb, "wandb")):
         if wanted and not importlib.util.find_spec(package):
-            raise ConfigError(f"{package} = {wanted} needs a package that is not installed: pip install {package}")
+            raise ConfigError(
+                f"{package} = {wanted} needs a package that is not installed: pip install {package}"
+            )
 
 
 class Loggers:
@@ -32,7 +35,10 @@ class Loggers:
     def __init__(self, config: Config, folder: Path, step: int):
         """Open them to continue after `step`."""
         self.open = []
-        for wanted, name, make in ((config.tensorboard, "tensorboard", tensorboard), (config.wandb, "wandb", wandb)):
+        for wanted, name, make in (
+            (config.tensorboard, "tensorboard", tensorboard),
+            (config.wandb, "wandb", wandb),
+        ):
             if wanted:
                 try:
                     self.open.append((name, *make(config, folder, step)))
@@ -63,7 +69,11 @@ class Loggers:
 
 def complain(name: str, error: Exception) -> None:
     """Say that a logger is done with."""
-    print(f"\n{name} failed ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); training goes on without it", file=sys.stderr, flush=True)
+    print(
+        f"\n{name} failed ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); training goes on without it",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def tensorboard(config: Config, folder: Path, step: int):
@@ -76,7 +86,9 @@ def tensorboard(config: Config, folder: Path, step: int):
         for name, value in curves.items():
             writer.add_scalar(name, value, at)
         for prompt, text in texts.items():
-            writer.add_text(prompt, f"    {prompt}{text}".replace("\n", "\n    "), at)  # indented: Markdown leaves it as it is
+            writer.add_text(
+                prompt, f"    {prompt}{text}".replace("\n", "\n    "), at
+            )  # indented: Markdown leaves it as it is
         writer.flush()  # a killed run has on the disk what it will not write again
 
     return write, writer.close
@@ -88,7 +100,14 @@ def wandb(config: Config, folder: Path, step: int):
 
     known = checkpoint.read_json(folder / "wandb.json", id=str) or {"id": secrets.token_hex(4)}
     checkpoint.write_json(folder / "wandb.json", known)
-    options = {"project": config.wandb, "name": folder.name, "id": known["id"], "resume": "allow", "dir": str(folder), "config": asdict(config)}
+    options = {
+        "project": config.wandb,
+        "name": folder.name,
+        "id": known["id"],
+        "resume": "allow",
+        "dir": str(folder),
+        "config": asdict(config),
+    }
     quiet = wb.Settings(silent=True, console="off", init_timeout=30)
     mode = os.environ.get("WANDB_MODE", "online")
     try:
@@ -100,12 +119,28 @@ def wandb(config: Config, folder: Path, step: int):
         wb.teardown()  # the id counts as in use otherwise
         mode, run = "offline", wb.init(**options, mode="offline", settings=quiet)
     if mode == "offline":
-        print(f"wandb is offline; to upload later: wandb sync {folder}/wandb/offline-run-*-{known['id']}", flush=True)
+        print(
+            f"wandb is offline; to upload later: wandb sync {folder}/wandb/offline-run-*-{known['id']}",
+            flush=True,
+        )
     run.define_metric("step")
-    run.define_metric("*", step_metric="step")  # W&B's own counter takes no step twice, and a resumed run repeats some
+    run.define_metric(
+        "*", step_metric="step"
+    )  # W&B's own counter takes no step twice, and a resumed run repeats some
 
     def write(curves, texts, at):
-        run.log({"step": at, **curves, **{f"samples/{prompt}": wb.Html(f"<pre>{(prompt + text).replace('<', '&lt;')}</pre>") for prompt, text in texts.items()}})
+        run.log(
+            {
+                "step": at,
+                **curves,
+                **{
+                    f"samples/{prompt}": wb.Html(
+                        f"<pre>{(prompt + text).replace('<', '&lt;')}</pre>"
+                    )
+                    for prompt, text in texts.items()
+                },
+            }
+        )
 
     return write, run.finish
 
@@ -135,7 +170,11 @@ class Report:
                 self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.stop()
-        return self.folder / "report.html" if self.process and not self.busy and not self.failed else None
+        return (
+            self.folder / "report.html"
+            if self.process and not self.busy and not self.failed
+            else None
+        )
 
     def stop(self) -> None:
         """End a drawing that is going on."""
@@ -150,7 +189,11 @@ class Report:
         status = self.process and self.process.poll()
         if status and not self.failed:
             self.failed = True
-            print(f"\nreport.html could not be drawn; why, says: python -m tools.report {self.folder}", file=sys.stderr, flush=True)
+            print(
+                f"\nreport.html could not be drawn; why, says: python -m tools.report {self.folder}",
+                file=sys.stderr,
+                flush=True,
+            )
         return self.process is not None and status is None
 
     def _begin(self, *more):
@@ -158,6 +201,13 @@ class Report:
         command = [sys.executable, "-m", "tools.report", str(self.folder.absolute()), *more]
         try:  # in a group of its own: Ctrl-C in the terminal is the trainer's. Not in another session: Linux shares the cores out among sessions first
             quiet = subprocess.DEVNULL
-            self.process = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdin=quiet, stdout=quiet, stderr=quiet, process_group=0)
+            self.process = subprocess.Popen(
+                command,
+                cwd=Path(__file__).parent.parent,
+                stdin=quiet,
+                stdout=quiet,
+                stderr=quiet,
+                process_group=0,
+            )
         except OSError:  # no memory for another process
             self.wanted = False

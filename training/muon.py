@@ -3,6 +3,7 @@
 Muon makes the momentum of a matrix orthogonal before it steps along it: Jordan et al., 2024,
 https://kellerjordan.github.io/posts/muon. Knows tensors only.
 """
+
 import torch
 
 
@@ -16,7 +17,9 @@ def orthogonalize(x, steps: int = 5):
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+        x = torch.baddbmm(
+            x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445
+        )
     return x.mT if tall else x
 
 
@@ -49,13 +52,18 @@ class Muon(torch.optim.AdamW):
         """The step of the matrices of one shape: stacked, so that the device sees few and large products."""
         for p in params:
             if not self.state[p]:  # AdamW expects a step in every state that it loads
-                self.state[p].update(step=torch.zeros((), dtype=torch.float32), momentum_buffer=torch.zeros_like(p))
+                self.state[p].update(
+                    step=torch.zeros((), dtype=torch.float32), momentum_buffer=torch.zeros_like(p)
+                )
         momentum = [self.state[p]["momentum_buffer"] for p in params]
         grads, size = [p.grad for p in params], 1.0
         if getattr(self, "grad_scale", None) is not None:
             grads = torch._foreach_div(grads, self.grad_scale)
         if getattr(self, "found_inf", None) is not None:
-            grads = [torch.where(self.found_inf.bool(), m, g) for m, g in zip(momentum, grads, strict=True)]
+            grads = [
+                torch.where(self.found_inf.bool(), m, g)
+                for m, g in zip(momentum, grads, strict=True)
+            ]
             size = 1.0 - self.found_inf
         torch._foreach_lerp_(momentum, grads, 1 - group["momentum"])
         update = torch.stack(torch._foreach_lerp(grads, momentum, group["momentum"]))

@@ -3,6 +3,7 @@
 All do the same steps on different sequences. What one finds out alone (memory that runs out, a signal, the time) takes effect
 once all have heard of it, at the same point of the program. Only the first, `main`, writes and prints. Knows no model, no run.
 """
+
 import contextlib
 import os
 import sys
@@ -11,7 +12,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-rank, count, local = 0, 1, 0  # this process among all; how many; among those of its machine, which is its GPU's number too
+rank, count, local = (
+    0,
+    1,
+    0,
+)  # this process among all; how many; among those of its machine, which is its GPU's number too
 alone, main = True, True
 _store, _stderr = None, sys.stderr
 
@@ -28,7 +33,12 @@ def join() -> None:
     _store, rank, count = next(dist.rendezvous("env://"))
     local, alone, main = int(os.environ["LOCAL_RANK"]), False, rank == 0
     # Plain numbers go over gloo, between the CPUs, so that agreeing on them never waits for a GPU.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo", store=_store, rank=rank, world_size=count)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo",
+        store=_store,
+        rank=rank,
+        world_size=count,
+    )
     if not main:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
@@ -66,7 +76,9 @@ def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(flat)
     except RuntimeError as error:
         raise Lost(str(error)) from None
-    for p, gradient in zip(parameters, flat.split([*(p.numel() for p in parameters), 1]), strict=False):
+    for p, gradient in zip(
+        parameters, flat.split([*(p.numel() for p in parameters), 1]), strict=False
+    ):
         p.grad = gradient.view_as(p)
     return flat[-1]
 

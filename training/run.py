@@ -3,6 +3,7 @@
 A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates, saves itself and writes
 its log. When it does what is the business of train.py; how files look is that of checkpoint.py and dataset.py.
 """
+
 import contextlib
 import gc
 import math
@@ -28,7 +29,14 @@ from training import ranks
 from training.guard import RunError
 from training.loggers import Loggers, check_installed
 from training.setup import changes, check_same, encode_prompts, load_tokenizer, model_config
-from training.step import compile_or_not, evaluate, forward_backward, learning_rate_at, make_optimizer, optimizer_step
+from training.step import (
+    compile_or_not,
+    evaluate,
+    forward_backward,
+    learning_rate_at,
+    make_optimizer,
+    optimizer_step,
+)
 
 
 @dataclass
@@ -72,7 +80,11 @@ class Run:
 
         place = config.block_size, self.device, config.data_location
         self.train_data = Dataset(config.data_dir, self.meta, "train", *place)
-        self.val_data = Dataset(config.data_dir, self.meta, "val", *place) if self.meta.splits["val"].tokens else None
+        self.val_data = (
+            Dataset(config.data_dir, self.meta, "val", *place)
+            if self.meta.splits["val"].tokens
+            else None
+        )
 
         torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
         torch.manual_seed(config.seed)
@@ -80,8 +92,14 @@ class Run:
         if source:
             self.model.load_state_dict(source.cut_to(config.block_size))
         self.forward = self.model  # until compile()
-        sequences = config.max_steps * config.batch_size if config.max_steps else config.epochs * self.train_data.windows
-        pays = hardware.compile_pays(self.device, sequences * config.block_size * self.model.flops_per_token())
+        sequences = (
+            config.max_steps * config.batch_size
+            if config.max_steps
+            else config.epochs * self.train_data.windows
+        )
+        pays = hardware.compile_pays(
+            self.device, sequences * config.block_size * self.model.flops_per_token()
+        )
         self.compiles = pays if config.compile is None else config.compile
         self.optimizer = make_optimizer(self.model, config, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -91,38 +109,69 @@ class Run:
         self.saved_step, self.saved_at = self.progress.step, time.monotonic()
         self.unwritten, self.complained, self.loggers = [], False, None
 
-        left = math.ceil((config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size)
+        left = math.ceil(
+            (config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size
+        )
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
         self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
         self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
         named = checkpoint.read_json(self.folder / "best.json", step=int, val_loss=float) or {}
         kept = {checkpoint.step_of(folder) for folder in checkpoint.steps(self.folder)}
-        scored = [r for r in (named, *self.log) if r.get("val_loss") is not None and r["step"] in kept and r["step"] <= self.progress.step]
+        scored = [
+            r
+            for r in (named, *self.log)
+            if r.get("val_loss") is not None
+            and r["step"] in kept
+            and r["step"] <= self.progress.step
+        ]
         self.known_best = min(scored, key=lambda r: r["val_loss"], default=None)
-        self.saver = checkpoint.Saver(self.folder, config.keep_last, self.progress.step, self.known_best["val_loss"] if self.known_best else math.inf)
+        self.saver = checkpoint.Saver(
+            self.folder,
+            config.keep_last,
+            self.progress.step,
+            self.known_best["val_loss"] if self.known_best else math.inf,
+        )
         self.share = config.batch_size // ranks.count  # sequences a step of this process
-        self.micro_batch = self.eval_micro_batch = divisor(self.share, config.micro_batch_size or self.share)
+        self.micro_batch = self.eval_micro_batch = divisor(
+            self.share, config.micro_batch_size or self.share
+        )
         self.recall_memory()
         self.check_together()
 
     def check_together(self):
         """Raises RunError unless all processes see the same checkpoint, log and data."""
-        seen = checkpoint.fingerprint({"step": self.progress.step, "evaluated": self.evaluated, "data": self.meta.identity(), "steps": self.total_steps, "micro": self.micro_batch})
+        seen = checkpoint.fingerprint(
+            {
+                "step": self.progress.step,
+                "evaluated": self.evaluated,
+                "data": self.meta.identity(),
+                "steps": self.total_steps,
+                "micro": self.micro_batch,
+            }
+        )
         if len(set(ranks.gather(int(seen[:12], 16)))) > 1:
-            raise RunError(f"the processes of this run do not see the same checkpoint or data; several machines need {self.folder} and {self.config.data_dir} on a shared disk, or copies on each")
+            raise RunError(
+                f"the processes of this run do not see the same checkpoint or data; several machines need {self.folder} and {self.config.data_dir} on a shared disk, or copies on each"
+            )
 
     def find_resume(self):
         """The step folder to continue from and its state, or (None, {}). Raises CheckpointError where `resume` forbids what is there."""
         mode = self.config.resume
         if mode == "never" and checkpoint.steps(self.folder):
-            raise CheckpointError(f"{self.folder} already holds a run, and resume = never: choose another checkpoint_dir, or remove that folder")
+            raise CheckpointError(
+                f"{self.folder} already holds a run, and resume = never: choose another checkpoint_dir, or remove that folder"
+            )
         folder, state, self.problems = checkpoint.latest(self.folder)
         for problem in self.problems:
             print(f"passed over: {problem}")
         if not folder and self.problems:
-            raise CheckpointError(f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir")
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir"
+            )
         if not folder and mode == "must":
-            raise CheckpointError(f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}")
+            raise CheckpointError(
+                f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}"
+            )
         if folder:
             state["model"] = asdict(checkpoint.read_shape(folder, state))
         return folder, state
@@ -130,7 +179,12 @@ class Run:
     def check_resume(self, folder, state):
         """Raises CheckpointError where shape, data or seed are not those of the checkpoint; prints what else has changed."""
         saved = state | {"optimizer": state["settings"].get("optimizer", "adamw")}
-        now = {"model": asdict(self.model_config), "data": self.meta.identity(), "seed": self.config.seed, "optimizer": self.config.optimizer}
+        now = {
+            "model": asdict(self.model_config),
+            "data": self.meta.identity(),
+            "seed": self.config.seed,
+            "optimizer": self.config.optimizer,
+        }
         check_same(saved, now, folder)
         print(changes(state["settings"], asdict(self.config)), end="")
 
@@ -138,7 +192,9 @@ class Run:
         """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
         self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
         saved = checkpoint.load_tensors(folder / "optimizer.pt", mmap=False)
-        for group, now in zip(saved["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+        for group, now in zip(
+            saved["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True
+        ):
             group.update({k: v for k, v in now.items() if k != "params"})
         self.optimizer.load_state_dict(saved["optimizer"])
         if saved["scaler"] and self.scaler.is_enabled():
@@ -167,7 +223,9 @@ class Run:
     @property
     def cost(self) -> float | None:
         """What the run has cost so far, in the unit of cost_per_hour."""
-        return self.running_s / 3600 * self.config.cost_per_hour if self.config.cost_per_hour else None
+        return (
+            self.running_s / 3600 * self.config.cost_per_hour if self.config.cost_per_hour else None
+        )
 
     @property
     def over_budget(self) -> str | None:
@@ -175,7 +233,11 @@ class Run:
         c = self.config
         if c.max_hours is not None and self.running_s > c.max_hours * 3600:
             return f"max_hours = {c.max_hours}"
-        return f"max_cost = {c.max_cost}" if c.max_cost is not None and self.cost > c.max_cost else None
+        return (
+            f"max_cost = {c.max_cost}"
+            if c.max_cost is not None and self.cost > c.max_cost
+            else None
+        )
 
     @property
     def evaluation_due(self) -> bool:
@@ -187,28 +249,60 @@ class Run:
     @property
     def save_due(self) -> bool:
         """Whether to save now. An evaluation is preceded by a save: it may be what runs out of memory."""
-        step, interval, minutes = self.progress.step, self.config.save_interval, self.config.save_minutes
+        step, interval, minutes = (
+            self.progress.step,
+            self.config.save_interval,
+            self.config.save_minutes,
+        )
         timed = minutes and time.monotonic() > self.saved_at + 60 * minutes and not self.saver.busy
-        return step > self.saved_step and bool(self.evaluation_due or step == self.total_steps or timed or interval and step % interval == 0)
+        return step > self.saved_step and bool(
+            self.evaluation_due
+            or step == self.total_steps
+            or timed
+            or interval
+            and step % interval == 0
+        )
 
     def compile(self) -> str | None:
         """Compile the model; returns why it was not, if it was not."""
-        self.forward, problem = self.within_memory("micro_batch", lambda micro: compile_or_not(self.model, *self.train_data.batch(0, micro, self.config.seed), self.cast, self.scaler))
+        self.forward, problem = self.within_memory(
+            "micro_batch",
+            lambda micro: compile_or_not(
+                self.model,
+                *self.train_data.batch(0, micro, self.config.seed),
+                self.cast,
+                self.scaler,
+            ),
+        )
         return problem
 
     def train_step(self, signals) -> torch.Tensor:
         """One optimiser step; returns the gradients' norm, on the device. Several processes each take their share of its sequences."""
         config, progress = self.config, self.progress
         with record_function("data"):
-            x, y = self.train_data.batch(progress.sequences + ranks.rank * self.share, self.share, config.seed)
-        loss = self.within_memory("micro_batch", lambda micro: forward_backward(self.forward, x, y, micro, self.cast, self.scaler))
+            x, y = self.train_data.batch(
+                progress.sequences + ranks.rank * self.share, self.share, config.seed
+            )
+        loss = self.within_memory(
+            "micro_batch",
+            lambda micro: forward_backward(self.forward, x, y, micro, self.cast, self.scaler),
+        )
         loss = ranks.add_up_gradients(self.model.parameters(), loss)
         with signals:
             lr = learning_rate_at(progress.step, self.total_steps, config)
             norm = optimizer_step(self.model, self.optimizer, self.scaler, lr, config.grad_clip)
-            good = (loss if self.scaler.is_enabled() else norm).isfinite()  # the scaler's own skips are no bad steps
+            good = (
+                loss if self.scaler.is_enabled() else norm
+            ).isfinite()  # the scaler's own skips are no bad steps
             kept, bad = torch.where(good, loss, 0.0), (~good).float()
-            self.sums = torch.stack((self.sums[0] + kept, self.sums[1] + 1 - bad, (self.sums[2] + 1) * bad, self.sums[3] + bad))
+            self.sums = torch.stack(
+                (
+                    self.sums[0] + kept,
+                    self.sums[1] + 1 - bad,
+                    (self.sums[2] + 1) * bad,
+                    self.sums[3] + bad,
+                )
+            )
             progress.step += 1
             progress.sequences += config.batch_size
         return norm
@@ -220,7 +314,14 @@ class Run:
             result, fits = None, True
             try:
                 if self.config.dropout:  # dropout follows from (seed, step) as the data does: resuming needs no random state
-                    torch.manual_seed((self.config.seed * 0x9E3779B97F4A7C15 + self.progress.step + (ranks.rank << 40)) % 2**63)
+                    torch.manual_seed(
+                        (
+                            self.config.seed * 0x9E3779B97F4A7C15
+                            + self.progress.step
+                            + (ranks.rank << 40)
+                        )
+                        % 2**63
+                    )
                 result = work(getattr(self, which))
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
@@ -237,12 +338,19 @@ class Run:
             if now == 1:
                 raise RunError(
                     f"out of memory on {hardware.describe(self.device)} with a single sequence of {c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, "
-                    f"a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})" + (", dtype = bfloat16" if self.dtype == torch.float32 else "") + "; or end what else uses the memory"
+                    f"a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})"
+                    + (", dtype = bfloat16" if self.dtype == torch.float32 else "")
+                    + "; or end what else uses the memory"
                 )
             fits = divisor(self.share, now // 2)
             setattr(self, which, fits)
-            self.eval_micro_batch = min(self.eval_micro_batch, self.micro_batch)  # the same memory, and compiled for the same shape
-            print(f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step", flush=True)
+            self.eval_micro_batch = min(
+                self.eval_micro_batch, self.micro_batch
+            )  # the same memory, and compiled for the same shape
+            print(
+                f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step",
+                flush=True,
+            )
             if not c.dry_run:
                 self.record({"event": "out of memory", which: fits})
                 with self.tolerate_disk():
@@ -251,19 +359,34 @@ class Run:
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
-        where = {"device": hardware.describe(self.device), "micro_batch_size": self.config.micro_batch_size}
+        where = {
+            "device": hardware.describe(self.device),
+            "micro_batch_size": self.config.micro_batch_size,
+        }
         return where | {"micro_batch": self.micro_batch, "eval_micro_batch": self.eval_micro_batch}
 
     def recall_memory(self):
         """Begin with the sequences at once that an earlier start on such a device ended with, unless micro_batch_size is set anew."""
-        known = checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int) or {}
+        known = (
+            checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int)
+            or {}
+        )
         if all(known.get(name) == self.memory()[name] for name in ("device", "micro_batch_size")):
             for which in ("micro_batch", "eval_micro_batch"):
-                setattr(self, which, divisor(self.share, max(1, min(getattr(self, which), known[which]))))
+                setattr(
+                    self,
+                    which,
+                    divisor(self.share, max(1, min(getattr(self, which), known[which]))),
+                )
 
     def record(self, values: dict) -> dict:
         """Write a line to the log, with step and time; returns it. A line that the disk does not take waits for the next."""
-        line = {"step": self.progress.step, **values, "elapsed_s": round(self.progress.elapsed_s, 3), "cost": self.cost and round(self.cost, 4)}
+        line = {
+            "step": self.progress.step,
+            **values,
+            "elapsed_s": round(self.progress.elapsed_s, 3),
+            "cost": self.cost and round(self.cost, 4),
+        }
         if not ranks.main:
             return line
         self.unwritten.append(line)
@@ -278,11 +401,30 @@ class Run:
         """What the log holds up to this step stays; then a line on this start: machine, versions, data and the length of the run."""
         checkpoint.write_log(self.folder, self.log)
         if self.known_best:  # a crash may have come between a save and its evaluation's mark
-            checkpoint.write_json(self.folder / "best.json", {k: self.known_best[k] for k in ("step", "val_loss")})
+            checkpoint.write_json(
+                self.folder / "best.json", {k: self.known_best[k] for k in ("step", "val_loss")}
+            )
         self.loggers = Loggers(self.config, self.folder, self.progress.step)
-        data = {"dir": self.config.data_dir, "tokenizer": self.meta.tokenizer["kind"], **self.meta.identity()}
-        size = {"parameters": self.model.num_parameters(), "total_steps": self.total_steps, "steps_per_epoch": self.train_data.windows / self.config.batch_size}
-        self.record({"event": "start", "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **self.versions(), "python": platform.python_version(), **size, "data": data})
+        data = {
+            "dir": self.config.data_dir,
+            "tokenizer": self.meta.tokenizer["kind"],
+            **self.meta.identity(),
+        }
+        size = {
+            "parameters": self.model.num_parameters(),
+            "total_steps": self.total_steps,
+            "steps_per_epoch": self.train_data.windows / self.config.batch_size,
+        }
+        self.record(
+            {
+                "event": "start",
+                "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                **self.versions(),
+                "python": platform.python_version(),
+                **size,
+                "data": data,
+            }
+        )
 
     @contextlib.contextmanager
     def tolerate_disk(self):
@@ -291,7 +433,11 @@ class Run:
             yield
         except OSError as error:
             if not self.complained:
-                print(f"\n{self.folder} takes no writes: {error}; training goes on", file=sys.stderr, flush=True)
+                print(
+                    f"\n{self.folder} takes no writes: {error}; training goes on",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self.complained = True
 
     def log_step(self, norm: float, speed: float) -> dict:
@@ -305,7 +451,9 @@ class Run:
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_second": round(speed, 1),
-            "mfu": round(speed * self.model.flops_per_token() / (peak * ranks.count), 4) if peak else None,
+            "mfu": round(speed * self.model.flops_per_token() / (peak * ranks.count), 4)
+            if peak
+            else None,
             "bad_steps": int(bad),
         }
         self.sums[:2] = 0.0
@@ -314,7 +462,9 @@ class Run:
     def check_numbers(self):
         """Raises RunError after max_bad_steps steps in a row whose loss or gradients are no numbers."""
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1e-3:
-            raise RunError(f"the gradients overflow float16 at any scale, up to step {self.progress.step:,}; the weights took none of them. What helps: dtype = float32, or a lower learning_rate")
+            raise RunError(
+                f"the gradients overflow float16 at any scale, up to step {self.progress.step:,}; the weights took none of them. What helps: dtype = float32, or a lower learning_rate"
+            )
         in_a_row = int(self.sums[2])
         if in_a_row >= self.config.max_bad_steps:
             self.saver.wait()
@@ -327,15 +477,30 @@ class Run:
     def profiled(self, table: str, seconds: dict) -> None:
         """Show what --profile found, and keep it in the log."""
         print(f"\n{table}", flush=True)
-        self.record({"event": "profile", "seconds_a_step": {part: round(s, 6) for part, s in seconds.items()}})
+        self.record(
+            {
+                "event": "profile",
+                "seconds_a_step": {part: round(s, 6) for part, s in seconds.items()},
+            }
+        )
 
     def versions(self) -> dict:
         """What the run runs on."""
-        return {"torch": torch.__version__, "processes": ranks.count, "device": hardware.describe(self.device), "dtype": str(self.dtype).removeprefix("torch.")}
+        return {
+            "torch": torch.__version__,
+            "processes": ranks.count,
+            "device": hardware.describe(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
     def copied(self) -> list[torch.Tensor]:
         """What a save copies, as parameters of the same sizes: each for itself and for its moments, AdamW's two or Muon's one."""
-        return [p for group in self.optimizer.param_groups for p in group["params"] for _ in range(2 if group.get("muon") else 3)]
+        return [
+            p
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            for _ in range(2 if group.get("muon") else 3)
+        ]
 
     def save(self) -> None:
         """Copy the state of this step and have it written, by the main process."""
@@ -372,7 +537,10 @@ class Run:
         """Validation loss, the answers to sample_prompts as {"prompt", "text"}, and whether this step is the best: all into the run's folder."""
         config, step = self.config, self.progress.step
         windows = config.eval_batches * config.batch_size
-        total, count = self.within_memory("eval_micro_batch", lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast))
+        total, count = self.within_memory(
+            "eval_micro_batch",
+            lambda micro: evaluate(self.forward, self.val_data, windows, micro, self.cast),
+        )
         loss = sum(ranks.gather(total)) / sum(ranks.gather(count))
         samples = self.answer_prompts() if ranks.main else []
         if samples:
@@ -380,7 +548,12 @@ class Run:
         if loss < self.saver.best and ranks.main:
             self.saver.mark_best(step, loss)
         finite = math.isfinite(loss)
-        self.record({"val_loss": loss if finite else None, "bits_per_byte": self.bits_per_byte(loss) if finite else None})  # last: what has it is done with
+        self.record(
+            {
+                "val_loss": loss if finite else None,
+                "bits_per_byte": self.bits_per_byte(loss) if finite else None,
+            }
+        )  # last: what has it is done with
         self.evaluated = step
         return loss, samples
 
@@ -393,11 +566,17 @@ class Run:
         """The answers to sample_prompts; none where the memory does not suffice for them."""
         try:
             self.model.eval()
-            return [{"prompt": prompt, "text": self.complete(ids)} for prompt, ids in zip(self.config.sample_prompts, self.prompts, strict=True)]
+            return [
+                {"prompt": prompt, "text": self.complete(ids)}
+                for prompt, ids in zip(self.config.sample_prompts, self.prompts, strict=True)
+            ]
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            print(f"\nno memory for sample_prompts at step {self.progress.step:,}; training goes on", flush=True)
+            print(
+                f"\nno memory for sample_prompts at step {self.progress.step:,}; training goes on",
+                flush=True,
+            )
             return []
         finally:
             self.model.train()
@@ -407,7 +586,15 @@ class Run:
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
         with self.cast():
-            for (next_id,) in sampling.generate(self.model, [prompt], max_new_tokens, temperature=0.8, top_k=50, vocab_size=self.tokenizer.vocab_size, generator=generator):
+            for (next_id,) in sampling.generate(
+                self.model,
+                [prompt],
+                max_new_tokens,
+                temperature=0.8,
+                top_k=50,
+                vocab_size=self.tokenizer.vocab_size,
+                generator=generator,
+            ):
                 if next_id == self.tokenizer.eot_id:
                     break
                 out.append(next_id)
@@ -416,18 +603,40 @@ class Run:
     def banner(self) -> str:
         """What is about to run, in a few lines."""
         c = self.config
-        where = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}[self.train_data.location]
-        saves = [f"{c.save_interval:,} steps"] * bool(c.save_interval) + [f"{c.save_minutes:g} minutes"] * bool(c.save_minutes)
+        where = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}[
+            self.train_data.location
+        ]
+        saves = [f"{c.save_interval:,} steps"] * bool(c.save_interval) + [
+            f"{c.save_minutes:g} minutes"
+        ] * bool(c.save_minutes)
         lines = {
             "device": f"{f'{ranks.count} x ' if ranks.count > 1 else ''}{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
             "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
-            "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; " + (f"{self.val_data.length:,} for validation" if self.val_data else "none for validation, so no evaluations"),
-            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}" + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else "")
-            + (", as memory.json remembers" if self.micro_batch < (c.micro_batch_size or self.share) else ""),
-            "start": f"the weights of {c.init_from}" + (", which this run, begun already, does not read again" if self.progress.step else "") if c.init_from else "",
-            "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch" + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
-            "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it" if c.warmup_steps >= self.total_steps else "",
-            "checkpoints": f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder),
+            "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; "
+            + (
+                f"{self.val_data.length:,} for validation"
+                if self.val_data
+                else "none for validation, so no evaluations"
+            ),
+            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
+            + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else "")
+            + (
+                ", as memory.json remembers"
+                if self.micro_batch < (c.micro_batch_size or self.share)
+                else ""
+            ),
+            "start": f"the weights of {c.init_from}"
+            + (", which this run, begun already, does not read again" if self.progress.step else "")
+            if c.init_from
+            else "",
+            "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch"
+            + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
+            "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it"
+            if c.warmup_steps >= self.total_steps
+            else "",
+            "checkpoints": f"{self.folder}, every {' and '.join(saves)}"
+            if saves
+            else str(self.folder),
         }
         return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)
 

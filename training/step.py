@@ -2,6 +2,7 @@
 
 Functions of a model, tensors and plain values; they know no run, no files and no settings beyond those that they name.
 """
+
 import copy
 import math
 
@@ -25,7 +26,9 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
     if step < config.warmup_steps:
         return high * (step + 1) / config.warmup_steps
     if wsd:
-        return low + (high - low) * min(1.0, (total_steps - 1 - step) / max(1, config.decay_fraction * total_steps))
+        return low + (high - low) * min(
+            1.0, (total_steps - 1 - step) / max(1, config.decay_fraction * total_steps)
+        )
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
@@ -36,12 +39,24 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
     A group's learning rate is the step's times its `scale`. config: a Config.
     """
-    beta2 = 0.5 ** (config.batch_size * config.block_size / config.beta2_tokens) if config.beta2_tokens else config.beta2
-    options = {"lr": config.learning_rate, "betas": (config.beta1, beta2), "eps": 1e-8, "fused": device.type in ("cuda", "cpu")}
+    beta2 = (
+        0.5 ** (config.batch_size * config.block_size / config.beta2_tokens)
+        if config.beta2_tokens
+        else config.beta2
+    )
+    options = {
+        "lr": config.learning_rate,
+        "betas": (config.beta1, beta2),
+        "eps": 1e-8,
+        "fused": device.type in ("cuda", "cpu"),
+    }
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adamw":
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {
+                "params": [p for p in parameters if p.dim() >= 2],
+                "weight_decay": config.weight_decay,
+            },
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW([g | {"scale": 1.0} for g in groups if g["params"]], **options)
@@ -139,7 +154,9 @@ def compile_layers(model):
     Layers of one kind compile once, so that the first step comes after half the time (benchmarks/README.md).
     """
     layered = copy.copy(model)
-    layered._modules = model._modules | {"h": torch.nn.ModuleList(torch.compile(block, dynamic=False) for block in model.h)}
+    layered._modules = model._modules | {
+        "h": torch.nn.ModuleList(torch.compile(block, dynamic=False) for block in model.h)
+    }
     layered.head = torch.compile(model.head, dynamic=False)
     return layered
 
@@ -147,12 +164,16 @@ def compile_layers(model):
 def compile_or_not(model, x, y, cast, scaler):
     """The compiled model after one trial forward and backward on x, y; or the model as it is, with the reason why."""
     try:
-        compiled = compile_layers(model) if x.device.type == "cpu" else torch.compile(model, dynamic=False)
+        compiled = (
+            compile_layers(model) if x.device.type == "cpu" else torch.compile(model, dynamic=False)
+        )
         with cast():
             loss = compiled(x, y)
         scaler.scale(loss).backward()
         return compiled, None
-    except Exception as error:  # a missing compiler, an old GPU, a bug: none of them is a reason not to train
+    except (
+        Exception
+    ) as error:  # a missing compiler, an old GPU, a bug: none of them is a reason not to train
         if out_of_memory(error):
             raise
         torch._dynamo.reset()
