@@ -1,7 +1,8 @@
 """A run's state <-> checkpoints/<run>/.
 
-Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is whole or it does not
-exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and plain values, not what they mean.
+Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is
+whole or it does not exist: it is written under a temporary name, flushed to disk, and renamed.
+Knows tensors and plain values, not what they mean.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)$")
 
 
-# What older checkpoints say of the model besides: with one of these values it is the GPT-2 of model.py.
+# What older checkpoints say of the model besides: with one of these values it is the GPT-2 of
+# model.py.
 GONE = {
     "norm": ["layernorm"],
     "logit_softcap": [0.0],
@@ -47,8 +49,8 @@ class CheckpointError(ValueError):
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
-    state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and plain values.
-    Raises OSError when the disk does not take it; nothing of it is left then.
+    state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and
+    plain values. Raises OSError when the disk does not take it; nothing of it is left then.
     """
     final = run / f"step_{state['step']:08d}"
     partial = run / f".{final.name}.partial"
@@ -85,9 +87,11 @@ def _write(partial, state, model, optimizer, tokenizer_json):
 
 
 class Saver:
-    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is in flight at most.
+    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is
+    in flight at most.
 
-    saved: the step last written whole; best: the validation loss in best.json. A save that fails is reported, and the run goes on.
+    saved: the step last written whole; best: the validation loss in best.json. A save that fails is
+    reported, and the run goes on.
     """
 
     def __init__(self, run: Path, keep_last: int, saved: int = 0, best: float = math.inf):
@@ -95,7 +99,9 @@ class Saver:
         self.thread, self.buffers = None, {}
 
     def reserve(self, tensors: list[torch.Tensor]) -> None:
-        """Have memory for copies of these at hand before the first save. Touching new memory takes longer than the copy does."""
+        """Have memory for copies of these at hand before the first save. Touching new memory takes
+        longer than the copy does.
+        """
         self._begin(self._reserve, tensors)
 
     def _begin(self, job, *args):
@@ -115,7 +121,9 @@ class Saver:
                 self.buffers.setdefault(_kind(t), []).append(_buffer(t))
 
     def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
-        """Copy the state and have it written; waits for the save before, if that is still being written."""
+        """Copy the state and have it written; waits for the save before, if that is still being
+        written.
+        """
         self.wait()
         free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
         copies = {}  # by address: tied weights are copied once, and stay tied
@@ -155,7 +163,9 @@ class Saver:
             self._failed(state["step"], error)
 
     def mark_best(self, step: int, val_loss: float) -> None:
-        """Have best.json name a step when it is written whole: what cannot be saved cannot be the best that is kept."""
+        """Have best.json name a step when it is written whole: what cannot be saved cannot be the
+        best that is kept.
+        """
         writing = self.thread
         if not self._begin(self._mark_best, writing, step, val_loss):
             self._mark_best(writing, step, val_loss)
@@ -170,7 +180,8 @@ class Saver:
 
     def _failed(self, step, why):
         print(
-            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last checkpoint is step {self.saved:,}",
+            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last"
+            f" checkpoint is step {self.saved:,}",
             file=sys.stderr,
             flush=True,
         )
@@ -193,7 +204,9 @@ def _kind(tensor):
 
 
 def _buffer(tensor):
-    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it several times faster."""
+    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it
+    several times faster.
+    """
     try:
         return torch.empty(
             tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
@@ -221,7 +234,8 @@ def check_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
         raise OSError(
-            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower keep_last"
+            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower"
+            " keep_last"
         )
 
 
@@ -274,7 +288,9 @@ def step_of(folder: Path) -> int:
 
 
 def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json")) -> dict:
-    """state.json, after comparing size and checksum of the files `names`. Raises CheckpointError naming what is wrong."""
+    """state.json, after comparing size and checksum of the files `names`. Raises CheckpointError
+    naming what is wrong.
+    """
     path = folder / "state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -290,7 +306,8 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
                 raise CheckpointError(f"{file} is missing")
             if file.stat().st_size != known["bytes"]:
                 raise CheckpointError(
-                    f"{file} has {file.stat().st_size:,} bytes, it was saved with {known['bytes']:,}"
+                    f"{file} has {file.stat().st_size:,} bytes, it was saved with"
+                    f" {known['bytes']:,}"
                 )
             if sha256(file) != known["sha256"]:
                 raise CheckpointError(
@@ -310,7 +327,8 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
 def read_shape(folder: Path, state: dict) -> GPTConfig:
     """The shape of the model in a step folder: what its state lacks takes its default.
 
-    Raises CheckpointError for what model.py does not build, and for a switch that was used and is gone.
+    Raises CheckpointError for what model.py does not build, and for a switch that was used and is
+    gone.
     """
     try:
         known = {k: v for k, v in state["model"].items() if k in GPTConfig.__dataclass_fields__}
@@ -326,8 +344,10 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
 
 
 def load_tensors(path: Path, mmap: bool = True) -> dict:
-    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain values are read. mmap: they lie in
-    the file, for who copies them; what is used as it comes would hold on to the file."""
+    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain
+    values are read. mmap: they lie in the file, for who copies them; what is used as it comes
+    would hold on to the file.
+    """
     try:
         return torch.load(
             path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path)
@@ -343,7 +363,9 @@ def load_tensors(path: Path, mmap: bool = True) -> dict:
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
-    """The newest whole step folder, its state, and what was wrong with those passed over; (None, {}, ...) if there is none."""
+    """The newest whole step folder, its state, and what was wrong with those passed over; (None,
+    {}, ...) if there is none.
+    """
     problems = []
     for folder in reversed(steps(run)):
         try:
@@ -358,8 +380,10 @@ def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
 
 
 def find(path: str | Path | None) -> Path:
-    """The step folder to generate from. path: a step folder; a run, for its best step by validation loss, else its newest;
-    None, for the newest run under checkpoints/. Raises CheckpointError that lists what there is."""
+    """The step folder to generate from. path: a step folder; a run, for its best step by validation
+    loss, else its newest; None, for the newest run under checkpoints/. Raises CheckpointError
+    that lists what there is.
+    """
     if path is None:
         runs = sorted(
             (p for p in ROOT.glob("*") if steps(p)), key=lambda run: steps(run)[-1].stat().st_mtime
@@ -401,7 +425,9 @@ def what_is_there(path: Path) -> str:
 
 
 def read_json(path: Path, **fields: type) -> dict | None:
-    """The object in a small JSON file, or None where there is none, it is damaged, or one of `fields` is not there in its type."""
+    """The object in a small JSON file, or None where there is none, it is damaged, or one of
+    `fields` is not there in its type.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -420,14 +446,18 @@ def best_of(run: Path) -> int | None:
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Rename step folders beyond `step`: damaged ones, that a resumed run passed over and that must not count as its newest."""
+    """Rename step folders beyond `step`: damaged ones, that a resumed run passed over and that must
+    not count as its newest.
+    """
     for folder in steps(run):
         if step_of(folder) > step:
             os.replace(folder, folder.with_name(f"damaged_{folder.name}_{time.time_ns()}"))
 
 
 def rotate(run: Path, keep_last: int) -> None:
-    """Delete all step folders but the newest `keep_last` and the best, and what interrupted saves left behind."""
+    """Delete all step folders but the newest `keep_last` and the best, and what interrupted saves
+    left behind.
+    """
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best:
@@ -437,7 +467,9 @@ def rotate(run: Path, keep_last: int) -> None:
 
 
 def _delete(folder):
-    """Delete a step folder. On a mounted Drive its files are emptied first: there they go to the trash, which counts, at their size."""
+    """Delete a step folder. On a mounted Drive its files are emptied first: there they go to the
+    trash, which counts, at their size.
+    """
     hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.partial")
     with contextlib.suppress(OSError):
         os.replace(folder, hidden)  # so that a crash leaves no half of it

@@ -1,6 +1,7 @@
 """A prepared folder, data/<name>/ -> batches on the device.
 
-Knows token ids, not text and not models. What the folder holds is read, and checked, through metadata.py.
+Knows token ids, not text and not models. What the folder holds is read, and checked, through
+metadata.py.
 """
 
 import contextlib
@@ -33,8 +34,9 @@ IGNORE = -1  # the target where nothing is to be predicted; model.py's value
 class Dataset:
     """The tokens of one split, and its batches.
 
-    tokens: one flat tensor, int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped (one a shard). `windows` sequences of
-    block_size tokens fit into it side by side, from whatever offset below block_size.
+    tokens: one flat tensor, int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped
+    (one a shard). `windows` sequences of block_size tokens fit into it side by side, from whatever
+    offset below block_size.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Dataset:
         device: torch.device,
         location: str = "auto",
     ):
-        """Raises DataError when the split is shorter than one window or holds an id beyond the vocabulary."""
+        """Raises DataError when the split is shorter than one window or holds an id beyond the
+        vocabulary.
+        """
         self.folder, self.meta, self.block_size, self.device = (
             Path(folder),
             meta,
@@ -60,7 +64,8 @@ class Dataset:
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
             raise DataError(
-                f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the data {more}"
+                f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}:"
+                f" lower it to {max(1, self.length // 2)} or less, or prepare the data {more}"
             )
         if location == "gpu" and device.type == "cpu":
             raise DataError(
@@ -84,7 +89,9 @@ class Dataset:
         path = self.folder / part.file
         if not path.exists():
             raise DataError(
-                f"{path} is there only compressed, and can be read so only into memory: unpack it with gunzip -k {self.folder / part.compressed['file']}, or use --data_location=ram"
+                f"{path} is there only compressed, and can be read so only into memory: unpack it"
+                f" with gunzip -k {self.folder / part.compressed['file']}, or use"
+                " --data_location=ram"
             )
         return torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind)
 
@@ -93,14 +100,18 @@ class Dataset:
         if low < 0 or high >= self.meta.vocab_size:
             bad = low if low < 0 else high
             raise DataError(
-                f"{self.path} holds token id {bad}, beyond the vocabulary of {self.meta.vocab_size} in meta.json: the file is damaged or of another tokenizer; prepare the data again"
+                f"{self.path} holds token id {bad}, beyond the vocabulary of {self.meta.vocab_size}"
+                " in meta.json: the file is damaged or of another tokenizer; prepare the data"
+                " again"
             )
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the sequences number `first` and on of a run, each int64 [batch_size, block_size] on the device.
+        """Inputs and targets of the sequences number `first` and on of a run, each int64
+        [batch_size, block_size] on the device.
 
-        Without replacement: an epoch visits every window once, in an order and from an offset that follow from (seed, epoch)
-        alone. So with first = step x batch_size a batch follows from (seed, step), and a run resumes anywhere at no cost.
+        Without replacement: an epoch visits every window once, in an order and from an offset that
+        follow from (seed, epoch) alone. So with first = step x batch_size a batch follows from
+        (seed, step), and a run resumes anywhere at no cost.
         """
         parts = []
         while batch_size:  # once, or twice where an epoch ends inside the batch
@@ -114,7 +125,8 @@ class Dataset:
 
     def _epoch(self, epoch, seed):
         if epoch not in self._order:
-            # NumPy guarantees Philox's raw stream in all its versions, which it does not for permutation() (NEP 19).
+            # NumPy guarantees Philox's raw stream in all its versions, which it does not for
+            # permutation() (NEP 19).
             random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
             offset = int(random.random_raw() % self.block_size)
             order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
@@ -125,7 +137,9 @@ class Dataset:
         return self._order[epoch]
 
     def _gather(self, offset, rows):
-        """Tokens of the windows `rows`, int64 [len(rows), block_size + 1] on the device: one indexing operation."""
+        """Tokens of the windows `rows`, int64 [len(rows), block_size + 1] on the device: one
+        indexing operation.
+        """
         T = self.block_size
         if isinstance(self.tokens, list):
             return self._to_device(self._take(offset + rows[:, None] * T + torch.arange(T + 1)))
@@ -145,7 +159,9 @@ class Dataset:
         return taken
 
     def _to_device(self, chunk):
-        """Gathered tokens as int64 on the device; they travel in their 16 or 32 bits, and are widened there."""
+        """Gathered tokens as int64 on the device; they travel in their 16 or 32 bits, and are
+        widened there.
+        """
         if self.location == "mmap":  # the other places were checked when they were filled
             self._check_ids(chunk.numpy().view(self.meta.dtype))
         if self.device.type == "cuda" and chunk.device.type == "cpu":
@@ -154,11 +170,14 @@ class Dataset:
         return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
 
     def evaluation(self, windows: int, micro_batch: int, share: int = 0, shares: int = 1):
-        """Yield inputs, targets and the number of predictions of fixed windows spread evenly over the split, `micro_batch` a time.
+        """Yield inputs, targets and the number of predictions of fixed windows spread evenly over
+        the split, `micro_batch` a time.
 
-        windows: how many, 0 for all, the last, partial one included. Each yield is int64 [micro_batch, block_size] twice; rows that
-        fill up the last one have only IGNORE as targets, so every forward has one shape and the mean does not depend on micro_batch.
-        share, shares: of so many processes that evaluate together, the number of this one, which takes every so-many-th window.
+        windows: how many, 0 for all, the last, partial one included. Each yield is int64
+        [micro_batch, block_size] twice; rows that fill up the last one have only IGNORE as targets,
+        so every forward has one shape and the mean does not depend on micro_batch. share, shares:
+        of so many processes that evaluate together, the number of this one, which takes every
+        so-many-th window.
         """
         T, whole = self.block_size, (self.length - 1) // self.block_size
         rest = self.length - 1 - whole * T
@@ -188,8 +207,10 @@ class Dataset:
 
 
 def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
-    """All tokens of a split in memory, [tokens] of meta.dtype: from one file, from its compressed copy where only that is there, or
-    from shards in their order. Raises DataError for a file that is cut off or damaged."""
+    """All tokens of a split in memory, [tokens] of meta.dtype: from one file, from its compressed
+    copy where only that is there, or from shards in their order. Raises DataError for a file
+    that is cut off or damaged.
+    """
     tokens, start = np.empty(meta.splits[split].tokens, meta.dtype), 0
     for part in meta.splits[split].files():
         _fill(tokens[start : start + part.tokens], Path(folder), part)
@@ -198,7 +219,9 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
 
 
 def _fill(target, folder, part):
-    """Read one file into its place: in pieces by several threads, which new memory needs to take what a fast disk gives."""
+    """Read one file into its place: in pieces by several threads, which new memory needs to take
+    what a fast disk gives.
+    """
     path, view, size = folder / part.file, memoryview(target).cast("B"), 1 << 26
     packed = not path.exists()
     if packed:
@@ -212,22 +235,25 @@ def _fill(target, folder, part):
                 at += count
             if at < end or end == len(view) and file.read(1):
                 raise DataError(
-                    f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it again"
+                    f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of;"
+                    " copy it again"
                 )
 
     try:
         pieces = range(0, max(1, len(view)), size)
         with (
-            ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext() as threads
-        ):  # a thread takes address space, which may be limited
+            ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext()
+        ) as threads:  # a thread takes address space, which may be limited
             list((threads.map if threads else map)(read, pieces))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from None
 
 
 def find_location(size: int, device: torch.device) -> str:
-    """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory and fit through the RAM, "ram" while they
-    take at most half of what is free there, divided among the processes that torchrun started here, else "mmap"."""
+    """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory
+    and fit through the RAM, "ram" while they take at most half of what is free there, divided
+    among the processes that torchrun started here, else "mmap".
+    """
     free = free_ram() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
         return "gpu"
@@ -235,7 +261,9 @@ def find_location(size: int, device: torch.device) -> str:
 
 
 def free_ram() -> int:
-    """Bytes of memory that can be had without swapping; a large guess where the system does not say."""
+    """Bytes of memory that can be had without swapping; a large guess where the system does not
+    say.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(

@@ -2,7 +2,8 @@
 
     python generate.py --prompt "Once upon a time" [--checkpoint checkpoints/RUN ...]
 
-Knows only checkpoint folders: shape and tokenizer are read from there. `load_model` and `complete` are for other programs too.
+Knows only checkpoint folders: shape and tokenizer are read from there. `load_model` and `complete`
+are for other programs too.
 """
 
 import argparse
@@ -32,7 +33,9 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 
 
 class NoInit(TorchFunctionMode):
-    """Modules made under it keep the memory they get as it is: 3 s less for 134M weights that are replaced at once."""
+    """Modules made under it keep the memory they get as it is: 3 s less for 134M weights that are
+    replaced at once.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return (
@@ -45,7 +48,9 @@ class NoInit(TorchFunctionMode):
 def load_model(
     folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[GPT, Tokenizer, dict]:
-    """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder. Raises CheckpointError for one that is not whole."""
+    """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder. Raises
+    CheckpointError for one that is not whole.
+    """
     state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
     shape = checkpoint.read_shape(folder, state)
     try:
@@ -63,8 +68,10 @@ def load_model(
 
 @dataclass
 class Completion:
-    """One continuation as it grows. text: whole characters only, and nothing that may turn out to be a stop text. ids: its tokens.
-    ended: why it is finished, "end of text", "stop" or "length"; empty until then. first_s, seconds: from the start to its first and last token."""
+    """One continuation as it grows. text: whole characters only, and nothing that may turn out to
+    be a stop text. ids: its tokens. ended: why it is finished, "end of text", "stop" or
+    "length"; empty until then. first_s, seconds: from the start to its first and last token.
+    """
 
     prompt: str
     text: str = ""
@@ -83,10 +90,12 @@ def complete(
     seed: int | None = None,
     **settings,
 ):
-    """Continue each prompt; yields the same list of Completions, one a prompt, every time that they have grown.
+    """Continue each prompt; yields the same list of Completions, one a prompt, every time that they
+    have grown.
 
-    An empty prompt is the start of a document. stop: texts that end a continuation, themselves left out. settings: as in
-    sampling.generate. Raises TokenizerError for a prompt that the tokenizer cannot encode.
+    An empty prompt is the start of a document. stop: texts that end a continuation, themselves left
+    out. settings: as in sampling.generate. Raises TokenizerError for a prompt that the tokenizer
+    cannot encode.
     """
     started = time.perf_counter()
     ids = [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
@@ -128,7 +137,9 @@ def may_become(text: str, stop: list[str]) -> int:
 
 
 def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
-    """(name, model, tokenizer) of a run or step, ready to generate; what it is goes to standard error."""
+    """(name, model, tokenizer) of a run or step, ready to generate; what it is goes to standard
+    error.
+    """
     folder = checkpoint.find(path)
     model, tokenizer, state = load_model(folder, device, dtype)
     best = checkpoint.read_json(folder.parent / "best.json", step=int, val_loss=float) or {}
@@ -142,8 +153,9 @@ def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
 
 
 def conversation(messages: list[dict], model: GPT, tokenizer: Tokenizer) -> str:
-    """The prompt for a model's next reply, as prepare_data.py writes conversations. The oldest turns go where they would leave less than
-    half of the context for the reply."""
+    """The prompt for a model's next reply, as prepare_data.py writes conversations. The oldest
+    turns go where they would leave less than half of the context for the reply.
+    """
     while True:
         prompt = format_chat(messages) + REPLY
         if len(messages) == 1 or len(tokenizer.encode(prompt)) <= model.config.block_size // 2:
@@ -152,7 +164,9 @@ def conversation(messages: list[dict], model: GPT, tokenizer: Tokenizer) -> str:
 
 
 def show(answers, chat: bool) -> list[Completion]:
-    """Print continuations as they grow, each after its prompt (in a chat without), one below the other; returns them."""
+    """Print continuations as they grow, each after its prompt (in a chat without), one below the
+    other; returns them.
+    """
     at, shown = 0, 0
     for rows in answers:
         while True:
@@ -184,7 +198,9 @@ def side_by_side(titles: list[str], texts: list[str]) -> str:
 
 
 def answer(models: list, prompts: list[list[str]], args) -> list[list[Completion]]:
-    """Continue prompts[m] with models[m], num_samples times each; print what they write in the form that was asked for, and return it."""
+    """Continue prompts[m] with models[m], num_samples times each; print what they write in the form
+    that was asked for, and return it.
+    """
     settings = {
         key: getattr(args, key)
         for key in (
@@ -202,7 +218,8 @@ def answer(models: list, prompts: list[list[str]], args) -> list[list[Completion
         for text in texts:
             if (length := len(tokenizer.encode(text))) > model.config.block_size:
                 print(
-                    f"[{name}: the prompt has {length:,} tokens; the model sees the last {model.config.block_size} of them, its context]",
+                    f"[{name}: the prompt has {length:,} tokens; the model sees the last"
+                    f" {model.config.block_size} of them, its context]",
                     file=sys.stderr,
                 )
         answers = complete(
@@ -255,7 +272,9 @@ def answer(models: list, prompts: list[list[str]], args) -> list[list[Completion
 
 
 def session(models: list, args) -> None:
-    """Prompts from the terminal until Ctrl-D; in a chat each model remembers the conversation. Ctrl-C ends a text, not the session."""
+    """Prompts from the terminal until Ctrl-D; in a chat each model remembers the conversation.
+    Ctrl-C ends a text, not the session.
+    """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
     print(
@@ -306,14 +325,20 @@ def parse_args(argv):
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="generate.py",
-        description="Text from trained models. Without a prompt on a terminal it asks for prompts; else it reads standard input.",
+        description=(
+            "Text from trained models. Without a prompt on a terminal it asks for prompts; else it"
+            " reads standard input."
+        ),
     )
     add = parser.add_argument
     add(
         "--checkpoint",
         action="append",
         metavar="PATH",
-        help="a run (its best step by validation loss, else its newest) or one step of it; default: the newest run under checkpoints/. Several answer side by side",
+        help=(
+            "a run (its best step by validation loss, else its newest) or one step of it; default:"
+            " the newest run under checkpoints/. Several answer side by side"
+        ),
     )
     add(
         "--prompt",
@@ -333,7 +358,10 @@ def parse_args(argv):
     add(
         "--chat",
         action="store_true",
-        help="a prompt is what a user says in a conversation, and the model replies; for models trained on `messages`",
+        help=(
+            "a prompt is what a user says in a conversation, and the model replies; for models"
+            " trained on `messages`"
+        ),
     )
     add(
         "--max_new_tokens",
@@ -368,7 +396,9 @@ def parse_args(argv):
         type=float,
         default=1.0,
         metavar="P",
-        help="draw among the likeliest tokens that together reach probability P; default %(default)s",
+        help=(
+            "draw among the likeliest tokens that together reach probability P; default %(default)s"
+        ),
     )
     add(
         "--repetition_penalty",

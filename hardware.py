@@ -1,4 +1,6 @@
-"""What the machine offers: device, precision, how fast it could be, and the errors of its memory. Nothing here knows models or data."""
+"""What the machine offers: device, precision, how fast it could be, and the errors of its memory.
+Nothing here knows models or data.
+"""
 
 import contextlib
 import math
@@ -10,12 +12,31 @@ from pathlib import Path
 
 import torch
 
-# Dense bf16 or fp16 matrix products, TFLOP/s, from the makers' data sheets. The first name found in the device's name counts.
-PEAK_TFLOPS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "H800": 989, "GH200": 989, "B200": 2250, "A100": 312, "A800": 312, "L40S": 362, "L4": 121,
-               "A10G": 70, "A10": 125, "A40": 150, "A6000": 155, "V100": 125, "T4": 65, "4090": 165, "3090": 71}  # fmt: skip
+# Dense bf16 or fp16 matrix products, TFLOP/s, from the makers' data sheets. The first name found in
+# the device's name counts.
+PEAK_TFLOPS = {
+    "H200": 989,
+    "H100 PCIe": 756,
+    "H100": 989,
+    "H800": 989,
+    "GH200": 989,
+    "B200": 2250,
+    "A100": 312,
+    "A800": 312,
+    "L40S": 362,
+    "L4": 121,
+    "A10G": 70,
+    "A10": 125,
+    "A40": 150,
+    "A6000": 155,
+    "V100": 125,
+    "T4": 65,
+    "4090": 165,
+    "3090": 71,
+}
 
-# Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5% less (benchmarks/README.md). PyTorch
-# looks at this when it first allocates.
+# Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5%
+# less (benchmarks/README.md). PyTorch looks at this when it first allocates.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
@@ -29,8 +50,9 @@ class DeviceError(ValueError):
 
 
 def find_device(name: str, number: int = 0) -> torch.device:
-    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu; number: which GPU where the name says none. Raises DeviceError
-    for one that this machine lacks."""
+    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu; number: which GPU where the
+    name says none. Raises DeviceError for one that this machine lacks.
+    """
     if name == "auto":
         name = (
             "cuda"
@@ -51,7 +73,8 @@ def find_device(name: str, number: int = 0) -> torch.device:
                 else "made for CPUs, finds no GPU; for the GPU:"
             )
             raise DeviceError(
-                f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n  {FOR_CUDA_12}\ndevice = cpu does without a GPU"
+                f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n "
+                f" {FOR_CUDA_12}\ndevice = cpu does without a GPU"
             )
     try:
         device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
@@ -66,7 +89,8 @@ def find_device(name: str, number: int = 0) -> torch.device:
     }.get(device.type, 0)
     if (device.index or 0) >= count:
         raise DeviceError(
-            f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this machine; device=auto takes {find_device('auto')}"
+            f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this"
+            f" machine; device=auto takes {find_device('auto')}"
         )
     if device.type == "cuda":
         (major, minor), known = (
@@ -75,7 +99,8 @@ def find_device(name: str, number: int = 0) -> torch.device:
         )
         if 10 * major + minor < min(map(int, known), default=0):
             raise DeviceError(
-                f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__} knows; one made for CUDA 12 knows it:\n  {FOR_CUDA_12}"
+                f"{torch.cuda.get_device_name(device)} is older than PyTorch {torch.__version__}"
+                f" knows; one made for CUDA 12 knows it:\n  {FOR_CUDA_12}"
             )
     return device
 
@@ -83,7 +108,8 @@ def find_device(name: str, number: int = 0) -> torch.device:
 def find_dtype(device: torch.device, name: str) -> torch.dtype:
     """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
 
-    auto: bfloat16 where the hardware multiplies it (Ampere and later; CPUs with AMX or AVX512-BF16), float16 on older GPUs, else float32.
+    auto: bfloat16 where the hardware multiplies it (Ampere and later; CPUs with AMX or
+    AVX512-BF16), float16 on older GPUs, else float32.
     """
     if name != "auto":
         return getattr(torch, name)
@@ -101,20 +127,26 @@ def find_dtype(device: torch.device, name: str) -> torch.dtype:
 
 
 def autocast(device: torch.device, dtype: torch.dtype):
-    """The context in which a forward runs with matrix products in `dtype` and weights kept in float32."""
+    """The context in which a forward runs with matrix products in `dtype` and weights kept in
+    float32.
+    """
     return (
         contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
     )
 
 
 def compile_pays(device: torch.device, operations: float) -> bool:
-    """Whether to compile a model for a run of so many floating-point operations. On a CPU, half a minute of
-    compilation takes a sixth off a small model's step, and comes back after some 4e13 operations (benchmarks/README.md). PyTorch's compiler for mps is a prototype."""
+    """Whether to compile a model for a run of so many floating-point operations. On a CPU, half a
+    minute of compilation takes a sixth off a small model's step, and comes back after some 4e13
+    operations (benchmarks/README.md). PyTorch's compiler for mps is a prototype.
+    """
     return device.type == "cuda" or device.type == "cpu" and operations > 4e13
 
 
 def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
-    """As many threads as a container may use processors: PyTorch counts those that it sees. OMP_NUM_THREADS has the last word."""
+    """As many threads as a container may use processors: PyTorch counts those that it sees.
+    OMP_NUM_THREADS has the last word.
+    """
     try:
         quota, period = Path(path).read_text().split()
         if quota != "max" and "OMP_NUM_THREADS" not in os.environ:
@@ -126,7 +158,9 @@ def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Floating-point operations a second that the device is sold as, or None where it is not in the table."""
+    """Floating-point operations a second that the device is sold as, or None where it is not in the
+    table.
+    """
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -1,7 +1,7 @@
 """What a prepared folder, data/<name>/, says of itself: meta.json.
 
-Owner of that format: prepare_data.py writes it, dataset.py reads it, and every count in it is checked against the files.
-Knows neither text nor tensors, so that preparing need not import torch.
+Owner of that format: prepare_data.py writes it, dataset.py reads it, and every count in it is
+checked against the files. Knows neither text nor tensors, so that preparing need not import torch.
 """
 
 import dataclasses
@@ -22,10 +22,11 @@ class DataError(ValueError):
 
 @dataclass
 class Split:
-    """One .bin file and what is known of it. text_bytes: UTF-8 bytes of the text that the tokens stand for.
+    """One .bin file and what is known of it. text_bytes: UTF-8 bytes of the text that the tokens
+    stand for.
 
-    compressed: {"file", "bytes", "sha256"} of a .gz copy, which can stand in for the file. parts: of a folder of shards, the
-    files that one after the other make up the split.
+    compressed: {"file", "bytes", "sha256"} of a .gz copy, which can stand in for the file. parts:
+    of a folder of shards, the files that one after the other make up the split.
     """
 
     file: str
@@ -97,7 +98,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_meta(folder: str | Path) -> Meta:
-    """Read meta.json and check it against the files beside it; a folder of shards, shard-I-of-N, reads as one dataset.
+    """Read meta.json and check it against the files beside it; a folder of shards, shard-I-of-N,
+    reads as one dataset.
 
     Raises DataError for all that does not fit together.
     """
@@ -114,17 +116,20 @@ def read_meta(folder: str | Path) -> Meta:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or restore the file from a copy"
+            f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or"
+            " restore the file from a copy"
         ) from None
     if meta.format != FORMAT:
         raise DataError(
-            f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data again"
+            f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data"
+            " again"
         )
     if meta.dtype not in ("uint16", "int32"):
         raise DataError(f"{path}: dtype = {meta.dtype!r}, but a .bin holds uint16 or int32")
     if meta.vocab_size > 65536 and meta.dtype == "uint16":
         raise DataError(
-            f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is wrong"
+            f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is"
+            " wrong"
         )
     for split in meta.splits.values():
         _check_size(folder, split, meta.dtype)
@@ -132,18 +137,22 @@ def read_meta(folder: str | Path) -> Meta:
 
 
 def _check_size(folder, split, dtype):
-    """Raises DataError unless the .bin, or else its compressed copy, has the size that it should have."""
+    """Raises DataError unless the .bin, or else its compressed copy, has the size that it should
+    have.
+    """
     path, expected = folder / split.file, split.tokens * np.dtype(dtype).itemsize
     if not path.exists() and split.compressed and (folder / split.compressed["file"]).exists():
         copy = folder / split.compressed["file"]
         if copy.stat().st_size != split.compressed["bytes"]:
             raise DataError(
-                f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says {split.compressed['bytes']:,}: it is cut off or still being copied"
+                f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says"
+                f" {split.compressed['bytes']:,}: it is cut off or still being copied"
             )
         return
     if not path.exists():
         raise DataError(
-            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare the data again"
+            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare"
+            " the data again"
         )
     size = path.stat().st_size
     if size != expected:
@@ -156,25 +165,30 @@ def _check_size(folder, split, dtype):
         if size == split.tokens * np.dtype(other).itemsize:
             hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
         raise DataError(
-            f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype} tokens = {expected:,} bytes: {hint}"
+            f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype}"
+            f" tokens = {expected:,} bytes: {hint}"
         )
 
 
 def _join_shards(folder):
-    """One Meta for the shards of a folder, in their order. Raises DataError when one is missing or was made with another tokenizer."""
+    """One Meta for the shards of a folder, in their order. Raises DataError when one is missing or
+    was made with another tokenizer.
+    """
     count = max(int(p.name.rpartition("-")[2]) for p in folder.glob("shard-*-of-*"))
     names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
     missing = [name for name in names if not (folder / name / "meta.json").exists()]
     if missing:
         raise DataError(
-            f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with --shard, or copy it here"
+            f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with"
+            " --shard, or copy it here"
         )
     metas = [read_meta(folder / name) for name in names]
     first = metas[0]
     for name, meta in zip(names, metas, strict=True):
         if meta.tokenizer["sha256"] != first.tokenizer["sha256"]:
             raise DataError(
-                f"{folder / name} was made with another tokenizer than {folder / names[0]}: make one of them again with the other's, as --tokenizer"
+                f"{folder / name} was made with another tokenizer than {folder / names[0]}: make"
+                " one of them again with the other's, as --tokenizer"
             )
     splits = {}
     for kind in first.splits:

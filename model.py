@@ -1,11 +1,13 @@
 """The GPT: token ids in, logits or a loss out.
 
-Pure PyTorch. It knows no file, no data set and no tokenizer. `arch` chooses between two forms of one model:
-gpt2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners") and qwen3 (Yang et al.,
-2025, "Qwen3 Technical Report"), which has RMSNorm, rotary positions and SwiGLU instead of LayerNorm, learned
-positions and GELU, and no biases. Names follow GPT-2's own checkpoint (wte, wpe, h, ln_1, c_attn, ...).
+Pure PyTorch. It knows no file, no data set and no tokenizer. `arch` chooses between two forms of
+one model: gpt2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners") and
+qwen3 (Yang et al., 2025, "Qwen3 Technical Report"), which has RMSNorm, rotary positions and SwiGLU
+instead of LayerNorm, learned positions and GELU, and no biases. Names follow GPT-2's own checkpoint
+(wte, wpe, h, ln_1, c_attn, ...).
 
-In the comments B is sequences, T tokens a sequence, C the model's width (n_embd), D a head's, V the vocabulary.
+In the comments B is sequences, T tokens a sequence, C the model's width (n_embd), D a head's, V the
+vocabulary.
 """
 
 import math
@@ -72,7 +74,8 @@ class GPTConfig:
                 )
             if self.head_dim % 2:
                 raise ValueError(
-                    f"heads of {self.head_dim}: rotary positions need an even number; change n_head or head_dim"
+                    f"heads of {self.head_dim}: rotary positions need an even number; change n_head"
+                    " or head_dim"
                 )
 
 
@@ -85,7 +88,9 @@ class RMSNorm(nn.RMSNorm):
 
 
 def rotary_table(config: GPTConfig):
-    """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer"): [2, block_size, D]."""
+    """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer"): [2, block_size,
+    D].
+    """
     half = config.head_dim // 2
     frequencies = config.rope_theta ** -(torch.arange(half) / half)
     angles = torch.outer(torch.arange(config.block_size), frequencies)
@@ -96,17 +101,20 @@ def rotary_table(config: GPTConfig):
 def rotate(x, rotary):
     """Turn each pair of x's numbers, one of either half, by the angle of its position.
 
-    x: [B, heads, T, D]. rotary: [2, 1, T, D], or [2, B, 1, T, D] where the rows stand at different positions.
+    x: [B, heads, T, D]. rotary: [2, 1, T, D], or [2, B, 1, T, D] where the rows stand at different
+    positions.
     """
     cos, sin = rotary.to(x.dtype)
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
 
 
 def causal_attention(q, k, v, dropout):
-    """softmax(q k^T / sqrt(D)) v, where no token sees a later one. q, k, v, and what it returns: [B, heads, T, D].
+    """softmax(q k^T / sqrt(D)) v, where no token sees a later one. q, k, v, and what it returns:
+    [B, heads, T, D].
 
-    dropout: of the softmax's weights. PyTorch's flash attention for CPUs leaves the bf16 instructions idle: products
-    of a quarter of the queries with the keys up to their end take 0.6 of its time (benchmarks/README.md).
+    dropout: of the softmax's weights. PyTorch's flash attention for CPUs leaves the bf16
+    instructions idle: products of a quarter of the queries with the keys up to their end take 0.6
+    of its time (benchmarks/README.md).
     """
     if v.device.type != "cpu" or v.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
@@ -162,7 +170,8 @@ class Attention(nn.Module):
 def gelu(x):
     """GPT-2's tanh form of GELU.
 
-    In compiled code by its identity 0.5 (1 + tanh u) = sigmoid(2 u), as that is the faster to compute on a CPU.
+    In compiled code by its identity 0.5 (1 + tanh u) = sigmoid(2 u), as that is the faster to
+    compute on a CPU.
     """
     if not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
@@ -185,7 +194,9 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """An MLP whose inner values are multiplied by a gate (Shazeer, 2020, "GLU Variants Improve Transformer")."""
+    """An MLP whose inner values are multiplied by a gate (Shazeer, 2020, "GLU Variants Improve
+    Transformer").
+    """
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -223,7 +234,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model. zero_init: begin with zero projections, a recipe of training (see init_weights)."""
+    """The language model. zero_init: begin with zero projections, a recipe of training (see
+    init_weights).
+    """
 
     def __init__(self, config: GPTConfig, zero_init: bool = False):
         super().__init__()
@@ -240,7 +253,8 @@ class GPT(nn.Module):
         self.init_weights(zero_init)
 
     def init_weights(self, zero: bool):
-        """GPT-2's: normal with 0.02, projections onto the residual stream smaller by sqrt(2 layers).
+        """GPT-2's: normal with 0.02, projections onto the residual stream smaller by sqrt(2
+        layers).
 
         With `zero` these projections, and a head of its own, begin at zero: the model begins as its
         embedding, of variance 1, and the other matrices keep their input's variance.
@@ -261,17 +275,18 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.
 
-        idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where nothing is to be
-        predicted. cache: keeps keys and values, and says at which positions the tokens stand (sampling.Cache).
-        last: int64 [B], the index of the only token of each row whose logits are wanted.
-        Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in nats a token, a
-        scalar in float32. Raises ValueError for a sequence beyond the context, and, outside compiled code on the
-        CPU, for an id beyond the vocabulary.
+        idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where
+        nothing is to be predicted. cache: keeps keys and values, and says at which positions the
+        tokens stand (sampling.Cache). last: int64 [B], the index of the only token of each row
+        whose logits are wanted. Returns logits, [B, T, V], or [B, V] with `last`; with targets, the
+        mean cross-entropy in nats a token, a scalar in float32. Raises ValueError for a sequence
+        beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.
         """
         B, T = idx.shape
         if T > self.config.block_size:
             raise ValueError(
-                f"a sequence of {T} tokens is longer than the model's context (block_size = {self.config.block_size})"
+                f"a sequence of {T} tokens is longer than the model's context (block_size ="
+                f" {self.config.block_size})"
             )
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ids(idx)
@@ -289,7 +304,9 @@ class GPT(nn.Module):
         return self.head(x, targets)
 
     def head(self, x, targets=None):
-        """What the last layer's output [..., C] comes to: logits [..., V], or the loss against targets."""
+        """What the last layer's output [..., C] comes to: logits [..., V], or the loss against
+        targets.
+        """
         logits = self.lm_head(self.ln_f(x))
         if targets is None:
             return logits
@@ -301,7 +318,8 @@ class GPT(nn.Module):
         outside = idx[(idx < 0) | (idx >= size)]
         if outside.numel():
             raise ValueError(
-                f"token id {int(outside[0])} is outside the model's vocabulary of {size} (ids 0 to {size - 1})"
+                f"token id {int(outside[0])} is outside the model's vocabulary of {size} (ids 0 to"
+                f" {size - 1})"
             )
 
     def num_parameters(self) -> int:
@@ -311,8 +329,8 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Floating-point operations to train on one token, forward and backward.
 
-        6 for each weight of the blocks and the head, and 12 x layers x width of all heads x context for attention
-        (Chowdhery et al., 2022, "PaLM", appendix B).
+        6 for each weight of the blocks and the head, and 12 x layers x width of all heads x context
+        for attention (Chowdhery et al., 2022, "PaLM", appendix B).
         """
         c = self.config
         weights = sum(p.numel() for p in self.h.parameters()) + self.lm_head.weight.numel()

@@ -1,10 +1,12 @@
-"""Text files -> data/<name>/: token ids in train.bin and val.bin, the tokenizer, and meta.json, which is written last.
+"""Text files -> data/<name>/: token ids in train.bin and val.bin, the tokenizer, and meta.json,
+which is written last.
 
     python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH]
 
-The command: which input, which tokenizer, is this work new or to be continued, what came of it. Of preparing/, text_sources.py reads and
-cleans the text, token_writer.py encodes it, and folders.py reads back what is finished. What is written depends on the input and the
-settings alone. Knows no model.
+The command: which input, which tokenizer, is this work new or to be continued, what came of it. Of
+preparing/, text_sources.py reads and cleans the text, token_writer.py encodes it, and folders.py
+reads back what is finished. What is written depends on the input and the settings alone. Knows no
+model.
 """
 
 import argparse
@@ -74,7 +76,8 @@ VAL_BYTES = (
 SLICE = 1 << 18  # bytes that a sample takes from one place
 
 
-# -- the tokenizer --------------------------------------------------------------------------------------------------------------
+# -- the tokenizer
+# --------------------------------------------------------------------------------------------------------------
 
 
 def make_tokenizer(args, sources: list[Source], options: Options, path: Path) -> str:
@@ -135,7 +138,9 @@ def train_tokenizer(
 
 
 def spread_sample(pieces, sample_bytes: int, each=lambda piece: None) -> list[Piece]:
-    """Slices spread evenly over all pieces, together at most sample_bytes: every n-th, n doubling whenever there are too many. Calls `each` with the pieces it is through with."""
+    """Slices spread evenly over all pieces, together at most sample_bytes: every n-th, n doubling
+    whenever there are too many. Calls `each` with the pieces it is through with.
+    """
     kept, stride, seen, size = [], 1, 0, 0
     for piece in pieces:
         for part in slices(piece, SLICE):
@@ -152,16 +157,20 @@ def spread_sample(pieces, sample_bytes: int, each=lambda piece: None) -> list[Pi
 
 def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], Position]:
     """The different characters of some pieces, and where the next one begins."""
-    return set().union(
-        *(text for piece in pieces for text in texts_of(piece.loaded(), options)[0])
-    ), pieces[-1].after
+    return (
+        set().union(*(text for piece in pieces for text in texts_of(piece.loaded(), options)[0])),
+        pieces[-1].after,
+    )
 
 
-# -- the input ------------------------------------------------------------------------------------------------------------------
+# -- the input
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def standard_library() -> list[str]:
-    """The sources of the Python that runs this, without its tests, its tables of character sets and its help pages."""
+    """The sources of the Python that runs this, without its tests, its tables of character sets and
+    its help pages.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     return sorted(
         p.as_posix()
@@ -171,7 +180,9 @@ def standard_library() -> list[str]:
 
 
 def shakespeare() -> str:
-    """The path of the tiny Shakespeare file, downloaded if need be. Raises InputError when it cannot be had."""
+    """The path of the tiny Shakespeare file, downloaded if need be. Raises InputError when it
+    cannot be had.
+    """
     path = Path("data/shakespeare.txt")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,17 +194,21 @@ def shakespeare() -> str:
                 f"tiny Shakespeare could not be downloaded ({getattr(error, 'reason', error)})"
             )
             raise InputError(
-                f"{problem}. Where there is a network, fetch\n  {SHAKESPEARE_URL}\nand put it at {path.absolute()}, or give the file as INPUT"
+                f"{problem}. Where there is a network, fetch\n  {SHAKESPEARE_URL}\nand put it at"
+                f" {path.absolute()}, or give the file as INPUT"
             ) from None
     if sha256(path) != SHAKESPEARE_SHA256:
         raise InputError(
-            f"{path} is not the file it should be, its sha256 is not {SHAKESPEARE_SHA256}; delete it and fetch {SHAKESPEARE_URL} again"
+            f"{path} is not the file it should be, its sha256 is not {SHAKESPEARE_SHA256}; delete"
+            f" it and fetch {SHAKESPEARE_URL} again"
         )
     return path.as_posix()
 
 
 def keep_stdin(work: Path, kind: str) -> Source:
-    """Standard input as a file in the working folder: the text is read twice, and perhaps again after a kill."""
+    """Standard input as a file in the working folder: the text is read twice, and perhaps again
+    after a kill.
+    """
     path = work / f"stdin.{kind}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
@@ -203,11 +218,14 @@ def keep_stdin(work: Path, kind: str) -> Source:
 
 
 def share_of(sources: list[Source], shard: tuple[int, int]) -> list[Source]:
-    """The sources of shard I of N: a run of whole files, about equal in bytes; the shards in order are the whole input in order."""
+    """The sources of shard I of N: a run of whole files, about equal in bytes; the shards in order
+    are the whole input in order.
+    """
     index, count = shard
     if len(sources) < count:
         raise InputError(
-            f"--shard {index}/{count}: the input has only {len(sources)} files, and a file is not divided; cut large ones first, as with split --line-bytes=1G, or use fewer shards"
+            f"--shard {index}/{count}: the input has only {len(sources)} files, and a file is not"
+            " divided; cut large ones first, as with split --line-bytes=1G, or use fewer shards"
         )
     total, before, at, mine = sum(s.size for s in sources), 0, 0, []
     for n, source in enumerate(sources):
@@ -218,7 +236,8 @@ def share_of(sources: list[Source], shard: tuple[int, int]) -> list[Source]:
     return mine
 
 
-# -- the command ----------------------------------------------------------------------------------------------------------------
+# -- the command
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def prepare(args) -> None:
@@ -276,7 +295,9 @@ def prepare(args) -> None:
 
 @contextlib.contextmanager
 def locked(work: Path):
-    """Hold the working folder; raises PrepareError when another run does. The lock goes with the process, however it ends."""
+    """Hold the working folder; raises PrepareError when another run does. The lock goes with the
+    process, however it ends.
+    """
     work.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -306,7 +327,8 @@ def settings_of(args, options: Options) -> dict:
         settings |= {"vocab_size": args.vocab_size, "sample_bytes": args.sample_bytes}
     elif args.tokenizer not in ("char", "gpt2"):
         settings["tokenizer"] = (
-            f"sha256 {hashlib.sha256(Tokenizer.load(args.tokenizer).to_json().encode()).hexdigest()}"
+            "sha256"
+            f" {hashlib.sha256(Tokenizer.load(args.tokenizer).to_json().encode()).hexdigest()}"
         )
     if options.clean:
         settings |= {
@@ -318,7 +340,9 @@ def settings_of(args, options: Options) -> dict:
 
 
 def differences(old: dict, new: dict) -> str:
-    """What differs between former work and this, {"settings": {name: value}, "sources": [{"path", ...}]}, in words."""
+    """What differs between former work and this, {"settings": {name: value}, "sources": [{"path",
+    ...}]}, in words.
+    """
     before, now = ({s["path"]: s for s in plan["sources"]} for plan in (old, new))
     old, new = old["settings"], new["settings"]
     words = [
@@ -336,7 +360,9 @@ def differences(old: dict, new: dict) -> str:
 
 
 def finished(out: Path, settings: dict, sources: list[Source], args) -> bool:
-    """Whether the folder holds this very dataset already. Raises InputError when it holds another one."""
+    """Whether the folder holds this very dataset already. Raises InputError when it holds another
+    one.
+    """
     if not (out / "meta.json").exists() or args.overwrite or args.tokenizer_only:
         return False
     meta = read_meta(out)
@@ -346,7 +372,8 @@ def finished(out: Path, settings: dict, sources: list[Source], args) -> bool:
     )
     if changed:
         raise InputError(
-            f"{out} holds a finished dataset of other input or settings: {changed}.\nGive another --out, or make this one anew with --overwrite"
+            f"{out} holds a finished dataset of other input or settings: {changed}.\nGive another"
+            " --out, or make this one anew with --overwrite"
         )
     if args.compress and not all(split.compressed for split in meta.splits.values()):
         compress(out, meta.splits, args.workers)
@@ -365,7 +392,9 @@ def listed(sources: list[Source]) -> list[dict]:
 
 
 def begin(work: Path, settings: dict, sources: list[Source], overwrite: bool) -> None:
-    """Note what this work is; what was finished of it stays. Raises InputError when the folder holds finished parts of other work."""
+    """Note what this work is; what was finished of it stays. Raises InputError when the folder
+    holds finished parts of other work.
+    """
     plan, path = (
         {"settings": settings, "sources": [dataclasses.asdict(s) for s in sources]},
         work / "plan.json",
@@ -379,7 +408,8 @@ def begin(work: Path, settings: dict, sources: list[Source], overwrite: bool) ->
     if changed and not overwrite and any(path.stat().st_size for path in work.glob("*.bin")):
         problem = f"{work.parent} holds unfinished work on other input or settings: {changed}"
         raise InputError(
-            f"{problem}.\nRepeat the former command to finish it, give another --out, or start anew with --overwrite"
+            f"{problem}.\nRepeat the former command to finish it, give another --out, or start anew"
+            " with --overwrite"
         )
     if changed:
         for file in work.iterdir():
@@ -397,14 +427,17 @@ def check_room(out: Path, work: Path, sources: list[Source], args) -> None:
     need, free = tokens * width * (1.9 if args.compress else 1) - there, shutil.disk_usage(out).free
     if need > free:
         raise InputError(
-            f"{out} needs about {need / 1e9:,.1f} GB more on disk, and {free / 1e9:,.1f} GB are free: make room, or give an --out on another disk"
+            f"{out} needs about {need / 1e9:,.1f} GB more on disk, and {free / 1e9:,.1f} GB are"
+            " free: make room, or give an --out on another disk"
         )
 
 
 def describe(
     work: Path, journal: Journal, tokenizer: Tokenizer, settings: dict, sources: list[Source]
 ) -> tuple[Meta, float]:
-    """The metadata of the finished files, as read back from the disk, and which share of the vocabulary occurs. Raises PrepareError where they differ from what was written."""
+    """The metadata of the finished files, as read back from the disk, and which share of the
+    vocabulary occurs. Raises PrepareError where they differ from what was written.
+    """
     dtype, splits, used = dtype_for(tokenizer.vocab_size), {}, np.zeros(tokenizer.vocab_size, bool)
     with Progress(sum((work / f"{name}.bin").stat().st_size for name in SPLITS), "checking") as bar:
         for name in SPLITS:
@@ -416,7 +449,8 @@ def describe(
     )
     if back != (journal.tokens, journal.text_bytes):
         raise PrepareError(
-            f"{work} reads back as {back} tokens and bytes of text, written were {journal.tokens, journal.text_bytes}: the disk is not sound, or this is a bug"
+            f"{work} reads back as {back} tokens and bytes of text, written were"
+            f" {journal.tokens, journal.text_bytes}: the disk is not sound, or this is a bug"
         )
     identity = {
         "kind": tokenizer.kind,
@@ -448,7 +482,8 @@ def summary(
     """What to know of a finished dataset, in lines."""
     tokens, text, peak = sum(journal.tokens.values()), journal.text_bytes, peak_memory()
     lines = [
-        f"{out}: {tokens:,} tokens of {text / 1e6:,.1f} MB of text from {len(meta.sources):,} files, {text / tokens:.2f} bytes a token, {meta.dtype}"
+        f"{out}: {tokens:,} tokens of {text / 1e6:,.1f} MB of text from {len(meta.sources):,}"
+        f" files, {text / tokens:.2f} bytes a token, {meta.dtype}"
     ]
     lines += [
         f"  {name:10} {s.tokens:>14,} tokens, {s.documents:,} documents"
@@ -456,10 +491,14 @@ def summary(
     ]
     lines += [
         f"  validation {journal.split}",
-        f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur; {words}",
+        (
+            f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
+            f" occur; {words}"
+        ),
     ]
     lines += [
-        f"  time       {seconds:,.1f} s; tokenising {journal.read / 1e6:,.1f} MB took {journal.seconds:,.1f} s, {journal.read / 1e6 / max(journal.seconds, 1e-9):,.1f} MB/s"
+        f"  time       {seconds:,.1f} s; tokenising {journal.read / 1e6:,.1f} MB took"
+        f" {journal.seconds:,.1f} s, {journal.read / 1e6 / max(journal.seconds, 1e-9):,.1f} MB/s"
     ]
     lines += (
         [f"  memory     {(Pool.peak + peak) / 1e6:,.0f} MB at most, all processes together"]
@@ -514,14 +553,20 @@ def parse_args(argv):
     """The command line, with defaults that depend on one another filled in."""
     parser = argparse.ArgumentParser(
         prog="prepare_data.py",
-        description="Text files -> data/NAME/, ready for train.py. Run again after an interruption, it goes on.",
+        description=(
+            "Text files -> data/NAME/, ready for train.py. Run again after an interruption, it"
+            " goes on."
+        ),
     )
     add = parser.add_argument
     add(
         "input",
         nargs="*",
         metavar="INPUT",
-        help="files, folders, globs, - for standard input, or shakespeare; .txt .jsonl .parquet, also .gz .zst; default: Python's standard library",
+        help=(
+            "files, folders, globs, - for standard input, or shakespeare; .txt .jsonl .parquet,"
+            " also .gz .zst; default: Python's standard library"
+        ),
     )
     add(
         "--out", metavar="FOLDER", help="folder to write; default: data/ and the first input's name"
@@ -530,13 +575,18 @@ def parse_args(argv):
         "--tokenizer",
         default="bpe",
         metavar="T",
-        help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder, run, GPT-2 of Hugging Face; default %(default)s",
+        help=(
+            "bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
+            " run, GPT-2 of Hugging Face; default %(default)s"
+        ),
     )
     add(
         "--vocab_size",
         type=number(int, 257),
         metavar="N",
-        help="ids of the tokenizer to train, the 256 bytes and end-of-text among them; default 32000",
+        help=(
+            "ids of the tokenizer to train, the 256 bytes and end-of-text among them; default 32000"
+        ),
     )
     add(
         "--sample_bytes",
@@ -554,7 +604,10 @@ def parse_args(argv):
         "--val_fraction",
         type=number(float, 0, 0.999),
         metavar="F",
-        help="share of the text held back for validation; default 0.1, of more than 200 MB less: about 20 MB",
+        help=(
+            "share of the text held back for validation; default 0.1, of more than 200 MB less:"
+            " about 20 MB"
+        ),
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add(
@@ -567,7 +620,10 @@ def parse_args(argv):
     add(
         "--text_field",
         metavar="NAME",
-        help="field of a JSON line, or column, with the text; default: text, else messages (a conversation of role and content)",
+        help=(
+            "field of a JSON line, or column, with the text; default: text, else messages (a"
+            " conversation of role and content)"
+        ),
     )
     add(
         "--stdin_format",
@@ -578,12 +634,18 @@ def parse_args(argv):
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
-        help="broken UTF-8 or JSON: stop; skip the document (above 1 MB, the piece); replace bytes, skip JSON; default stop, with --clean replace",
+        help=(
+            "broken UTF-8 or JSON: stop; skip the document (above 1 MB, the piece); replace bytes,"
+            " skip JSON; default stop, with --clean replace"
+        ),
     )
     add(
         "--clean",
         action="store_true",
-        help="NFC, no control characters, no broken encodings, no exact duplicates, no noise; with a report",
+        help=(
+            "NFC, no control characters, no broken encodings, no exact duplicates, no noise; with a"
+            " report"
+        ),
     )
     add(
         "--min_chars",
@@ -597,14 +659,20 @@ def parse_args(argv):
         type=number(float, 0, 1),
         default=Options.max_char_share,
         metavar="F",
-        help="--clean drops documents of which more is one character, space aside; default %(default)s",
+        help=(
+            "--clean drops documents of which more is one character, space aside; default"
+            " %(default)s"
+        ),
     )
     add(
         "--min_letters",
         type=number(float, 0, 1),
         default=Options.min_letters,
         metavar="F",
-        help="--clean drops documents of which less is letters and digits, space aside; default %(default)s",
+        help=(
+            "--clean drops documents of which less is letters and digits, space aside; default"
+            " %(default)s"
+        ),
     )
     add("--compress", action="store_true", help="also write train.bin.gz and val.bin.gz, to upload")
     add(
@@ -619,19 +687,24 @@ def parse_args(argv):
         help="replace a finished dataset, or unfinished work on other input or settings",
     )
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
-    parser.usage = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ... (--help lists all)"
+    parser.usage = (
+        "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
+        " (--help lists all)"
+    )
     args = parser.parse_args(argv)
     default_input = not args.input
     if of_a_run := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):
         args.tokenizer = str(of_a_run[-1])
     if args.tokenizer != "bpe" and args.vocab_size:
         parser.error(
-            f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it sets the size of a tokenizer trained here (bpe)"
+            f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it"
+            " sets the size of a tokenizer trained here (bpe)"
         )
     args.vocab_size = args.vocab_size or 32000
     if args.shard and (args.tokenizer in ("bpe", "char") or args.input == ["-"]):
         parser.error(
-            "--shard needs files and one tokenizer for all shards: train it first with --tokenizer_only, then give it with --tokenizer FOLDER/tokenizer.json"
+            "--shard needs files and one tokenizer for all shards: train it first with"
+            " --tokenizer_only, then give it with --tokenizer FOLDER/tokenizer.json"
         )
     if "-" in args.input and len(args.input) > 1:
         parser.error("- (standard input) cannot be mixed with files")
@@ -651,7 +724,9 @@ def parse_args(argv):
 
 
 def main(argv) -> int:
-    """The exit status: 0, 1 for a failure while running, 2 for bad usage or input, 130 after Ctrl-C, 143 after SIGTERM."""
+    """The exit status: 0, 1 for a failure while running, 2 for bad usage or input, 130 after
+    Ctrl-C, 143 after SIGTERM.
+    """
 
     def terminate(*_):
         raise KeyboardInterrupt(143)
@@ -670,7 +745,10 @@ def main(argv) -> int:
         message, status = error, 1
     except OSError as error:
         message, status = (
-            f"{error.filename or args.out}: {error.strerror or error}; what is finished is kept, and the same command continues once there is room or permission",
+            (
+                f"{error.filename or args.out}: {error.strerror or error}; what is finished is"
+                " kept, and the same command continues once there is room or permission"
+            ),
             1,
         )
     except KeyboardInterrupt as stop:

@@ -1,6 +1,8 @@
-"""Weights to start from: a checkpoint of ours, or a local folder in Hugging Face's format (GPT-2 or Qwen3).
+"""Weights to start from: a checkpoint of ours, or a local folder in Hugging Face's format (GPT-2 or
+Qwen3).
 
-Knows whether weights fit the settings and the data of a run; what the folders look like, formats/ and checkpoint.py know.
+Knows whether weights fit the settings and the data of a run; what the folders look like, formats/
+and checkpoint.py know.
 """
 
 import dataclasses
@@ -20,7 +22,9 @@ FREE = ("dropout",)  # of GPTConfig: no property of trained weights
 
 @dataclass
 class Pretrained:
-    """What can be started from. config: its shape; tensors: float32, under the names of model.GPT; tokenizer: None where the folder has none."""
+    """What can be started from. config: its shape; tensors: float32, under the names of model.GPT;
+    tokenizer: None where the folder has none.
+    """
 
     path: Path
     config: GPTConfig
@@ -28,22 +32,28 @@ class Pretrained:
     tokenizer: Tokenizer | None
 
     def check_fits(self, settings, tokenizer: Tokenizer) -> None:
-        """Raises CheckpointError where the settings that were given ask for another shape, or `tokenizer`, the data's, is another one.
+        """Raises CheckpointError where the settings that were given ask for another shape, or
+        `tokenizer`, the data's, is another one.
 
         A shorter context is no contradiction; a longer one is: its positions were never trained.
         """
-        prepare = f"prepare the text with the weights' own:\n  python prepare_data.py TEXT --tokenizer {self.path} --out data/NAME"
+        prepare = (
+            "prepare the text with the weights' own:\n  python prepare_data.py TEXT --tokenizer"
+            f" {self.path} --out data/NAME"
+        )
         if self.tokenizer and not self.tokenizer.same_as(tokenizer):
             here, there = (f"{t.kind} of {t.vocab_size:,}" for t in (tokenizer, self.tokenizer))
             raise CheckpointError(
-                f"{settings.data_dir} was made with another tokenizer ({here}) than the weights of {self.path} ({there}), so its ids mean other text to them; {prepare}"
+                f"{settings.data_dir} was made with another tokenizer ({here}) than the weights of"
+                f" {self.path} ({there}), so its ids mean other text to them; {prepare}"
             )
         padding = self.config.vocab_size - tokenizer.vocab_size
         if padding < 0 or (
             padding >= 64 and not self.tokenizer
         ):  # without a tokenizer of their own it may be another
             raise CheckpointError(
-                f"{settings.data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of {self.path} one of {self.config.vocab_size:,}; {prepare}"
+                f"{settings.data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of"
+                f" {self.path} one of {self.config.vocab_size:,}; {prepare}"
             )
         differences = []
         for name, value in dataclasses.asdict(self.config).items():
@@ -60,8 +70,8 @@ class Pretrained:
                 )
         if differences:
             raise CheckpointError(
-                f"init_from = {self.path} has another shape; leave out these settings to take its own, or start from nothing:\n"
-                + "\n".join(differences)
+                f"init_from = {self.path} has another shape; leave out these settings to take its"
+                " own, or start from nothing:\n" + "\n".join(differences)
             )
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
@@ -70,9 +80,11 @@ class Pretrained:
 
 
 def load(path: str | Path) -> Pretrained:
-    """The weights at `path`: a run (its best step, else its newest), a step of one, or a folder in Hugging Face's format.
+    """The weights at `path`: a run (its best step, else its newest), a step of one, or a folder in
+    Hugging Face's format.
 
-    Raises CheckpointError for what is missing, damaged or of another architecture, and for files that hold more than tensors.
+    Raises CheckpointError for what is missing, damaged or of another architecture, and for files
+    that hold more than tensors.
     """
     path = Path(path)
     if "model_type" in (checkpoint.read_json(path / "config.json") or {}):

@@ -1,6 +1,8 @@
-"""Token ids from a model: the prompts in one forward, then one token a forward, with keys and values kept.
+"""Token ids from a model: the prompts in one forward, then one token a forward, with keys and
+values kept.
 
-Ids in, ids out: it knows no text and no tokenizer. In the comments B is sequences, V the vocabulary.
+Ids in, ids out: it knows no text and no tokenizer. In the comments B is sequences, V the
+vocabulary.
 """
 
 import warnings
@@ -14,11 +16,12 @@ from model import GPTConfig
 
 
 class Cache:
-    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones alone.
+    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones
+    alone.
 
-    A slot for each position of the context. The B rows may differ in length: `set_positions` says where the coming
-    tokens stand in each, and a token sees the slots up to its own. What lies beyond is left over from padding, and
-    overwritten before it is seen.
+    A slot for each position of the context. The B rows may differ in length: `set_positions` says
+    where the coming tokens stand in each, and a token sees the slots up to its own. What lies
+    beyond is left over from padding, and overwritten before it is seen.
     """
 
     def __init__(self, config: GPTConfig, rows: int, device, dtype):
@@ -29,10 +32,11 @@ class Cache:
         self.rows = torch.arange(rows, device=device)[:, None]
 
     def set_positions(self, positions, read_until=None, contiguous=False):
-        """Before a forward: the positions of its tokens, int64 [B, T]; and what spares work where it is known.
+        """Before a forward: the positions of its tokens, int64 [B, T]; and what spares work where
+        it is known.
 
-        read_until: no slot from there on is read. contiguous: the tokens of every row stand side by side and end at
-        read_until.
+        read_until: no slot from there on is read. contiguous: the tokens of every row stand side by
+        side and end at read_until.
         """
         T = positions.size(1)
         self.positions = positions
@@ -60,7 +64,9 @@ class Cache:
         return y.to(q.dtype)
 
     def write(self, slots, new):
-        """Put what is new into the slots of its positions. slots: [B, heads, block_size, D], new: [B, heads, T, D]."""
+        """Put what is new into the slots of its positions. slots: [B, heads, block_size, D], new:
+        [B, heads, T, D].
+        """
         if self.span:
             slots[:, :, self.span] = new
         else:
@@ -71,11 +77,12 @@ class Cache:
 def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings):
     """Yield the next token id of every sequence, a list of B ints, max_new_tokens times.
 
-    model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a prompt beyond the context the model
-    sees the last block_size tokens. repetition_penalty: as in `penalise`. settings: as in `sample`.
+    model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
+    prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
+    `penalise`. settings: as in `sample`.
 
-    A sequence that has filled the context goes on from its newer half: the model sees the last block_size / 2 tokens and all
-    that follow, until the context is full again.
+    A sequence that has filled the context goes on from its newer half: the model sees the last
+    block_size / 2 tokens and all that follow, until the context is full again.
     """
     device, context = model.wte.weight.device, model.config.block_size
     texts = [list(prompt)[-context:] for prompt in prompts]
@@ -115,7 +122,9 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
 
 
 def prefill(model, cache, texts):
-    """Logits of what follows each text, [B, V]; its keys and values are in the cache then. texts: B lists of ids."""
+    """Logits of what follows each text, [B, V]; its keys and values are in the cache then. texts: B
+    lists of ids.
+    """
     device, longest = cache.slots.device, max(map(len, texts))
     idx = torch.tensor(
         [text + [0] * (longest - len(text)) for text in texts], device=device
@@ -127,16 +136,20 @@ def prefill(model, cache, texts):
 
 
 def next_token(model, cache, tokens, read_until=None, contiguous=False):
-    """Logits of what follows one more token of each text, [B, V]. tokens: int64 [2, B, 1], their ids and their positions; the cache has
-    all tokens before them. read_until, contiguous: as in Cache.set_positions."""
+    """Logits of what follows one more token of each text, [B, V]. tokens: int64 [2, B, 1], their
+    ids and their positions; the cache has all tokens before them. read_until, contiguous: as in
+    Cache.set_positions.
+    """
     ids, positions = tokens
     cache.set_positions(positions, read_until, contiguous)
     return model(ids, cache=cache)[:, 0]
 
 
 def recorded(model, cache, tokens):
-    """next_token as a function of `tokens` alone, recorded as a CUDA graph: to launch its 200 kernels one by one takes several times
-    longer than they run. Where that fails, next_token as it is, with a warning."""
+    """next_token as a function of `tokens` alone, recorded as a CUDA graph: to launch its 200
+    kernels one by one takes several times longer than they run. Where that fails, next_token as
+    it is, with a warning.
+    """
     tokens = tokens.clone()
     try:
         with torch.cuda.device(tokens.device):
@@ -169,8 +182,9 @@ def recorded(model, cache, tokens):
 class PackedLinear(nn.Module):
     """A Linear layer for generation on a CPU; no gradients. float32 in and out.
 
-    Its weight lies as oneDNN likes it for a few rows. A bfloat16 weight is kept in float16 too, which holds its values, for one row at a
-    time: PyTorch's kernel for that reads 32 GB/s where oneDNN's reads 21, and the usual layout gives 15 (benchmarks/README.md).
+    Its weight lies as oneDNN likes it for a few rows. A bfloat16 weight is kept in float16 too,
+    which holds its values, for one row at a time: PyTorch's kernel for that reads 32 GB/s where
+    oneDNN's reads 21, and the usual layout gives 15 (benchmarks/README.md).
     """
 
     def __init__(self, linear: nn.Linear):
@@ -194,8 +208,9 @@ class PackedLinear(nn.Module):
 
 
 def pack(model) -> None:
-    """Make a model faster at one token a forward, where this machine can: on a CPU, its Linear layers become PackedLinear, and
-    what lies between them float32."""
+    """Make a model faster at one token a forward, where this machine can: on a CPU, its Linear
+    layers become PackedLinear, and what lies between them float32.
+    """
     weight = model.wte.weight
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return
@@ -214,9 +229,11 @@ def pack(model) -> None:
 
 
 def penalise(logits, seen, penalty):
-    """Make tokens that already stand in a sequence less likely, with penalty above 1 (Keskar et al., 2019, "CTRL", section 4.1).
+    """Make tokens that already stand in a sequence less likely, with penalty above 1 (Keskar et
+    al., 2019, "CTRL", section 4.1).
 
-    logits: [B, V]. seen: bool [B, V]. Returns logits: those of seen tokens are divided by the penalty, or multiplied where negative.
+    logits: [B, V]. seen: bool [B, V]. Returns logits: those of seen tokens are divided by the
+    penalty, or multiplied where negative.
     """
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -224,9 +241,10 @@ def penalise(logits, seen, penalty):
 def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, generator=None):
     """Draw one token for each row of logits.
 
-    logits: [B, V]. temperature: 0 takes the likeliest. top_k: only the k likeliest. top_p: only the likeliest that together
-    reach this probability (Holtzman et al., 2019, "The Curious Case of Neural Text Degeneration"). vocab_size: ids from here on
-    are padding and never drawn. generator: a torch.Generator on the logits' device. Returns int64 [B].
+    logits: [B, V]. temperature: 0 takes the likeliest. top_k: only the k likeliest. top_p: only the
+    likeliest that together reach this probability (Holtzman et al., 2019, "The Curious Case of
+    Neural Text Degeneration"). vocab_size: ids from here on are padding and never drawn. generator:
+    a torch.Generator on the logits' device. Returns int64 [B].
     """
     logits = logits[:, :vocab_size].float()
     if temperature < 1e-5:

@@ -1,8 +1,9 @@
 """Text <-> token ids.
 
-One class for every tokenizer here: byte-level BPE trained on one's own text, GPT-2's own vocabulary, and plain characters.
-All are kept as one `tokenizer.json` in the format of Hugging Face's `tokenizers`, so any tool of the field reads them.
-`tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster. Knows no model and no data set.
+One class for every tokenizer here: byte-level BPE trained on one's own text, GPT-2's own
+vocabulary, and plain characters. All are kept as one `tokenizer.json` in the format of Hugging
+Face's `tokenizers`, so any tool of the field reads them. `tokenizers` (Rust) trains; `tiktoken`
+(Rust) encodes the same ids several times faster. Knows no model and no data set.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 
 EOT = "<|endoftext|>"
-# How GPT-2 cuts text into words before merging bytes; `tokenizers` has the same expression built into its ByteLevel step.
+# How GPT-2 cuts text into words before merging bytes; `tokenizers` has the same expression built
+# into its ByteLevel step.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -34,7 +36,9 @@ class TokenizerError(ValueError):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level tokenizer.json, as GPT-2 chose them."""
+    """The printable character that stands for each byte in a byte-level tokenizer.json, as GPT-2
+    chose them.
+    """
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -47,18 +51,22 @@ def byte_alphabet() -> dict[str, int]:
 class Tokenizer:
     """A tokenizer as its tokenizer.json describes it.
 
-    kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot_id: the id of <|endoftext|>.
+    kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot_id: the id of
+    <|endoftext|>.
     """
 
     def __init__(self, description: dict, source: str = "tokenizer.json"):
-        """description: the parsed tokenizer.json; source: its name, for errors. Raises TokenizerError if it is of a kind unknown here."""
+        """description: the parsed tokenizer.json; source: its name, for errors. Raises
+        TokenizerError if it is of a kind unknown here.
+        """
         self.description = description
         try:
             vocab = description["model"]["vocab"]
             special = {t["content"]: t["id"] for t in description["added_tokens"]}
         except (KeyError, TypeError):
             raise TokenizerError(
-                f"{source} is not a tokenizer.json of the `tokenizers` library: it has no model.vocab or no added_tokens"
+                f"{source} is not a tokenizer.json of the `tokenizers` library: it has no"
+                " model.vocab or no added_tokens"
             ) from None
         if EOT not in special:
             raise TokenizerError(f"{source} has no {EOT} token; documents could not be told apart")
@@ -85,11 +93,13 @@ class Tokenizer:
             }
         except KeyError as error:
             raise TokenizerError(
-                f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands for no byte"
+                f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands"
+                " for no byte"
             ) from None
         if any(bytes([b]) not in ranks for b in range(256)):
             raise TokenizerError(
-                f"{source} lacks single bytes in its vocabulary, so some text could not be encoded; train with the whole byte alphabet"
+                f"{source} lacks single bytes in its vocabulary, so some text could not be encoded;"
+                " train with the whole byte alphabet"
             )
         self._tiktoken = tiktoken.Encoding(
             "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
@@ -105,19 +115,23 @@ class Tokenizer:
             self._id_to_text[i] = c
         self._id_to_text[self.eot_id] = EOT
 
-    # -- making one ---------------------------------------------------------------------------------------------------
+    # -- making one
+    # ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocab_size: int = 32000, show_progress: bool = False
     ) -> "Tokenizer":
-        """Byte-level BPE from an iterator of texts; id 0 is <|endoftext|>, the 256 bytes follow, then the merges in order.
+        """Byte-level BPE from an iterator of texts; id 0 is <|endoftext|>, the 256 bytes follow,
+        then the merges in order.
 
-        vocab_size: at least 257. Raises TokenizerError when the texts do not support that many merges, with the largest size that they do.
+        vocab_size: at least 257. Raises TokenizerError when the texts do not support that many
+        merges, with the largest size that they do.
         """
         if vocab_size < 257:
             raise TokenizerError(
-                f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and {EOT}"
+                f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and"
+                f" {EOT}"
             )
         hf = HFTokenizer(models.BPE())
         hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,13 +150,16 @@ class Tokenizer:
                 257, 1 << (got // 4).bit_length()
             )  # pairs that occur a few times teach a model nothing
             raise TokenizerError(
-                f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use --vocab_size {min(better, got)}, say, or --tokenizer char, or more text"
+                f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use"
+                f" --vocab_size {min(better, got)}, say, or --tokenizer char, or more text"
             )
         return cls(json.loads(hf.to_str()))
 
     @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
-        """Character level: id 0 is <|endoftext|>, then each character of `chars` in code-point order."""
+        """Character level: id 0 is <|endoftext|>, then each character of `chars` in code-point
+        order.
+        """
         vocab = {EOT: 0} | {c: i for i, c in enumerate(sorted(set(chars)), start=1)}
         hf = HFTokenizer(models.BPE(vocab=vocab, merges=[]))
         hf.decoder = decoders.Fuse()
@@ -151,7 +168,8 @@ class Tokenizer:
 
     @classmethod
     def gpt2(cls) -> "Tokenizer":
-        """GPT-2's own vocabulary of 50,257, from data/r50k_base.tiktoken where it lies, else downloaded through tiktoken.
+        """GPT-2's own vocabulary of 50,257, from data/r50k_base.tiktoken where it lies, else
+        downloaded through tiktoken.
 
         Raises TokenizerError when it can be had neither way, saying which file to put where.
         """
@@ -161,7 +179,8 @@ class Tokenizer:
             except Exception as error:  # whatever the network stack of the day raises
                 problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
                 raise TokenizerError(
-                    f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
+                    f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at"
+                    f" {GPT2_FILE.absolute()}"
                 ) from None
             GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
             partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
@@ -170,13 +189,16 @@ class Tokenizer:
         found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
         if found != GPT2_SHA256:
             raise TokenizerError(
-                f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256}; download {GPT2_URL} again"
+                f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256};"
+                f" download {GPT2_URL} again"
             )
         return cls(_byte_level(**_vocab_and_merges(load_tiktoken_bpe(str(GPT2_FILE)))))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a tokenizer.json, or a folder that holds one, or GPT-2's vocab.json and merges.txt. Raises TokenizerError if there is none or it is not usable."""
+        """From a tokenizer.json, or a folder that holds one, or GPT-2's vocab.json and merges.txt.
+        Raises TokenizerError if there is none or it is not usable.
+        """
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
         vocab, merges = path.with_name("vocab.json"), path.with_name("merges.txt")
@@ -216,12 +238,14 @@ class Tokenizer:
         """Whether both give every text the same ids, whatever else their files say."""
         return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
 
-    # -- using it -----------------------------------------------------------------------------------------------------
+    # -- using it
+    # -----------------------------------------------------------------------------------------------------
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
 
-        Raises TokenizerError for a character that a character-level tokenizer has never seen, and for half a surrogate pair.
+        Raises TokenizerError for a character that a character-level tokenizer has never seen, and
+        for half a surrogate pair.
         """
         if self.composes:
             text = unicodedata.normalize("NFC", text)
@@ -234,11 +258,14 @@ class Tokenizer:
             )
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"the text holds half a surrogate pair at character {error.start}, which is no valid Unicode"
+                f"the text holds half a surrogate pair at character {error.start}, which is no"
+                " valid Unicode"
             ) from None
 
     def _encode_chars(self, text, start):
-        """Ids of a million characters from `start`: blocks that stay in the processor's cache are several times faster than one pass."""
+        """Ids of a million characters from `start`: blocks that stay in the processor's cache are
+        several times faster than one pass.
+        """
         block = text[start : start + (1 << 20)]
         codes = (
             np.frombuffer(block.encode("latin-1"), np.uint8)
@@ -252,12 +279,15 @@ class Tokenizer:
         if unknown.any():
             at = start + int(unknown.argmax())
             raise TokenizerError(
-                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among the {self.vocab_size - 1} characters of this tokenizer"
+                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
+                f" the {self.vocab_size - 1} characters of this tokenizer"
             )
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD. Raises TokenizerError for an id beyond the vocabulary."""
+        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD. Raises
+        TokenizerError for an id beyond the vocabulary.
+        """
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
@@ -267,7 +297,9 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The UTF-8 bytes of token ids: what to collect when tokens come one by one and may end inside a character."""
+        """The UTF-8 bytes of token ids: what to collect when tokens come one by one and may end
+        inside a character.
+        """
         if self.kind == "char":
             return self.decode(ids).encode()
         return self._tiktoken.decode_bytes(list(ids))
@@ -276,13 +308,15 @@ class Tokenizer:
 def _word_pattern(description: dict, source: str) -> str | None:
     """The regular expression that cuts text into words before merging, or None for character level.
 
-    Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded faithfully.
+    Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded
+    faithfully.
     """
     model = description["model"]
     normalizer = (description.get("normalizer") or {"type": None})["type"]
     if model.get("type", "BPE") != "BPE" or normalizer not in (None, "NFC"):
         raise TokenizerError(
-            f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer {normalizer}); train one with prepare_data.py"
+            f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer"
+            f" {normalizer}); train one with prepare_data.py"
         )
     pre = description.get("pre_tokenizer")
     if (
@@ -310,7 +344,9 @@ def _word_pattern(description: dict, source: str) -> str | None:
         if isolates and not level.get("use_regex", True) and not level.get("add_prefix_space"):
             return split["pattern"]["Regex"]
     raise TokenizerError(
-        f"{source} cuts text in a way that is not supported here ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without prefix space"
+        f"{source} cuts text in a way that is not supported here"
+        f" ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without"
+        " prefix space"
     )
 
 
@@ -324,8 +360,9 @@ def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> dict:
 
 
 def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
-    """tiktoken's ranks as the vocabulary and merges of tokenizer.json: each token was made of the two parts that BPE,
-    stopped just before its rank, leaves of it."""
+    """tiktoken's ranks as the vocabulary and merges of tokenizer.json: each token was made of the
+    two parts that BPE, stopped just before its rank, leaves of it.
+    """
     to_char = {b: c for c, b in byte_alphabet().items()}
     as_text = {token: "".join(to_char[b] for b in token) for token in ranks}
     merges = []
@@ -341,11 +378,13 @@ def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
 
 
 def safe_cut(text: str, limit: int) -> int:
-    """Where to cut `text`, at or before `limit`, so that encoding the two parts gives the same ids as encoding the whole.
+    """Where to cut `text`, at or before `limit`, so that encoding the two parts gives the same ids
+    as encoding the whole.
 
-    After a line break between two characters that are not white space, before a space between two letters, or before a Chinese or
-    Japanese punctuation mark after a letter: there GPT-2's expression, and those of GPT-4, Llama 3 and Qwen, begin a new word
-    whatever stands further away. 0 where there is no such place.
+    After a line break between two characters that are not white space, before a space between two
+    letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
+    expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever stands further away.
+    0 where there is no such place.
     """
     end = limit
     while end > 0:  # look back in strides, nearest first

@@ -3,8 +3,9 @@
     python train.py config/gpt2_small.py [--key=value ...]
     torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs
 
-The loop: when to step, log, evaluate, save and stop. What a run is stands in training/run.py, the parts of a step in training/step.py, all
-settings in config/__init__.py (or --help). Stopped in any way, the same command continues the run.
+The loop: when to step, log, evaluate, save and stop. What a run is stands in training/run.py, the
+parts of a step in training/step.py, all settings in config/__init__.py (or --help). Stopped in any
+way, the same command continues the run.
 """
 
 import gc
@@ -58,7 +59,8 @@ def train(config: Config) -> None:
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
     if config.batch_size % ranks.count:
         raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the next larger that can is {-(-config.batch_size // ranks.count) * ranks.count}"
+            f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the"
+            f" next larger that can is {-(-config.batch_size // ranks.count) * ranks.count}"
         )
     if config.dry_run and not ranks.alone:
         raise ConfigError("dry_run = True plans for one process; start it without torchrun")
@@ -71,7 +73,8 @@ def train(config: Config) -> None:
             return print("\n" + plan(run))
         if run.progress.step >= run.total_steps and not run.evaluation_due:
             return print(
-                f"finished already, at step {run.progress.step:,}. To train longer raise epochs or max_steps. To generate:\n  {generate_command(run)}"
+                f"finished already, at step {run.progress.step:,}. To train longer raise epochs or"
+                f" max_steps. To generate:\n  {generate_command(run)}"
             )
         if ranks.main:
             folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,8 @@ def train(config: Config) -> None:
             lock = Lock(folder)
             if checkpoint.steps(folder):
                 raise RunError(
-                    f"another trainer has just begun in {folder}; start the same command again to continue its run"
+                    f"another trainer has just begun in {folder}; start the same command again to"
+                    " continue its run"
                 )
         finish(run, signals)
     except Stop as stop:
@@ -90,7 +94,9 @@ def train(config: Config) -> None:
 
 
 def finish(run: Run, signals: Signals) -> None:
-    """From the step where a run is to its last one, or to a signal; either way its state is on the disk then."""
+    """From the step where a run is to its last one, or to a signal; either way its state is on the
+    disk then.
+    """
     folder, begun, report = (
         run.folder,
         run.progress.step,
@@ -137,12 +143,14 @@ def finish(run: Run, signals: Signals) -> None:
             else "there is no checkpoint yet"
         )
         raise RunError(
-            f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or choose another checkpoint_dir, and start the same command again"
+            f"step {run.progress.step:,} could not be saved in {folder}, {last}; make room or"
+            " choose another checkpoint_dir, and start the same command again"
         )
     cost = f", cost {run.cost:.2f}" if run.cost else ""
     print(
         (f"\n{curve}\n" if curve else "")
-        + f"\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in {duration(run.progress.elapsed_s)} of training{cost}"
+        + f"\n{ending}: {run.progress.step:,} steps, {run.tokens:,} tokens in"
+        f" {duration(run.progress.elapsed_s)} of training{cost}"
     )
     if not run.saver.saved:
         return  # the budget took not a step
@@ -168,7 +176,9 @@ def loss_curve(run: Run) -> str:
 
 
 def loop(run: Run, signals: Signals, report: Report) -> str:
-    """Step until the run is done or its budget is; log, save and evaluate on the way. Returns how it ended, in a word or two."""
+    """Step until the run is done or its budget is; log, save and evaluate on the way. Returns how
+    it ended, in a word or two.
+    """
     config, progress = run.config, run.progress
     tokens_per_step = config.batch_size * config.block_size
     clock, logged, printed, line = Clock(run), progress.step, 0.0, {}
@@ -178,9 +188,11 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
         problem = run.compile()
         clock.stop()
         print(
-            f"failed; training goes on without it. {problem}"
-            if problem
-            else f"{clock.since_log:.1f} s",
+            (
+                f"failed; training goes on without it. {problem}"
+                if problem
+                else f"{clock.since_log:.1f} s"
+            ),
             flush=True,
         )
         clock.since_log = 0.0
@@ -255,7 +267,8 @@ def loop(run: Run, signals: Signals, report: Report) -> str:
                 printed = time.monotonic()
                 left = duration((run.total_steps - progress.step) * tokens_per_step / speed)
                 print(
-                    f"step {progress.step:,} of {run.total_steps:,}: loss {loss}, {speed:,.0f} tokens/s, {left} left",
+                    f"step {progress.step:,} of {run.total_steps:,}: loss {loss}, {speed:,.0f}"
+                    f" tokens/s, {left} left",
                     flush=True,
                 )
     bar.close()
@@ -293,7 +306,10 @@ def main(argv: list[str]) -> None:
         short = out_of_memory(error)
         if ranks.alone and not short:
             raise
-        message = "train.py: out of memory: weights, optimizer and data take too much of it. What takes less: n_layer, n_embd, data_location = mmap"
+        message = (
+            "train.py: out of memory: weights, optimizer and data take too much of it. What takes"
+            " less: n_layer, n_embd, data_location = mmap"
+        )
         ranks.say_once(message if short else traceback.format_exc())
         sys.exit(1)
 

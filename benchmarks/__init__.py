@@ -1,4 +1,6 @@
-"""What backs every number in README.md, run as `python -m benchmarks.NAME`. Results go to results/ as JSON, with the machine that they are of."""
+"""What backs every number in README.md, run as `python -m benchmarks.NAME`. Results go to results/
+as JSON, with the machine that they are of.
+"""
 
 import contextlib
 import json

@@ -2,13 +2,15 @@
 
     python -m benchmarks.ablation [--task shakespeare] [--seeds 3] [--jobs 1] [--beside PATH] [--key=value ...]
 
-For each: the final validation loss after as many steps as the recipe, seconds a step against it, and the loss after as
-many seconds (second runs with the steps that fit into them, where that differs by more than 2%). Mean and spread over
-seeds. With --jobs N the CPU's threads are shared by N runs at a time. --beside PATH adds the modern preset of another
-checkout, for comparing with an earlier commit: `git clone . ../before && git -C ../before checkout 2a781db`, with
-`data` linked there. Results go to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one.
+For each: the final validation loss after as many steps as the recipe, seconds a step against it,
+and the loss after as many seconds (second runs with the steps that fit into them, where that
+differs by more than 2%). Mean and spread over seeds. With --jobs N the CPU's threads are shared by
+N runs at a time. --beside PATH adds the modern preset of another checkout, for comparing with an
+earlier commit: `git clone . ../before && git -C ../before checkout 2a781db`, with `data` linked
+there. Results go to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one.
 
-The variants are no settings of model.py: each is a few lines here that replace a part of it in a process of its own.
+The variants are no settings of model.py: each is a few lines here that replace a part of it in a
+process of its own.
 """
 
 import argparse
@@ -112,7 +114,9 @@ VARIANTS = {
 
 
 def one_run(name, beside, threads, arguments, seed, steps):
-    """(final validation loss, tokens/s in the middle of the run) of one run of train.py, a process of its own."""
+    """(final validation loss, tokens/s in the middle of the run) of one run of train.py, a process
+    of its own.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run = [f"--seed={seed}", f"--max_steps={steps}", "--eval_interval=0", "--report_minutes=0"]
         command = [sys.executable, "train.py", *arguments, *run, f"--checkpoint_dir={folder}/run"]
@@ -173,7 +177,8 @@ def main(argv):
             for (name, seed), job in jobs.items():
                 loss, speed = job.result()
                 print(
-                    f"seed {seed}, {name}, {steps_of[name]} steps: {loss:.4f}, {speed:,.0f} tokens/s",
+                    f"seed {seed}, {name}, {steps_of[name]} steps: {loss:.4f}, {speed:,.0f}"
+                    " tokens/s",
                     flush=True,
                 )
             return {
@@ -188,14 +193,17 @@ def main(argv):
         equal_seconds = equal_steps | all_runs(timed)
     result = {"task": args.task, "jobs": args.jobs, "settings": arguments, "rows": {}}
     print(
-        f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal seconds |"
+        f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal"
+        " seconds |"
     )
     print("|---|---|---|---|")
     for name in names:
         losses = [[loss for loss, _ in runs[name]] for runs in (equal_steps, equal_seconds)]
         result["rows"][name] = {
-            "loss": losses[0], "time_a_step": ratio[name], "loss_at_equal_seconds": losses[1],
-        }  # fmt: skip
+            "loss": losses[0],
+            "time_a_step": ratio[name],
+            "loss_at_equal_seconds": losses[1],
+        }
         a, b = (
             f"{statistics.mean(v):.4f} ± {statistics.stdev(v) if len(v) > 1 else 0:.4f}"
             for v in losses

@@ -1,11 +1,13 @@
-"""Speed of generation beside transformers' `generate` with its cache and nanoGPT's, at the shape of GPT-2 Small.
+"""Speed of generation beside transformers' `generate` with its cache and nanoGPT's, at the shape of
+GPT-2 Small.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
 
-Each round runs every contender in turn, in one process, greedily, on one sequence from 16 tokens and at 400 tokens of context, and
-ours on eight sequences; a speed counts the tokens after the first. Ratios are taken round by round. The floor is the time to read
-the weights once (and at 400 tokens the cache) at the bandwidth that this machine shows in the same round. Beside that, the time from
-the start of generate.py to the first text of a small checkpoint.
+Each round runs every contender in turn, in one process, greedily, on one sequence from 16 tokens
+and at 400 tokens of context, and ours on eight sequences; a speed counts the tokens after the
+first. Ratios are taken round by round. The floor is the time to read the weights once (and at 400
+tokens the cache) at the bandwidth that this machine shows in the same round. Beside that, the time
+from the start of generate.py to the first text of a small checkpoint.
 """
 
 import argparse
@@ -35,7 +37,9 @@ def shape() -> GPTConfig:
 
 
 def speed(stamps: list[float], rows: int) -> float:
-    """Tokens/s of `rows` sequences after the first token, from the moments at which a token of each was there."""
+    """Tokens/s of `rows` sequences after the first token, from the moments at which a token of each
+    was there.
+    """
     return rows * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
 
@@ -118,7 +122,9 @@ def nanogpt(path: str, c: GPTConfig, device):
 
 
 def bandwidth(device) -> float:
-    """Bytes/s that the memory gives at best: the fastest of a copy, a sum and a product over 256 MB."""
+    """Bytes/s that the memory gives at best: the fastest of a copy, a sum and a product over 256
+    MB.
+    """
     a = torch.ones(1 << 26, device=device)
     b = torch.ones_like(a)
     best = 0.0

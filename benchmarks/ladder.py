@@ -1,10 +1,12 @@
-"""The story's ladder: what each change to a training loop gains, one change a rung, same model, same data, one run.
+"""The story's ladder: what each change to a training loop gains, one change a rung, same model,
+same data, one run.
 
     python -m benchmarks.ladder [--preset config/gpt2_small.py] [--rounds 2] [--steps 8] [--key=value ...]
 
-Without --preset: GPT-2 Small at 64 x 512 on a GPU; on a CPU a model that climbs it within ten minutes. Every rung runs in a process of
-its own, so that its peak memory is its own, and all of them in turn for each round, so that a machine whose speed drifts compares
-fairly. The rungs' code lives here; only the last rung is the step of train.py itself.
+Without --preset: GPT-2 Small at 64 x 512 on a GPU; on a CPU a model that climbs it within ten
+minutes. Every rung runs in a process of its own, so that its peak memory is its own, and all of
+them in turn for each round, so that a machine whose speed drifts compares fairly. The rungs' code
+lives here; only the last rung is the step of train.py itself.
 """
 
 import argparse
@@ -43,12 +45,21 @@ ON_A_CPU = [
     "--batch_size=8",
     "--warmup_steps=2",
 ]
-RUNGS = ["mapped file, a Python loop, fp32, eager, attention written out", "tokens in memory", "batches in one indexing", "torch.compile", "mixed precision",
-         "scaled_dot_product_attention", "train.py: tokens on the device, fused AdamW, loss compiled, no waiting"]  # fmt: skip
+RUNGS = [
+    "mapped file, a Python loop, fp32, eager, attention written out",
+    "tokens in memory",
+    "batches in one indexing",
+    "torch.compile",
+    "mixed precision",
+    "scaled_dot_product_attention",
+    "train.py: tokens on the device, fused AdamW, loss compiled, no waiting",
+]
 
 
 def written_out(q, k, v, dropout):
-    """Attention as the papers write it, the whole matrix of scores in memory. q, k, v: [B, heads, T, d]."""
+    """Attention as the papers write it, the whole matrix of scores in memory. q, k, v: [B, heads,
+    T, d].
+    """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     scores = scores.masked_fill(
         torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf
@@ -140,7 +151,9 @@ class Ours:
 
 
 def measure(rung, extra, steps):
-    """One rung in this process: seconds a step and a batch, peak bytes, operations a token; printed as JSON."""
+    """One rung in this process: seconds a step and a batch, peak bytes, operations a token; printed
+    as JSON.
+    """
     with tempfile.TemporaryDirectory() as folder:
         c = settings.load([*extra, f"--checkpoint_dir={folder}/run"])
         it = Story(rung, c) if rung < len(RUNGS) - 1 else Ours(c)
@@ -239,20 +252,34 @@ def main(argv):
     rows = []
     for name, of in zip(RUNGS, results, strict=True):
         step = statistics.median(r["step_s"] for r in of)
-        rows.append({
-            "rung": name, "step_s": step, "tokens_per_second": tokens / step, "batch_s": statistics.median(r["batch_s"] for r in of),
-            "mfu": tokens / step * of[0]["flops_per_token"] / peak if peak else None, "tflops": tokens / step * of[0]["flops_per_token"] / 1e12,
-            "peak_bytes": max(r["peak_bytes"] for r in of), "rounds": [r["step_s"] for r in of],
-            "gain": statistics.median(a["step_s"] / b["step_s"] for a, b in zip(results[max(0, len(rows) - 1)], of, strict=True)),
-            "cumulative": statistics.median(a["step_s"] / b["step_s"] for a, b in zip(results[0], of, strict=True)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rung": name,
+                "step_s": step,
+                "tokens_per_second": tokens / step,
+                "batch_s": statistics.median(r["batch_s"] for r in of),
+                "mfu": tokens / step * of[0]["flops_per_token"] / peak if peak else None,
+                "tflops": tokens / step * of[0]["flops_per_token"] / 1e12,
+                "peak_bytes": max(r["peak_bytes"] for r in of),
+                "rounds": [r["step_s"] for r in of],
+                "gain": statistics.median(
+                    a["step_s"] / b["step_s"]
+                    for a, b in zip(results[max(0, len(rows) - 1)], of, strict=True)
+                ),
+                "cumulative": statistics.median(
+                    a["step_s"] / b["step_s"] for a, b in zip(results[0], of, strict=True)
+                ),
+            }
+        )
     print(
         f"\n{'rung':76}{'ms a step':>10}{'tokens/s':>11}{'TFLOP/s':>9}{'MFU':>7}{'batch ms':>10}{'peak GB':>9}{'gain':>7}{'in all':>8}"
     )
     for r in rows:
         mfu = f"{r['mfu']:.1%}" if r["mfu"] else "n/a"
-        print(f"{r['rung']:76}{1e3 * r['step_s']:10,.1f}{r['tokens_per_second']:11,.0f}{r['tflops']:9.3f}{mfu:>7}"
-              f"{1e3 * r['batch_s']:10.3f}{r['peak_bytes'] / 1e9:9.2f}{r['gain']:6.2f}x{r['cumulative']:7.2f}x")  # fmt: skip
+        print(
+            f"{r['rung']:76}{1e3 * r['step_s']:10,.1f}{r['tokens_per_second']:11,.0f}{r['tflops']:9.3f}{mfu:>7}"
+            f"{1e3 * r['batch_s']:10.3f}{r['peak_bytes'] / 1e9:9.2f}{r['gain']:6.2f}x{r['cumulative']:7.2f}x"
+        )
     path = write(
         "ladder", device, {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
     )

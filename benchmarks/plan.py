@@ -2,9 +2,10 @@
 
     python -m benchmarks.plan --data data/NAME [--preset config/gpt2_small.py] [--micro 1 2 4] [--key=value ...]
 
-A preset on the present device. Memory is measured in a process of its own for each micro-batch: on a GPU what PyTorch
-allocated at most, on a CPU the peak of resident memory during steps after the first, less what the process holds at rest beyond
-weights and optimiser (Python, libraries, compiled code). Time is the plan's beside that of train.py, from its log.
+A preset on the present device. Memory is measured in a process of its own for each micro-batch: on
+a GPU what PyTorch allocated at most, on a CPU the peak of resident memory during steps after the
+first, less what the process holds at rest beyond weights and optimiser (Python, libraries, compiled
+code). Time is the plan's beside that of train.py, from its log.
 """
 
 import argparse
@@ -88,8 +89,14 @@ def main(argv):
             ][args.steps // 2 :]  # the first half warms up
             row["measured_seconds"] = micro * 512 / statistics.median(speeds)
             rows.append(row)
-            print(f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned, {row['measured'] / 1e9:.2f} measured ({row['planned'] / row['measured'] - 1:+.1%}); "
-                  f"step {row['planned_seconds']:.2f} s planned, {row['measured_seconds']:.2f} measured ({row['planned_seconds'] / row['measured_seconds'] - 1:+.1%})", flush=True)  # fmt: skip
+            print(
+                f"micro-batch {micro}: memory {row['planned'] / 1e9:.2f} GB planned,"
+                f" {row['measured'] / 1e9:.2f} measured"
+                f" ({row['planned'] / row['measured'] - 1:+.1%}); step {row['planned_seconds']:.2f}"
+                f" s planned, {row['measured_seconds']:.2f} measured"
+                f" ({row['planned_seconds'] / row['measured_seconds'] - 1:+.1%})",
+                flush=True,
+            )
     write(f"plan_{Path(args.preset).stem}", hardware.find_device("auto"), {"rows": rows})
 
 

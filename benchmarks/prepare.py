@@ -1,7 +1,9 @@
-"""What prepare_data.py costs, on this machine: python -m benchmarks.prepare [--gpuburnout PATH] [--gigabytes G] [--kills N]
+"""What prepare_data.py costs, on this machine: python -m benchmarks.prepare [--gpuburnout PATH]
+[--gigabytes G] [--kills N]
 
-The text is real: sources of the standard library and of installed packages, and /usr/share/doc; beyond what is there it is repeated
-with the paragraphs of each document in another order every time. Writes benchmarks/results/prepare*.json.
+The text is real: sources of the standard library and of installed packages, and /usr/share/doc;
+beyond what is there it is repeated with the paragraphs of each document in another order every
+time. Writes benchmarks/results/prepare*.json.
 """
 
 import argparse
@@ -65,7 +67,9 @@ def utf8(data: bytes) -> bool:
 
 
 def make_text(path: Path, size: int) -> None:
-    """Write a text file of `size` bytes or a little more: the documents, and then again and again with their paragraphs shuffled."""
+    """Write a text file of `size` bytes or a little more: the documents, and then again and again
+    with their paragraphs shuffled.
+    """
     shuffle, rounds = random.Random(1), 0
     with open(path, "wb") as file:
         while True:
@@ -80,7 +84,9 @@ def make_text(path: Path, size: int) -> None:
 
 
 def run(command: list, cwd=ROOT) -> dict:
-    """Run a command to its end: seconds, peak memory of it and its children (sum of resident and of proportional sizes), output."""
+    """Run a command to its end: seconds, peak memory of it and its children (sum of resident and of
+    proportional sizes), output.
+    """
     started, peak, done = time.perf_counter(), {"rss": 0, "pss": 0}, threading.Event()
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -120,7 +126,9 @@ def run(command: list, cwd=ROOT) -> dict:
 
 
 def prepare(*arguments) -> dict:
-    """Run prepare_data.py; adds the tokenising stage's own time and speed, as its summary gives them."""
+    """Run prepare_data.py; adds the tokenising stage's own time and speed, as its summary gives
+    them.
+    """
     result = run(["prepare_data.py", *arguments])
     found = re.search(r"tokenising ([\d,.]+) MB took ([\d,.]+) s, ([\d,.]+) MB/s", result["output"])
     megabytes, seconds, speed = (float(x.replace(",", "")) for x in found.groups())
@@ -128,7 +136,9 @@ def prepare(*arguments) -> dict:
 
 
 def bare(tokenizer: Path, text: Path) -> float:
-    """MB/s of the plainest loop: tiktoken over the text in strings of a million characters, in this process, nothing read or written while it runs."""
+    """MB/s of the plainest loop: tiktoken over the text in strings of a million characters, in this
+    process, nothing read or written while it runs.
+    """
     encoding, whole = Tokenizer.load(tokenizer)._tiktoken, text.read_text(encoding="utf-8")
     parts = [whole[n : n + (1 << 20)] for n in range(0, len(whole), 1 << 20)]
     started = time.perf_counter()
@@ -139,7 +149,10 @@ def bare(tokenizer: Path, text: Path) -> float:
 
 def bare_together(tokenizer: Path, text: Path, count: int) -> float:
     """MB/s of `count` such loops side by side: what the cores have to give when all of them work."""
-    code = f"from benchmarks.prepare import bare; from pathlib import Path; print(bare(Path({str(tokenizer)!r}), Path({str(text)!r})))"
+    code = (
+        "from benchmarks.prepare import bare; from pathlib import Path;"
+        f" print(bare(Path({str(tokenizer)!r}), Path({str(text)!r})))"
+    )
     processes = [
         subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
@@ -192,7 +205,9 @@ def characters(work: Path) -> dict:
 
 
 def against_gpuburnout(work: Path, path: Path) -> dict:
-    """Both on the same 40 MB with a vocabulary of 32,000, one after the other. Its script runs where it lies."""
+    """Both on the same 40 MB with a vocabulary of 32,000, one after the other. Its script runs
+    where it lies.
+    """
     text = work / "forty.txt"
     make_text(text, 40_000_000)
     theirs = run(

@@ -1,9 +1,11 @@
-"""One message after the backward (ranks.add_up_gradients) beside DistributedDataParallel: the step's time, and out of memory in one process.
+"""One message after the backward (ranks.add_up_gradients) beside DistributedDataParallel: the
+step's time, and out of memory in one process.
 
     torchrun --standalone --nproc_per_node=2 -m benchmarks.ranks [--n_embd 256] [--n_layer 4] [--batch 4] [--compiled]
 
-Over NCCL where there are GPUs, over gloo elsewhere. Both take the same steps in turn, from the same weights; the last part gives one
-process an error in the middle of DDP's backward, and looks how long the others wait (their time-out is set to 15 s).
+Over NCCL where there are GPUs, over gloo elsewhere. Both take the same steps in turn, from the same
+weights; the last part gives one process an error in the middle of DDP's backward, and looks how
+long the others wait (their time-out is set to 15 s).
 """
 
 import argparse
@@ -43,7 +45,9 @@ def steps(model, forward, optimizer, x, y, count, wrapped):
 
 
 def stuck(shape, x, y, group):
-    """Seconds until the others notice that the last process had an error in the middle of DDP's backward."""
+    """Seconds until the others notice that the last process had an error in the middle of DDP's
+    backward.
+    """
     model = GPT(shape).to(x.device)
     wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
     wrapped(x, y).backward()
@@ -116,9 +120,16 @@ def main(argv):
     )
     waited = waited and max(ranks.gather(waited))
     result = {
-        "processes": ranks.count, "settings": vars(args), "parameters": contenders["ours"][0].num_parameters(), "same_weights": same,
-        "seconds": times, "ddp_over_ours_median": round(statistics.median(d / o for d, o in zip(times["ddp"], times["ours"], strict=True)), 4), "others_wait_s": waited,
-    }  # fmt: skip
+        "processes": ranks.count,
+        "settings": vars(args),
+        "parameters": contenders["ours"][0].num_parameters(),
+        "same_weights": same,
+        "seconds": times,
+        "ddp_over_ours_median": round(
+            statistics.median(d / o for d, o in zip(times["ddp"], times["ours"], strict=True)), 4
+        ),
+        "others_wait_s": waited,
+    }
     if ranks.main:
         print({k: v for k, v in result.items() if k != "seconds"})
         write("ranks", device, result)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.report [--lines 1000000] [--rounds 3] [--data data/NAME]
 
-A log of so many lines in train.py's format is written and drawn. Then short runs on this machine alternate: without drawing, and with a
-drawing at every evaluation, one about every five seconds, which is a dozen times as often as report_minutes = 1 lets happen.
+A log of so many lines in train.py's format is written and drawn. Then short runs on this machine
+alternate: without drawing, and with a drawing at every evaluation, one about every five seconds,
+which is a dozen times as often as report_minutes = 1 lets happen.
 """
 
 import argparse
@@ -22,12 +23,25 @@ import checkpoint
 from benchmarks import RESULTS
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--block_size=256", "--batch_size=4", "--compile=False", "--device=cpu",
-            "--save_interval=0", "--eval_batches=2", "--log_interval=5", "--warmup_steps=10"]  # fmt: skip
+SETTINGS = [
+    "--n_layer=4",
+    "--n_head=4",
+    "--n_embd=256",
+    "--block_size=256",
+    "--batch_size=4",
+    "--compile=False",
+    "--device=cpu",
+    "--save_interval=0",
+    "--eval_batches=2",
+    "--log_interval=5",
+    "--warmup_steps=10",
+]
 
 
 def write_log(folder, lines):
-    """A log of a run of 10 x `lines` steps: of every hundred lines one evaluation with a sample and a save."""
+    """A log of a run of 10 x `lines` steps: of every hundred lines one evaluation with a sample and
+    a save.
+    """
     chance = random.Random(0)
     with open(folder / "log.jsonl", "w") as log:
 
@@ -37,8 +51,18 @@ def write_log(folder, lines):
         record(step=0, event="start", device="made up", dtype="bfloat16", total_steps=10 * lines)
         for n in range(1, lines * 97 // 100 + 1):
             at = {"elapsed_s": round(3.3 * n, 3), "cost": round(n / 136, 4)}
-            record(step=10 * n, tokens=327_680 * n, epoch=round(n / 8545, 6), loss=3 + 7 / n**0.3 + chance.gauss(0, 0.05), lr=3e-4, grad_norm=chance.gauss(1, 0.1),
-                   tokens_per_second=chance.gauss(1e5, 1e3), mfu=0.41, bad_steps=0, **at)  # fmt: skip
+            record(
+                step=10 * n,
+                tokens=327_680 * n,
+                epoch=round(n / 8545, 6),
+                loss=3 + 7 / n**0.3 + chance.gauss(0, 0.05),
+                lr=3e-4,
+                grad_norm=chance.gauss(1, 0.1),
+                tokens_per_second=chance.gauss(1e5, 1e3),
+                mfu=0.41,
+                bad_steps=0,
+                **at,
+            )
             if n % 97 == 0:
                 record(step=10 * n, event="save")
                 record(
@@ -112,7 +136,8 @@ def main(argv):
             **draw(folder),
         }
         print(
-            f"{args.lines:,} lines: {long['seconds']} s, a page of {long['page_bytes'] / 1e6:.2f} MB, {long['peak_bytes'] / 1e6:,.0f} MB of memory",
+            f"{args.lines:,} lines: {long['seconds']} s, a page of {long['page_bytes'] / 1e6:.2f}"
+            f" MB, {long['peak_bytes'] / 1e6:,.0f} MB of memory",
             flush=True,
         )
         rounds = []
@@ -130,7 +155,8 @@ def main(argv):
                 {"tokens_per_second": round(plain, 1), "while_drawing": round(drawing, 1)}
             )
             print(
-                f"round {n + 1}: {plain:,.0f} tokens/s, {drawing:,.0f} with drawings: {drawing / plain:.1%}",
+                f"round {n + 1}: {plain:,.0f} tokens/s, {drawing:,.0f} with drawings:"
+                f" {drawing / plain:.1%}",
                 flush=True,
             )
     result = {"cores": os.cpu_count(), "long_log": long, "rounds": rounds}

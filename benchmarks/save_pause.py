@@ -2,7 +2,8 @@
 
     python -m benchmarks.save_pause [--rounds 5] [--data data/NAME]
 
-GPT-2 Small's 134M weights with AdamW's state, 1.6 GB. Both in turn, in one process, to the same file system.
+GPT-2 Small's 134M weights with AdamW's state, 1.6 GB. Both in turn, in one process, to the same
+file system.
 """
 
 import argparse
@@ -67,7 +68,8 @@ def main(argv):
             assert saver.saved == n
             rounds.append({"torch_save_s": plain, "pause_s": pause, "until_on_disk_s": whole})
             print(
-                f"round {n + 1}: torch.save {plain:.2f} s, pause {pause:.3f} s = {pause / plain:.1%}, on the disk with checksums after {whole:.2f} s",
+                f"round {n + 1}: torch.save {plain:.2f} s, pause {pause:.3f} s ="
+                f" {pause / plain:.1%}, on the disk with checksums after {whole:.2f} s",
                 flush=True,
             )
     result = {

@@ -1,4 +1,5 @@
-"""Seconds from `python train.py` to its banner, and to the end of its first step: with an empty compile cache, with a full one, uncompiled.
+"""Seconds from `python train.py` to its banner, and to the end of its first step: with an empty
+compile cache, with a full one, uncompiled.
 
 python -m benchmarks.startup [--preset config/demo.py] [--rounds 3] [--key=value ...]
 """
@@ -75,7 +76,8 @@ def main(argv):
     }
     for kind, seconds in medians.items():
         print(
-            f"{kind:14} banner {seconds['banner_s']:6.2f} s, first step {seconds['first_step_s']:6.2f} s"
+            f"{kind:14} banner {seconds['banner_s']:6.2f} s, first step"
+            f" {seconds['first_step_s']:6.2f} s"
         )
     write(
         f"startup_{Path(args.preset).stem}",

@@ -2,10 +2,12 @@
 
     python -m benchmarks.throughput [--preset config/gpt2_small.py] [--nanogpt PATH] [--rounds 3] [--steps 8] [--key=value ...]
 
-Each round starts every contender once, in turn, on the same tokens; a contender's time a step is the median of its steps in a
-round, the first few (compilation, warm-up) left out. Ratios are taken round by round, so that a machine whose speed drifts
-still compares fairly. PATH is a checkout of nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also
-with the bf16 autocast that it lacks there. Ours runs once more with --profile for the share of a step outside forward, backward and optimiser.
+Each round starts every contender once, in turn, on the same tokens; a contender's time a step is
+the median of its steps in a round, the first few (compilation, warm-up) left out. Ratios are taken
+round by round, so that a machine whose speed drifts still compares fairly. PATH is a checkout of
+nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also with the bf16
+autocast that it lacks there. Ours runs once more with --profile for the share of a step outside
+forward, backward and optimiser.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from benchmarks import write
 from dataset import read_meta
 from training.setup import model_config
 
-# Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as its allocator counts, else resident.
+# Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as
+# its allocator counts, else resident.
 WITH_PEAK = """
 import runpy, sys
 sys.argv, sys.path[0] = sys.argv[1:], ""
@@ -38,7 +41,9 @@ print("peak bytes", torch.cuda.max_memory_allocated() or resource.getrusage(reso
 
 
 def run_script(arguments, cwd):
-    """The lines that a training script prints, each with the moment at which it came, and its peak memory in bytes."""
+    """The lines that a training script prints, each with the moment at which it came, and its peak
+    memory in bytes.
+    """
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", WITH_PEAK, *arguments],
         cwd=cwd,
@@ -52,7 +57,9 @@ def run_script(arguments, cwd):
 
 
 def ours(c, extra, steps, every, folder, profile=False):
-    """Seconds a step of train.py, of each `every` steps, from its log, and peak memory; with profile: seconds a step of each part of it."""
+    """Seconds a step of train.py, of each `every` steps, from its log, and peak memory; with
+    profile: seconds a step of each part of it.
+    """
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     quiet = [
@@ -75,7 +82,9 @@ def ours(c, extra, steps, every, folder, profile=False):
 
 
 def prepare_nanogpt(path, c, every, folder, autocast):
-    """A copy of the checkout with the same tokens beside it, and the command that trains the same shape."""
+    """A copy of the checkout with the same tokens beside it, and the command that trains the same
+    shape.
+    """
     copy = folder / f"nanogpt_{autocast}"
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
     data = copy / "data" / "same"
@@ -92,13 +101,31 @@ def prepare_nanogpt(path, c, every, folder, autocast):
         script.write_text(text.replace(plain, ""))
     micro = c.micro_batch_size or c.batch_size
     device = hardware.find_device(c.device)
-    return copy, ["train.py", "--dataset=same", f"--device={device.type}", f"--n_layer={c.n_layer}", f"--n_head={c.n_head}", f"--n_embd={c.n_embd}",
-                  f"--block_size={c.block_size}", f"--batch_size={micro}", f"--gradient_accumulation_steps={c.batch_size // micro}", f"--bias={c.bias}", f"--dropout={c.dropout}",
-                  f"--compile={c.compile is not False}", "--dtype=bfloat16", "--eval_iters=1", "--eval_interval=1000000", f"--log_interval={every}", "--always_save_checkpoint=False"]  # fmt: skip
+    return copy, [
+        "train.py",
+        "--dataset=same",
+        f"--device={device.type}",
+        f"--n_layer={c.n_layer}",
+        f"--n_head={c.n_head}",
+        f"--n_embd={c.n_embd}",
+        f"--block_size={c.block_size}",
+        f"--batch_size={micro}",
+        f"--gradient_accumulation_steps={c.batch_size // micro}",
+        f"--bias={c.bias}",
+        f"--dropout={c.dropout}",
+        f"--compile={c.compile is not False}",
+        "--dtype=bfloat16",
+        "--eval_iters=1",
+        "--eval_interval=1000000",
+        f"--log_interval={every}",
+        "--always_save_checkpoint=False",
+    ]
 
 
 def nanogpt(prepared, steps):
-    """Seconds a step of nanoGPT's train.py, of each `every` steps, from when its lines came, and peak memory."""
+    """Seconds a step of nanoGPT's train.py, of each `every` steps, from when its lines came, and
+    peak memory.
+    """
     copy, command = prepared
     lines, peak = run_script([*command, f"--max_iters={steps}"], copy)
     stamps = [
@@ -120,7 +147,10 @@ def main(argv):
         "--skip",
         type=int,
         default=3,
-        help="first measurements of a round that do not count: of a step each, on a GPU of ten, since to look at each would make it wait",
+        help=(
+            "first measurements of a round that do not count: of a step each, on a GPU of ten,"
+            " since to look at each would make it wait"
+        ),
     )
     parser.add_argument(
         "--name", help="name of the result file; default: throughput_ and the preset's"
@@ -182,7 +212,8 @@ def main(argv):
         ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
         print(f"{name:30}{speed:12,.0f} tokens/s{peaks[name] / 1e9:8.2f} GB{ratio}")
     print(
-        f"outside forward, backward and optimiser: {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours"
+        "outside forward, backward and optimiser:"
+        f" {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours"
     )
     write(args.name or f"throughput_{Path(args.preset).stem}", device, result)
 

@@ -2,14 +2,17 @@
 
     python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH] [--seeds 3]
 
-On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's own recipe for a CPU (4 layers, 128 dim,
-context 64, 2,000 iterations of 12 sequences), trained by nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_small` compare
-our GPT-2 preset with the modern one at one size; the data of `sources`, 240 MB of Python, as `make .venv/dev` installs it:
+On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's
+own recipe for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by
+nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_small` compare our GPT-2
+preset with the modern one at one size; the data of `sources`, 240 MB of Python, as `make .venv/dev`
+installs it:
 
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 --out data/site_packages
 
-Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so
-that a machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON to benchmarks/results/.
+Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so that
+a machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON to
+benchmarks/results/.
 """
 
 import argparse
@@ -35,7 +38,8 @@ from model import IGNORE
 
 ROOT = Path(__file__).parent.parent
 
-# For each task what all of ours share, and each contender's own: a preset and what is set besides. The first one's final loss is the aim.
+# For each task what all of ours share, and each contender's own: a preset and what is set besides.
+# The first one's final loss is the aim.
 TASKS = {
     "shakespeare": (
         [
@@ -109,13 +113,30 @@ TASKS = {
         },
     ),
 }
-# data/shakespeare_char's recipe in nanoGPT's README, "I only have a macbook": its settings word for word.
-NANOGPT = ["config/train_shakespeare_char.py", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12", "--n_layer=4", "--n_head=4",
-           "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0", "--eval_interval=2000", "--always_save_checkpoint=True"]  # fmt: skip
+# data/shakespeare_char's recipe in nanoGPT's README, "I only have a macbook": its settings word for
+# word.
+NANOGPT = [
+    "config/train_shakespeare_char.py",
+    "--compile=False",
+    "--eval_iters=20",
+    "--log_interval=1",
+    "--block_size=64",
+    "--batch_size=12",
+    "--n_layer=4",
+    "--n_head=4",
+    "--n_embd=128",
+    "--max_iters=2000",
+    "--lr_decay_iters=2000",
+    "--dropout=0.0",
+    "--eval_interval=2000",
+    "--always_save_checkpoint=True",
+]
 
 
 def ours(arguments, seed, folder):
-    """[(seconds, validation loss), ...] of a run of train.py with these arguments, a process of its own as a user's."""
+    """[(seconds, validation loss), ...] of a run of train.py with these arguments, a process of its
+    own as a user's.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     more = [f"--seed={seed}", "--report_minutes=0", f"--checkpoint_dir={folder}"]
     subprocess.run(
@@ -172,7 +193,9 @@ def nanogpt(path, seed, folder, device, data_dir, block_size):
 
 
 def seconds_to(curve, aim):
-    """When a curve first reaches the aim, between its points by a straight line; None if it never does."""
+    """When a curve first reaches the aim, between its points by a straight line; None if it never
+    does.
+    """
     before = None
     for seconds, loss in curve:
         if loss <= aim:

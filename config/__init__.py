@@ -1,7 +1,8 @@
-"""Every setting of a training run: its name, type, default and meaning, and how presets and the command line change it.
+"""Every setting of a training run: its name, type, default and meaning, and how presets and the
+command line change it.
 
-A preset is a Python file of plain assignments (`learning_rate = 3e-4`); the command line overrides it
-(`--learning_rate=1e-4`). A name or a value that makes no sense is an error, never ignored.
+A preset is a Python file of plain assignments (`learning_rate = 3e-4`); the command line overrides
+it (`--learning_rate=1e-4`). A name or a value that makes no sense is an error, never ignored.
 """
 
 import ast
@@ -19,7 +20,9 @@ class ConfigError(ValueError):
 
 
 def setting(default, meaning, choices=None, low=None):
-    """A field of Config with its meaning for --help, and what values it takes (`low`: the smallest)."""
+    """A field of Config with its meaning for --help, and what values it takes (`low`: the
+    smallest).
+    """
     make = (
         {"default_factory": lambda: list(default)}
         if isinstance(default, list)
@@ -38,7 +41,8 @@ class Config:
     )
     data_location: str = setting(
         "auto",
-        "where the tokens lie while training: on the GPU when they fit, else in RAM, else memory-mapped",
+        "where the tokens lie while training: on the GPU when they fit, else in RAM, else"
+        " memory-mapped",
         ["auto", "gpu", "ram", "mmap"],
     )
     checkpoint_dir: str | None = setting(
@@ -46,7 +50,8 @@ class Config:
     )
     resume: str = setting(
         "auto",
-        "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only start anew",
+        "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only"
+        " start anew",
         ["auto", "must", "never"],
     )
     profile: bool = setting(
@@ -59,7 +64,8 @@ class Config:
     # model
     init_from: str | None = setting(
         None,
-        "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2 format; the shape, where not given, is theirs",
+        "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2"
+        " format; the shape, where not given, is theirs",
     )
     arch: str = setting(
         "gpt2",
@@ -139,7 +145,8 @@ class Config:
     eval_interval: int = setting(500, "steps between evaluations; 0: only at the end", low=0)
     eval_batches: int = setting(
         20,
-        "batches of batch_size in an evaluation, always the same windows; 0: the whole validation split",
+        "batches of batch_size in an evaluation, always the same windows; 0: the whole validation"
+        " split",
         low=0,
     )
     log_interval: int = setting(10, "steps between log lines", low=1)
@@ -159,13 +166,15 @@ class Config:
     )
     report_minutes: float = setting(
         1.0,
-        "minutes between drawings of report.html at evaluations; the end draws it too (needs matplotlib); 0: none",
+        "minutes between drawings of report.html at evaluations; the end draws it too (needs"
+        " matplotlib); 0: none",
         low=0,
     )
     tensorboard: bool = setting(False, "also write the curves for TensorBoard, to the run's folder")
     wandb: str | None = setting(
         None,
-        "also send the curves to this Weights & Biases project; without network or account they stay in the run's folder",
+        "also send the curves to this Weights & Biases project; without network or account they"
+        " stay in the run's folder",
     )
     max_bad_steps: int = setting(
         10,
@@ -189,7 +198,8 @@ class Config:
     )
     compile: bool | None = setting(
         None,
-        "torch.compile the model; where that fails the run goes on without; None: unless a short run on a CPU would not repay it",
+        "torch.compile the model; where that fails the run goes on without; None: unless a short"
+        " run on a CPU would not repay it",
     )
     seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
 
@@ -201,19 +211,30 @@ class Config:
 FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 TYPES = typing.get_type_hints(Config)
 # What nanoGPT calls some of them.
-NANOGPT = {"out_dir": "checkpoint_dir", "dataset": "data_dir", "max_iters": "max_steps", "warmup_iters": "warmup_steps", "eval_iters": "eval_batches", "lr_decay_iters": "max_steps",
-           "gradient_accumulation_steps": "micro_batch_size", "wandb_project": "wandb"}  # fmt: skip
+NANOGPT = {
+    "out_dir": "checkpoint_dir",
+    "dataset": "data_dir",
+    "max_iters": "max_steps",
+    "warmup_iters": "warmup_steps",
+    "eval_iters": "eval_batches",
+    "lr_decay_iters": "max_steps",
+    "gradient_accumulation_steps": "micro_batch_size",
+    "wandb_project": "wandb",
+}
 
 
 def load(argv: list[str]) -> Config:
-    """The settings for a command line: `[PRESET.py] [--key=value ...]`. Raises ConfigError; prints the settings and exits for --help."""
+    """The settings for a command line: `[PRESET.py] [--key=value ...]`. Raises ConfigError; prints
+    the settings and exits for --help.
+    """
     if "--help" in argv or "-h" in argv:
         print(help_text())
         sys.exit(0)
     config, presets = Config(), [Path(a) for a in argv if not a.startswith("--")]
     if len(presets) > 1:
         raise ConfigError(
-            f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as --key=value)"
+            f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as"
+            " --key=value)"
         )
     for preset in presets:
         values = read_preset(preset)
@@ -236,7 +257,9 @@ def load(argv: list[str]) -> Config:
 
 
 def read_preset(path: Path) -> dict:
-    """The assignments of a preset as {name: (value, where)}. Raises ConfigError for a missing or broken file or an unknown name."""
+    """The assignments of a preset as {name: (value, where)}. Raises ConfigError for a missing or
+    broken file or an unknown name.
+    """
     try:
         code = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -345,7 +368,8 @@ def check(config: Config) -> None:
             m for m in range(1, min(micro, config.batch_size) + 1) if config.batch_size % m == 0
         )
         raise ConfigError(
-            f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next smaller that does is {fits}"
+            f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next"
+            f" smaller that does is {fits}"
         )
     if config.arch == "qwen3" and config.bias and "bias" in config.given:
         raise ConfigError(
@@ -361,7 +385,8 @@ def check(config: Config) -> None:
         )
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(
-            f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr = None takes a tenth of it"
+            f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr ="
+            " None takes a tenth of it"
         )
     if config.decay_fraction > 1:
         raise ConfigError(

@@ -1,4 +1,5 @@
-# Go on from trained weights with one's own text: a run of this repository, or a local folder in Hugging Face's GPT-2 format.
+# Go on from trained weights with one's own text: a run of this repository, or a local folder in
+# Hugging Face's GPT-2 format.
 #   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small --out data/finetune     # the weights' own tokenizer
 #   python train.py config/finetune.py
 init_from = "checkpoints/gpt2_small"  # its shape is taken over; block_size may be set lower

@@ -1,4 +1,5 @@
-# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, squared ReLU, Muon and more; 134,105,902 parameters.
+# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, squared ReLU,
+# Muon and more; 134,105,902 parameters.
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"

@@ -1,4 +1,5 @@
-# Phase 1's data and size with the modern recipe: characters of Shakespeare on a CPU, in half a minute.
+# Phase 1's data and size with the modern recipe: characters of Shakespeare on a CPU, in half a
+# minute.
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char_modern.py
 data_dir = "data/shakespeare_char"

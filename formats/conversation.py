@@ -10,8 +10,8 @@ Every turn ends with a blank line. Knows no model and no tokenizer.
 REPLY = "Assistant:"  # what a prompt ends with, so that the model answers
 STOP = "\n\nUser:"  # where an answer ends, if not with the document
 
-# The same in the template languages of those who run exported models: Jinja (transformers, GGUF) and
-# Go's text/template (Ollama).
+# The same in the template languages of those who run exported models: Jinja (transformers, GGUF)
+# and Go's text/template (Ollama).
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ message['role'] | capitalize }}: {{ message['content'] | trim }}\n\n"
@@ -26,7 +26,9 @@ OLLAMA_TEMPLATE = (
 
 
 def format_chat(messages: list[dict]) -> str:
-    """A conversation as text. messages: [{"role", "content"}]. For the next answer, prompt with this and REPLY."""
+    """A conversation as text. messages: [{"role", "content"}]. For the next answer, prompt with
+    this and REPLY.
+    """
     return "".join(
         f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages
     )

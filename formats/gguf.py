@@ -1,7 +1,7 @@
 """A model and its tokenizer as one GGUF file, which llama.cpp, Ollama and LM Studio run.
 
-The layout of the file and the names of its tensors are those of the package `gguf`; here is what of ours goes where.
-Knows tensors, shapes and tokenizers; no run.
+The layout of the file and the names of its tensors are those of the package `gguf`; here is what of
+ours goes where. Knows tensors, shapes and tokenizers; no run.
 """
 
 import os
@@ -46,7 +46,8 @@ def write(
     name: str = "model",
     chat: bool = False,
 ) -> None:
-    """Write the file, whole or not at all. tensors: under our names. kind: of TYPES. chat: trained on conversations.
+    """Write the file, whole or not at all. tensors: under our names. kind: of TYPES. chat: trained
+    on conversations.
 
     Raises CheckpointError for what the format cannot hold.
     """
@@ -68,7 +69,9 @@ def write(
 
 
 def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
-    """llama.cpp's name for the way in which the tokenizer cuts words. Raises CheckpointError for what GGUF cannot hold."""
+    """llama.cpp's name for the way in which the tokenizer cuts words. Raises CheckpointError for
+    what GGUF cannot hold.
+    """
     if path.exists():
         raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
     widths = {
@@ -79,15 +82,15 @@ def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str
     odd = [f"{name} = {width}" for name, width in widths.items() if width % BLOCK]
     if kind == "q8_0" and odd:
         raise CheckpointError(
-            f"{', '.join(odd)}: q8_0 stores rows in blocks of {BLOCK} numbers, so the width must be a multiple of that; "
-            "take --gguf_type f16"
+            f"{', '.join(odd)}: q8_0 stores rows in blocks of {BLOCK} numbers, so the width must be"
+            " a multiple of that; take --gguf_type f16"
         )
     if tokenizer.kind == "char":
         return "gpt-2"
     if tokenizer.pattern not in PRE:
         raise CheckpointError(
-            f"llama.cpp knows the way in which GPT-2 and Qwen cut text into words; this tokenizer has another "
-            f"({tokenizer.pattern!r}), so the file would encode prompts differently"
+            "llama.cpp knows the way in which GPT-2 and Qwen cut text into words; this tokenizer"
+            f" has another ({tokenizer.pattern!r}), so the file would encode prompts differently"
         )
     return PRE[tokenizer.pattern]
 
@@ -140,7 +143,9 @@ def bpe(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
 
 
 def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """A character-level tokenizer as byte-level BPE: the merges put together the bytes of each character, from the left."""
+    """A character-level tokenizer as byte-level BPE: the merges put together the bytes of each
+    character, from the left.
+    """
     as_char = {byte: char for char, byte in byte_alphabet().items()}
     # llama.cpp wants one merge at least; no UTF-8 has this byte
     vocab, merges = {}, {f"{as_char[0xC0]} {as_char[0xC0]}": None}

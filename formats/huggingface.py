@@ -1,8 +1,9 @@
-"""Weights <-> a folder in Hugging Face's format: GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3.
+"""Weights <-> a folder in Hugging Face's format: GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM
+for qwen3.
 
-Owner of what is known of that format: config.json, the names and layouts of the tensors, and model.safetensors or
-pytorch_model.bin, also in shards. Reads it with torch alone and executes nothing. Knows tensors and shapes, not how
-they are trained.
+Owner of what is known of that format: config.json, the names and layouts of the tensors, and
+model.safetensors or pytorch_model.bin, also in shards. Reads it with torch alone and executes
+nothing. Knows tensors and shapes, not how they are trained.
 """
 
 import json
@@ -75,7 +76,8 @@ QWEN3_REST = {
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-# -- shape ------------------------------------------------------------------------------------------------------------
+# -- shape
+# ------------------------------------------------------------------------------------------------------------
 
 
 def read_config(folder: Path) -> GPTConfig:
@@ -132,7 +134,8 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     return values
 
 
-# -- tensors ----------------------------------------------------------------------------------------------------------
+# -- tensors
+# ----------------------------------------------------------------------------------------------------------
 
 
 def to_hf(
@@ -140,8 +143,8 @@ def to_hf(
 ) -> dict[str, torch.Tensor]:
     """A model's tensors under their names and in their layout, float32.
 
-    Ids from vocab_size on, padding, are left out. GPT-2 has biases; those that the model has not are zeros, which
-    compute the same.
+    Ids from vocab_size on, padding, are left out. GPT-2 has biases; those that the model has not
+    are zeros, which compute the same.
     """
     out = {}
     for name, tensor in tensors.items():
@@ -166,7 +169,9 @@ def to_hf(
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Their tensors under our names and in our layout, float32. The causal masks in old GPT-2 files are left out."""
+    """Their tensors under our names and in our layout, float32. The causal masks in old GPT-2 files
+    are left out.
+    """
     if config.arch == "gpt2":
         masks = (".attn.bias", ".attn.masked_bias")
         out = {
@@ -190,14 +195,18 @@ def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, to
 
 
 def is_transposed(name: str) -> bool:
-    """Whether their tensor is ours transposed: GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear."""
+    """Whether their tensor is ours transposed: GPT-2's code had Conv1D, [inputs, outputs], where
+    torch has Linear.
+    """
     return name.endswith(
         ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     )
 
 
 def qwen3_names(name: str) -> list[str]:
-    """What a tensor of ours is called in Qwen3's format: several names where it holds several of theirs."""
+    """What a tensor of ours is called in Qwen3's format: several names where it holds several of
+    theirs.
+    """
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
     if not layer:
         return QWEN3_REST[name]
@@ -249,8 +258,8 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file: 8 bytes, the length of a header in JSON; the header, with type, shape and
-    place of each; the data (https://github.com/huggingface/safetensors).
+    """The tensors of a .safetensors file: 8 bytes, the length of a header in JSON; the header, with
+    type, shape and place of each; the data (https://github.com/huggingface/safetensors).
 
     Raises CheckpointError for a missing or damaged file.
     """

@@ -1,7 +1,9 @@
-"""Text files as people have them -> pieces of about 1 MB, and pieces -> the texts of their documents.
+"""Text files as people have them -> pieces of about 1 MB, and pieces -> the texts of their
+documents.
 
-Finds the files; reads .txt, .jsonl and .parquet, plain, .gz or .zst; cuts them where no token can cross; cleans documents.
-The main process reads pieces in order, in bounded memory; worker processes turn them into texts. Knows no token ids.
+Finds the files; reads .txt, .jsonl and .parquet, plain, .gz or .zst; cuts them where no token can
+cross; cleans documents. The main process reads pieces in order, in bounded memory; worker processes
+turn them into texts. Knows no token ids.
 """
 
 import dataclasses
@@ -46,7 +48,9 @@ class InputError(ValueError):
 
 @dataclass
 class Source:
-    """One input file. kind: txt, jsonl or parquet; compression: "", gz or zst; size in bytes on disk; modified in ns since 1970."""
+    """One input file. kind: txt, jsonl or parquet; compression: "", gz or zst; size in bytes on
+    disk; modified in ns since 1970.
+    """
 
     path: str
     kind: str
@@ -57,8 +61,10 @@ class Source:
 
 @dataclass
 class Position:
-    """A place in the input: the source's index, the byte in its decompressed content (the row of a parquet file), the line
-    before it, whether a document goes on across it, and the bytes on disk of all input before it."""
+    """A place in the input: the source's index, the byte in its decompressed content (the row of a
+    parquet file), the line before it, whether a document goes on across it, and the bytes on
+    disk of all input before it.
+    """
 
     source: int = 0
     offset: int = 0
@@ -69,8 +75,10 @@ class Position:
 
 @dataclass
 class Piece:
-    """Whole documents, or a part of a single long one. data: bytes, or the rows of a parquet file, as {column: value}. at, after:
-    where the piece begins, and where the next one does. begins, ends: whether the first document begins here and the last one ends here."""
+    """Whole documents, or a part of a single long one. data: bytes, or the rows of a parquet file,
+    as {column: value}. at, after: where the piece begins, and where the next one does. begins,
+    ends: whether the first document begins here and the last one ends here.
+    """
 
     path: str
     kind: str
@@ -90,7 +98,9 @@ class Piece:
         )
 
     def light(self) -> "Piece":
-        """Without its data, where a worker process can read that from the file itself: sending it costs a tenth of encoding it."""
+        """Without its data, where a worker process can read that from the file itself: sending it
+        costs a tenth of encoding it.
+        """
         return (
             self
             if self.kind == "parquet" or kind_of(self.path)[1]
@@ -108,7 +118,9 @@ class Piece:
 
 @dataclass
 class Options:
-    """How records become texts. The rules of cleaning hold for documents after their characters are cleaned."""
+    """How records become texts. The rules of cleaning hold for documents after their characters are
+    cleaned.
+    """
 
     text_field: str | None = None  # None: "text", else "messages"
     on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
@@ -120,7 +132,8 @@ class Options:
     min_letters: float = 0.4  # dropped when letters and digits make up less of it
 
 
-# -- finding files ----------------------------------------------------------------------------------------------------------
+# -- finding files
+# ----------------------------------------------------------------------------------------------------------
 
 
 def kind_of(path: str) -> tuple[str, str]:
@@ -138,7 +151,9 @@ def kind_of(path: str) -> tuple[str, str]:
 
 
 def find_sources(inputs: list[str]) -> list[Source]:
-    """The files of INPUT arguments (files, folders, globs), each once, folders in order of their names. Raises InputError."""
+    """The files of INPUT arguments (files, folders, globs), each once, folders in order of their
+    names. Raises InputError.
+    """
     sources = []
     for path in dict.fromkeys(path for given in inputs for path in _expand(given)):
         stat, (kind, compression) = os.stat(path), kind_of(path)
@@ -149,7 +164,8 @@ def find_sources(inputs: list[str]) -> list[Source]:
         package = "pyzstd" if compression == "zst" else "pyarrow" if kind == "parquet" else ""
         if package and not importlib.util.find_spec(package):
             raise InputError(
-                f"reading {path} needs the package {package}; run\n  python -m pip install {package}"
+                f"reading {path} needs the package {package}; run\n  python -m pip install"
+                f" {package}"
             )
         if stat.st_size:
             sources.append(Source(path, kind, compression, stat.st_size, stat.st_mtime_ns))
@@ -183,7 +199,8 @@ def _expand(given):
                 or "nothing"
             )
             raise InputError(
-                f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is {endings}.\nFor other endings give a glob in quotes: '{path.as_posix()}/**/*.md'"
+                f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is"
+                f" {endings}.\nFor other endings give a glob in quotes: '{path.as_posix()}/**/*.md'"
             )
         return known
     if path.exists():
@@ -200,11 +217,14 @@ def _expand(given):
     return found
 
 
-# -- reading pieces ---------------------------------------------------------------------------------------------------------
+# -- reading pieces
+# ---------------------------------------------------------------------------------------------------------
 
 
 def read_pieces(sources: list[Source], start: Position, options: Options) -> Iterator[Piece]:
-    """The pieces of all sources from `start`, in order. The cuts follow from the content alone. Raises InputError."""
+    """The pieces of all sources from `start`, in order. The cuts follow from the content alone.
+    Raises InputError.
+    """
     before = sum(s.size for s in sources[: start.source])
     for index in range(start.source, len(sources)):
         source = sources[index]
@@ -255,7 +275,9 @@ def _read_text(source, raw, at, options):
 
 
 def _blocks(source, raw, start, options):
-    """The decompressed content from byte `start` on; what ends or breaks off in the middle raises InputError, or counts as its end with on_error skip or replace."""
+    """The decompressed content from byte `start` on; what ends or breaks off in the middle raises
+    InputError, or counts as its end with on_error skip or replace.
+    """
     stream, errors = raw, ()
     if source.compression == "gz":
         stream, errors = gzip.GzipFile(fileobj=raw), (EOFError, zlib.error, gzip.BadGzipFile)
@@ -270,7 +292,8 @@ def _blocks(source, raw, start, options):
     except errors as error:
         if options.on_error == "stop":
             raise InputError(
-                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be read of it with --on_error skip"
+                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
+                " read of it with --on_error skip"
             ) from None
 
 
@@ -285,13 +308,16 @@ def _cut_lines(buffer, ended, at, source):
     )
     if not end and len(buffer) > LONGEST_LINE:
         raise InputError(
-            f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines has one object a line (jq -c . converts)"
+            f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
+            " has one object a line (jq -c . converts)"
         )
     return end, True
 
 
 def _cut_documents(buffer, ended, at, source):
-    """Where whole documents of at most PIECE bytes end, or else a part of the first one; and whether it ends there. 0: read on."""
+    """Where whole documents of at most PIECE bytes end, or else a part of the first one; and
+    whether it ends there. 0: read on.
+    """
     if ended and len(buffer) <= PIECE and not at.inside:
         return len(buffer), True
     for limit in range(PIECE, NO_CUT + 1, PIECE):
@@ -315,9 +341,11 @@ def _cut_documents(buffer, ended, at, source):
 
 
 def _separators(data, limit, ended, last=False):
-    """Start and end of the end-of-text lines that end within `limit`, in order or, with `last`, backwards.
+    """Start and end of the end-of-text lines that end within `limit`, in order or, with `last`,
+    backwards.
 
-    By find(), because a regular expression for it took 28 ms a piece, as long as encoding."""
+    By find(), because a regular expression for it took 28 ms a piece, as long as encoding.
+    """
     at = data.rfind(MARK, 0, limit) if last else data.find(MARK, 0, limit)
     while at >= 0:
         end = data.find(b"\n", at, min(at + 64, limit)) + 1 or (
@@ -349,7 +377,8 @@ def _read_rows(source, raw, at, options):
         column = text_column(names, options.text_field)
         if column not in names:
             raise InputError(
-                f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with --text_field"
+                f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
+                " --text_field"
             )
         for batch in file.iter_batches(batch_size=64, columns=[column], use_threads=False):
             values = batch.column(0).slice(max(0, start - row)).to_pylist()
@@ -375,7 +404,9 @@ def text_column(names, text_field: str | None) -> str:
 
 
 def slices(piece: Piece, size: int) -> Iterator[Piece]:
-    """A piece in parts of about `size` bytes, cut at line ends or, where there are none, between characters: for samples."""
+    """A piece in parts of about `size` bytes, cut at line ends or, where there are none, between
+    characters: for samples.
+    """
     data, start, line = piece.data, 0, piece.at.line
     while start < len(data):
         if piece.kind == "parquet":
@@ -399,7 +430,8 @@ def slices(piece: Piece, size: int) -> Iterator[Piece]:
         start, line = end, line + (part.count(b"\n") if piece.kind != "parquet" else 0)
 
 
-# -- documents --------------------------------------------------------------------------------------------------------------
+# -- documents
+# --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -407,7 +439,9 @@ class Report:
     """What was left out: {rule: [documents, bytes, [up to three examples]]}."""
 
     rules: dict[str, list] = field(default_factory=dict)
-    noise: str = ""  # the rule by which the last document was dropped; if it goes on in further pieces, they go with it
+    noise: str = (  # the rule by which the last document was dropped; if it goes on in further pieces, they go with it
+        ""
+    )
 
     def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
         """Count what a rule left out."""
@@ -425,7 +459,9 @@ class Report:
 
 
 def texts_of(piece: Piece, options: Options) -> tuple[list[str], Report]:
-    """The documents of a piece, valid Unicode, and what was left out. Raises InputError for what on_error = stop does not let pass."""
+    """The documents of a piece, valid Unicode, and what was left out. Raises InputError for what
+    on_error = stop does not let pass.
+    """
     report, texts = Report(), []
     for text in (_plain_texts if piece.kind == "txt" else _record_texts)(piece, options, report):
         if text and options.clean:
@@ -447,15 +483,20 @@ def _plain_texts(piece, options, report):
         except UnicodeDecodeError as error:
             text = part.decode("utf-8", "replace")
             if options.on_error == "stop":
-                found = f"byte 0x{part[error.start]:02x} at offset {piece.at.offset + start + error.start:,}"
+                found = (
+                    f"byte 0x{part[error.start]:02x} at offset"
+                    f" {piece.at.offset + start + error.start:,}"
+                )
                 utf16 = part.startswith((b"\xff\xfe", b"\xfe\xff"))
                 if b"\0" in part and not utf16:
                     raise InputError(
-                        f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out, or skip it with --on_error skip"
+                        f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out,"
+                        " or skip it with --on_error skip"
                     ) from None
                 convert = f"iconv -f {'UTF-16' if utf16 else 'LATIN1'} -t UTF-8"
                 raise InputError(
-                    f"{piece.path} is not UTF-8: {found}; convert it ({convert}), or use --on_error replace or --on_error skip"
+                    f"{piece.path} is not UTF-8: {found}; convert it ({convert}), or use --on_error"
+                    " replace or --on_error skip"
                 ) from None
             if options.on_error == "skip":
                 report.add("not UTF-8", 1, len(part), [text])
@@ -477,7 +518,10 @@ def _record_texts(piece, options, report):
                 )
                 yield text if text.isascii() else _whole_characters(text, options)
             except InputError as error:
-                problem = f"{piece.path}, {'row' if rows else 'line'} {number:,}: {error}; correct it, or leave such records out with --on_error skip"
+                problem = (
+                    f"{piece.path}, {'row' if rows else 'line'} {number:,}: {error}; correct it, or"
+                    " leave such records out with --on_error skip"
+                )
                 if options.on_error == "stop":
                     raise InputError(problem) from None
                 report.add("unusable records", 1, size, [problem])
@@ -492,11 +536,13 @@ def _parsed(line, offset, options):
         )
     except UnicodeDecodeError as error:
         raise InputError(
-            f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all the same)"
+            f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all"
+            " the same)"
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"not valid JSON ({getattr(error, 'msg', error)}, column {getattr(error, 'colno', '?')})"
+            f"not valid JSON ({getattr(error, 'msg', error)}, column"
+            f" {getattr(error, 'colno', '?')})"
         ) from None
 
 
@@ -508,7 +554,8 @@ def _whole_characters(text, options):
     except UnicodeEncodeError:
         if options.on_error != "replace":
             raise InputError(
-                "half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace takes it all the same)"
+                "half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace"
+                " takes it all the same)"
             ) from None
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
@@ -520,7 +567,8 @@ def record_text(record: dict, text_field: str | None) -> str:
     name = text_column(record, text_field)
     if name not in record:
         raise InputError(
-            f"no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the text's field with --text_field"
+            f"no field {name!r}, there is {', '.join(map(repr, record)) or 'nothing'}; name the"
+            " text's field with --text_field"
         )
     value = record[name]
     if isinstance(value, list):
@@ -543,8 +591,9 @@ def clean(text: str, report: Report) -> str:
 
 
 def noise(text: str, options: Options) -> str:
-    """The rule by which a document is noise, or nothing. Shares are of what is not white space, and the share of letters and digits
-    is judged on up to 500 characters taken evenly."""
+    """The rule by which a document is noise, or nothing. Shares are of what is not white space, and
+    the share of letters and digits is judged on up to 500 characters taken evenly.
+    """
     if len(text) < options.min_chars:
         return f"shorter than {options.min_chars} characters"
     sample = "".join(text[:: max(1, len(text) // 500)].split())

@@ -1,7 +1,9 @@
-"""Pieces of text -> train.bin and val.bin, by worker processes, so that a run which is killed goes on where it was.
+"""Pieces of text -> train.bin and val.bin, by worker processes, so that a run which is killed goes
+on where it was.
 
-Workers encode pieces; the main process writes their tokens in order, splits documents between training and validation, drops
-copies, and notes twice a second how far the files are finished. Knows no command line and no file formats of text.
+Workers encode pieces; the main process writes their tokens in order, splits documents between
+training and validation, drops copies, and notes twice a second how far the files are finished.
+Knows no command line and no file formats of text.
 """
 
 import contextlib
@@ -44,15 +46,18 @@ class PrepareError(RuntimeError):
     """What went wrong while running, in a sentence for the user; what was finished before is kept."""
 
 
-# -- worker processes -----------------------------------------------------------------------------------------------------------
+# -- worker processes
+# -----------------------------------------------------------------------------------------------------------
 
 
 class Pool:
-    """Worker processes, ready once it is made; `start(*arguments)` is the first that each does. They end with this process, however it ends.
+    """Worker processes, ready once it is made; `start(*arguments)` is the first that each does.
+    They end with this process, however it ends.
 
-    Neither multiprocessing.Pool nor ProcessPoolExecutor: their workers outlive a main process that was killed, they cannot be stopped
-    in the middle of an item, and the semaphores of both are leaked by a kill. peak: the most bytes of memory that all workers of a pool
-    together have taken so far.
+    Neither multiprocessing.Pool nor ProcessPoolExecutor: their workers outlive a main process that
+    was killed, they cannot be stopped in the middle of an item, and the semaphores of both are
+    leaked by a kill. peak: the most bytes of memory that all workers of a pool together have taken
+    so far.
     """
 
     peak = 0
@@ -71,7 +76,9 @@ class Pool:
             pass
 
     def map(self, function, items):
-        """Yield function(item) for each item, in order, at most four items a worker ahead. Raises what the function raises, and PrepareError when a worker dies."""
+        """Yield function(item) for each item, in order, at most four items a worker ahead. Raises
+        what the function raises, and PrepareError when a worker dies.
+        """
         items, results, sent, done, ended = iter(items), {}, 0, 0, False
         try:
             while not ended or done < sent:
@@ -94,7 +101,8 @@ class Pool:
                         self.load[worker] -= 1
         except (EOFError, ConnectionError):
             raise PrepareError(
-                "a worker process died, most likely for want of memory: try fewer --workers; the same command continues"
+                "a worker process died, most likely for want of memory: try fewer --workers; the"
+                " same command continues"
             ) from None
 
     def __enter__(self):
@@ -109,7 +117,9 @@ class Pool:
 
 @contextlib.contextmanager
 def held_back():
-    """Hold Ctrl-C and SIGTERM back while processes are started, which half started would complain. They inherit that a Ctrl-C is not for them."""
+    """Hold Ctrl-C and SIGTERM back while processes are started, which half started would complain.
+    They inherit that a Ctrl-C is not for them.
+    """
     mask, came = getattr(signal, "pthread_sigmask", lambda *_: None), []  # not on Windows
     handlers = {
         signum: signal.signal(signum, lambda signum, _: came.append(signum))
@@ -131,8 +141,9 @@ def _call(function, arguments):
 
 
 def _work(channel):
-    """The life of a worker process. Receiving and sending each have a thread: a worker ends as soon as the main process does, and
-    goes on while its results wait to be read."""
+    """The life of a worker process. Receiving and sending each have a thread: a worker ends as soon
+    as the main process does, and goes on while its results wait to be read.
+    """
     tasks, results = queue.SimpleQueue(), queue.SimpleQueue()
 
     def receive():
@@ -179,7 +190,9 @@ def worker_count(workers: int, sources: list[Source]) -> int:
 
 
 def batches(pieces):
-    """Pieces in lists of about PIECE bytes together: small files are not worth a message to a worker each."""
+    """Pieces in lists of about PIECE bytes together: small files are not worth a message to a
+    worker each.
+    """
     batch, size = [], 0
     for piece in pieces:
         batch.append(piece.light())
@@ -215,7 +228,8 @@ class Progress(tqdm):
 Progress.set_lock(threading.RLock())  # tqdm's own is one between processes, which a kill leaks
 
 
-# -- encoding, in a worker ------------------------------------------------------------------------------------------------------
+# -- encoding, in a worker
+# ------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -226,8 +240,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 @dataclass
 class Encoded:
-    """The documents of a piece. ids: their tokens, each document ended by end-of-text; of a part of a long document, only its tokens.
-    tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text, white space at its end aside."""
+    """The documents of a piece. ids: their tokens, each document ended by end-of-text; of a part of
+    a long document, only its tokens. tokens, text_bytes, hashes: one entry a document; a hash is
+    64 bits of BLAKE2b of the text, white space at its end aside.
+    """
 
     ids: np.ndarray
     tokens: np.ndarray
@@ -278,7 +294,9 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """The ids of a text of any length, uint32: a long one in parts, because encoding takes many times its argument in memory."""
+    """The ids of a text of any length, uint32: a long one in parts, because encoding takes many
+    times its argument in memory.
+    """
     parts = []
     while len(text) > 2 * PIECE and (cut := safe_cut(text, PIECE)):
         parts.append(tokenizer.encode(text[:cut]))
@@ -291,13 +309,16 @@ def hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-# -- writing, in the main process -----------------------------------------------------------------------------------------------
+# -- writing, in the main process
+# -----------------------------------------------------------------------------------------------
 
 
 class Seen:
-    """Which documents came before, by 64-bit hashes, in bounded memory: the newest in a set, older ones in sorted files mapped into memory.
+    """Which documents came before, by 64-bit hashes, in bounded memory: the newest in a set, older
+    ones in sorted files mapped into memory.
 
-    A log keeps them in order, so that a resumed run knows what it knew. In a billion documents about one is taken for a copy by mistake.
+    A log keeps them in order, so that a resumed run knows what it knew. In a billion documents
+    about one is taken for a copy by mistake.
     """
 
     RUN = 1 << 19  # hashes in the set; sorted files grow by merging to 16 times this
@@ -339,10 +360,12 @@ class Seen:
 
 @dataclass
 class Journal:
-    """How far the files are finished. read: bytes of text so far; split: how the text was split, once all of it is there.
+    """How far the files are finished. read: bytes of text so far; split: how the text was split,
+    once all of it is there.
 
-    Of a document of more than one piece, under way: its hash so far, the rule by which its beginning was noise, and the tokens in
-    training and text bytes before it, to return to should it prove a copy.
+    Of a document of more than one piece, under way: its hash so far, the rule by which its
+    beginning was noise, and the tokens in training and text bytes before it, to return to should it
+    prove a copy.
     """
 
     position: Position = field(default_factory=Position)
@@ -371,7 +394,9 @@ class Journal:
 
 
 class Output:
-    """train.bin and val.bin as they grow in the working folder, and the journal of how far they are finished."""
+    """train.bin and val.bin as they grow in the working folder, and the journal of how far they are
+    finished.
+    """
 
     def __init__(
         self, work: Path, dtype: str, val_fraction: float, dedupe: bool, tokenizer: Tokenizer
@@ -389,7 +414,8 @@ class Output:
             path.touch()
             if path.stat().st_size < size:
                 raise PrepareError(
-                    f"{path} is shorter than it was when the work stopped; the disk lost data: delete {work} and start anew"
+                    f"{path} is shorter than it was when the work stopped; the disk lost data:"
+                    f" delete {work} and start anew"
                 )
             self.files[name] = open(path, "r+b")  # noqa: SIM115
             self.files[name].truncate(size)
@@ -398,7 +424,9 @@ class Output:
         self.saved = self.started = time.monotonic()
 
     def add(self, part: Encoded) -> None:
-        """Write the documents of the next piece, and half a second after the last time note how far it went."""
+        """Write the documents of the next piece, and half a second after the last time note how far
+        it went.
+        """
         journal = self.journal
         journal.report.merge(part.report)
         if part.begins and part.ends:
@@ -432,7 +460,9 @@ class Output:
         )
 
     def _add_long(self, part):
-        """Write a part of a long document. It goes to training, unless its beginning was noise, and is taken back should it prove a copy."""
+        """Write a part of a long document. It goes to training, unless its beginning was noise, and
+        is taken back should it prove a copy.
+        """
         journal = self.journal
         if part.begins:
             journal.long_hash, journal.long_noise, journal.before_long = (
@@ -469,16 +499,24 @@ class Output:
         write_whole(self.path, json.dumps(asdict(self.journal), ensure_ascii=False))
 
     def finish(self) -> None:
-        """See that both splits hold text, and close the files. The journal then says how the text was split."""
+        """See that both splits hold text, and close the files. The journal then says how the text
+        was split.
+        """
         journal, share = self.journal, f"{100 * self.val_fraction:.3g}%"
         if not journal.split:
-            journal.split = f"{share} of the documents by a hash of their text, those above 1 MB always in training"
+            journal.split = (
+                f"{share} of the documents by a hash of their text, those above 1 MB always in"
+                " training"
+            )
             if not journal.tokens["train"]:  # few documents, all with low hashes
                 self._move("val", "train", journal.tokens["val"])
             if not self.val_fraction:
                 journal.split = "all of it in training (--val_fraction 0)"
             elif not journal.tokens["val"] and journal.tokens["train"] > 1:
-                journal.split = f"the last {share} of the text, no document being small enough or chosen by its hash"
+                journal.split = (
+                    f"the last {share} of the text, no document being small enough or chosen by its"
+                    " hash"
+                )
                 self._move("train", "val", max(1, int(journal.tokens["train"] * self.val_fraction)))
             self.save()
         for name, file in self.files.items():
@@ -488,7 +526,9 @@ class Output:
             self.seen.log.close()
 
     def _move(self, source, target, count):
-        """Copy the last `count` tokens into the other file, which is empty; the source is cut once the journal knows."""
+        """Copy the last `count` tokens into the other file, which is empty; the source is cut once
+        the journal knows.
+        """
         tokens = self.journal.tokens
         tokens[source], tokens[target] = tokens[source] - count, count
         self.files[target].seek(0)
@@ -499,7 +539,9 @@ class Output:
 def encode_all(
     sources: list[Source], options: Options, args, work: Path, dtype: str, tokenizer: Tokenizer
 ) -> Journal:
-    """Tokenise everything that is not finished yet into the working folder. Raises InputError when nothing is left of the text."""
+    """Tokenise everything that is not finished yet into the working folder. Raises InputError when
+    nothing is left of the text.
+    """
     output = Output(work, dtype, args.val_fraction, options.clean, tokenizer)
     journal, path = output.journal, work / "tokenizer.json"
     start = journal.position

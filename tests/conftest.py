@@ -1,4 +1,6 @@
-"""What tests share: small prepared folders made of real text, and the scripts run as a user runs them."""
+"""What tests share: small prepared folders made of real text, and the scripts run as a user runs
+them.
+"""
 
 import os
 import shutil
@@ -39,7 +41,9 @@ def run_script(*command, cwd=ROOT, timeout=300, **env):
 
 
 def fails_clearly(result, *words, status=2):
-    """Assert that a command ended with `status`, a message of a few lines that holds `words`, and no traceback."""
+    """Assert that a command ended with `status`, a message of a few lines that holds `words`, and
+    no traceback.
+    """
     text = result.stderr.strip()
     assert result.returncode == status, (result.returncode, result.stdout, text)
     assert "Traceback" not in text and len(text.splitlines()) <= 8, text
@@ -56,7 +60,9 @@ def prose() -> str:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium, as a playwright Browser. Tests that ask for it are skipped where there is none."""
+    """A headless Chromium, as a playwright Browser. Tests that ask for it are skipped where there
+    is none.
+    """
     path = next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
     )

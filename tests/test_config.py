@@ -30,40 +30,46 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         assert (c.learning_rate, c.n_layer, c.sample_prompts) == (5e-4, 6, ["a"])
 
 
-@pytest.mark.parametrize(("text", "name", "value"), [
-    ("--max_steps=None", "max_steps", None),
-    ("--max_steps=2e3", "max_steps", 2000),
-    ("--max_steps=2_000", "max_steps", 2000),
-    ("--compile=false", "compile", False),
-    ("--compile=True", "compile", True),
-    ("--epochs=2", "epochs", 2.0),
-    ("--sample_prompts=Once", "sample_prompts", ["Once"]),
-    ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
-    ("--batch-size=8", "batch_size", 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("--max_steps=None", "max_steps", None),
+        ("--max_steps=2e3", "max_steps", 2000),
+        ("--max_steps=2_000", "max_steps", 2000),
+        ("--compile=false", "compile", False),
+        ("--compile=True", "compile", True),
+        ("--epochs=2", "epochs", 2.0),
+        ("--sample_prompts=Once", "sample_prompts", ["Once"]),
+        ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
+        ("--batch-size=8", "batch_size", 8),
+    ],
+)
 def test_values_are_read_in_their_type(text, name, value):
     got = getattr(config.load([text]), name)
     assert got == value and type(got) is type(value)
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
-    ("--compile=maybe", ["--compile=maybe", "True or False"]),
-    ("--n_layer=six", ["--n_layer=six", "whole number"]),
-    ("--n_layer=0", ["n_layer = 0", "at least 1"]),
-    ("--n_layer=2.5", ["n_layer", "whole number"]),
-    ("--learning_rate=nan", ["learning_rate", "a number"]),
-    ("--learning_rate=inf", ["learning_rate", "a number"]),
-    ("--dtype=bf16", ["dtype", "bfloat16"]),
-    ("--batch_size", ["--batch_size has no value"]),
-    ("--out_dir=a", ["'out_dir'", "'checkpoint_dir'"]),
-    ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
-    ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
-    ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
-    ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
-    ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
-    ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
+        ("--compile=maybe", ["--compile=maybe", "True or False"]),
+        ("--n_layer=six", ["--n_layer=six", "whole number"]),
+        ("--n_layer=0", ["n_layer = 0", "at least 1"]),
+        ("--n_layer=2.5", ["n_layer", "whole number"]),
+        ("--learning_rate=nan", ["learning_rate", "a number"]),
+        ("--learning_rate=inf", ["learning_rate", "a number"]),
+        ("--dtype=bf16", ["dtype", "bfloat16"]),
+        ("--batch_size", ["--batch_size has no value"]),
+        ("--out_dir=a", ["'out_dir'", "'checkpoint_dir'"]),
+        ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
+        ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
+        ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
+        ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
+        ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
+        ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
+    ],
+)
 def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
     with pytest.raises(ConfigError) as error:
         config.load([text])
@@ -74,14 +80,17 @@ def test_a_bare_flag_is_true():
     assert config.load(["--dry_run", "--tie-weights"]).dry_run
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
-    ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
-    ("compile = 1\n", ["mine.py, line 1", "True or False"]),
-    ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
-    ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
-    ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'n_head'"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
+        ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
+        ("compile = 1\n", ["mine.py, line 1", "True or False"]),
+        ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
+        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
+        ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'n_head'"]),
+    ],
+)
 def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
     with pytest.raises(ConfigError) as error:
         config.load([preset(tmp_path, text)])

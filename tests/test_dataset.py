@@ -1,4 +1,6 @@
-"""dataset.py and metadata.py: what is checked, and that every place and form of the data gives the same batches."""
+"""dataset.py and metadata.py: what is checked, and that every place and form of the data gives the
+same batches.
+"""
 
 import gzip
 import json

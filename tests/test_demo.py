@@ -46,7 +46,9 @@ def url(folder):
 
 @pytest.fixture
 def page(browser, url):
-    """The page, opened; afterwards nothing may have been asked of the internet, and no script have failed."""
+    """The page, opened; afterwards nothing may have been asked of the internet, and no script have
+    failed.
+    """
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     asked, failed = [], []
     page.on("request", lambda request: asked.append(request.url))

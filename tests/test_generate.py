@@ -200,7 +200,10 @@ def test_a_prompt_beyond_the_context_is_cut_and_said(char_run):
 
 
 def test_the_reader_of_a_pipe_may_leave(bpe_run):
-    command = f"{sys.executable} generate.py --checkpoint {bpe_run} --prompt The --max_new_tokens 3000 | head -c 30"
+    command = (
+        f"{sys.executable} generate.py --checkpoint {bpe_run} --prompt The --max_new_tokens 3000 |"
+        " head -c 30"
+    )
     result = subprocess.run(
         ["bash", "-c", command],
         cwd=ROOT,
@@ -307,7 +310,9 @@ def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_begin
 
 
 def says(tokenizer, ids):
-    """A model that continues end-of-text with `ids`, greedily: each position's vector is the embedding of the token that it predicts."""
+    """A model that continues end-of-text with `ids`, greedily: each position's vector is the
+    embedding of the token that it predicts.
+    """
     model = GPT(
         GPTConfig(
             tokenizer.vocab_size,
@@ -409,15 +414,18 @@ def test_a_loaded_model_is_the_saved_one(bpe_run):
     assert not any(p.is_meta for p in [*model.parameters(), *model.buffers()])
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--temperature", "-1"], ["--temperature", "0 or more"]),
-    (["--top_p", "0"], ["--top_p", "above 0"]),
-    (["--num_samples", "0"], ["--num_samples", "at least 1"]),
-    (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
-    (["--repetition_penalty", "0"], ["--repetition_penalty", "above 0"]),
-    (["--stop", ""], ["--stop", "not empty"]),
-    (["--prompt_file", "nowhere.txt"], ["nowhere.txt", "No such file"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], ["--temperature", "0 or more"]),
+        (["--top_p", "0"], ["--top_p", "above 0"]),
+        (["--num_samples", "0"], ["--num_samples", "at least 1"]),
+        (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
+        (["--repetition_penalty", "0"], ["--repetition_penalty", "above 0"]),
+        (["--stop", ""], ["--stop", "not empty"]),
+        (["--prompt_file", "nowhere.txt"], ["nowhere.txt", "No such file"]),
+    ],
+)
 def test_a_mistake_is_a_sentence(arguments, words, capsys):
     with pytest.raises(SystemExit) as end:
         parse_args(arguments)

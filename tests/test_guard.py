@@ -1,4 +1,6 @@
-"""What must not lose a run: two trainers, full disks, memory that runs out, numbers that are none, budgets, plans."""
+"""What must not lose a run: two trainers, full disks, memory that runs out, numbers that are none,
+budgets, plans.
+"""
 
 import contextlib
 import json
@@ -72,7 +74,8 @@ def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_pat
     torture(char_data, tmp_path, kills=3, steps=60)
 
 
-# -- one writer ---------------------------------------------------------------------------------------------------------
+# -- one writer
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
@@ -101,7 +104,8 @@ def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
     Lock(tmp_path).release()
 
 
-# -- saving -------------------------------------------------------------------------------------------------------------
+# -- saving
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
@@ -237,7 +241,9 @@ def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_ru
 
 
 def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
-    """In mid-run nothing can be created in it any more: saves fail and are reported, the run ends with status 1 and the last checkpoint whole."""
+    """In mid-run nothing can be created in it any more: saves fail and are reported, the run ends
+    with status 1 and the last checkpoint whole.
+    """
     folder = tmp_path / "run"
     often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
     process = start(char_data, folder, *often)
@@ -306,7 +312,8 @@ def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path,
     )
 
 
-# -- memory -------------------------------------------------------------------------------------------------------------
+# -- memory
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_allocators_error_is_recognised():
@@ -324,15 +331,28 @@ def test_the_allocators_error_is_recognised():
 def under_a_limit(data, folder, limit, *more):
     """Train in a process that may take `limit` bytes of address space beyond what it starts with."""
     code = (
-        "import sys, resource, train; "
-        "limit = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize() + int(sys.argv[1]); "
-        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); train.main(sys.argv[2:])"
+        "import sys, resource, train; limit = int(open('/proc/self/statm').read().split()[0]) *"
+        " resource.getpagesize() + int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit,"
+        " limit)); train.main(sys.argv[2:])"
     )
     return run_script("-c", code, limit, f"--data_dir={data}", f"--checkpoint_dir={folder}", *more)
 
 
-BIG = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=256", "--batch_size=64", "--compile=False", "--device=cpu", "--dtype=float32", "--eval_interval=4", "--eval_batches=1",
-       "--log_interval=1", "--max_steps=4", "--warmup_steps=1"]  # fmt: skip
+BIG = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=64",
+    "--block_size=256",
+    "--batch_size=64",
+    "--compile=False",
+    "--device=cpu",
+    "--dtype=float32",
+    "--eval_interval=4",
+    "--eval_batches=1",
+    "--log_interval=1",
+    "--max_steps=4",
+    "--warmup_steps=1",
+]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):
@@ -350,7 +370,8 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     ]
     assert events and checkpoint.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
     again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
-    # Near the limit a second start may have to halve once more, but it never repeats what is recorded as too much.
+    # Near the limit a second start may have to halve once more, but it never repeats what is
+    # recorded as too much.
     assert (
         again.returncode == 0
         and "out of memory with 64" not in again.stdout
@@ -373,7 +394,8 @@ def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
     fails_clearly(result, "out of memory", status=1)
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
+# -- numbers
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_data, tmp_path):
@@ -400,7 +422,8 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_dat
     assert "learning_rate" in str(error.value)
 
 
-# -- plans and budgets --------------------------------------------------------------------------------------------------
+# -- plans and budgets
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):

@@ -1,4 +1,6 @@
-"""TensorBoard, Weights & Biases and the refreshing of report.html: curves that go on across resumes, and runs that no logger ends."""
+"""TensorBoard, Weights & Biases and the refreshing of report.html: curves that go on across
+resumes, and runs that no logger ends.
+"""
 
 import importlib.util
 import os
@@ -110,7 +112,10 @@ def test_a_run_ends_with_its_report_drawn(char_data, tmp_path):
     assert (
         result.returncode == 0 and f"report: {tmp_path / 'run' / 'report.html'}" in result.stdout
     ), result.stderr
-    line = r"step 10 of 20, epoch 0\.\d\d: training loss [\d.]+, validation loss [\d.]+, [\d.]+ bits per byte, best [\d.]+, [\d,]+ tokens/s, cost [\d.]+, \d+ s left\n  \| The"
+    line = (
+        r"step 10 of 20, epoch 0\.\d\d: training loss [\d.]+, validation loss [\d.]+, [\d.]+ bits"
+        r" per byte, best [\d.]+, [\d,]+ tokens/s, cost [\d.]+, \d+ s left\n  \| The"
+    )
     assert (
         re.search(line, result.stdout)
         and "o validation" in result.stdout

@@ -27,7 +27,9 @@ def randomised(**changes):
 
 
 def huggingface_twin(model):
-    """transformers' GPT2LMHeadModel with the same weights: theirs are laid out [in, out] in the layers."""
+    """transformers' GPT2LMHeadModel with the same weights: theirs are laid out [in, out] in the
+    layers.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     c = model.config
@@ -43,9 +45,9 @@ def huggingface_twin(model):
     ).eval()
     transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
     weights = {
-        ("" if k.startswith("lm_head") else "transformer.") + k: v.t()
-        if k.endswith(transposed)
-        else v
+        ("" if k.startswith("lm_head") else "transformer.") + k: (
+            v.t() if k.endswith(transposed) else v
+        )
         for k, v in model.state_dict().items()
     }
     missing, unexpected = hf.load_state_dict(weights, strict=False)
@@ -171,11 +173,14 @@ def test_without_bias_there_is_none():
     ]
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"n_head": 5}, ["n_head = 5", "n_embd = 64", "n_head = 4"]),
-    ({"n_layer": 0}, ["n_layer = 0"]),
-    ({"dropout": 1.0}, ["dropout = 1.0"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_head": 5}, ["n_head = 5", "n_embd = 64", "n_head = 4"]),
+        ({"n_layer": 0}, ["n_layer = 0"]),
+        ({"dropout": 1.0}, ["dropout = 1.0"]),
+    ],
+)
 def test_impossible_shapes_are_sentences(changes, words):
     with pytest.raises(ValueError) as error:
         GPTConfig(**TINY | changes)
@@ -218,12 +223,15 @@ def test_zero_init_begins_with_even_odds_and_still_learns(arch):
     assert loss < 1 and all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize(("wrong", "words"), [
-    ({"arch": "llama"}, "arch = 'llama'"),
-    ({"arch": "qwen3", "n_head": 64}, "rotary positions need an even number"),
-    ({"arch": "qwen3", "n_kv_head": 3}, "n_kv_head = 3 does not divide n_head = 4"),
-    ({"n_kv_head": 2}, "arch = qwen3's"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"arch": "llama"}, "arch = 'llama'"),
+        ({"arch": "qwen3", "n_head": 64}, "rotary positions need an even number"),
+        ({"arch": "qwen3", "n_kv_head": 3}, "n_kv_head = 3 does not divide n_head = 4"),
+        ({"n_kv_head": 2}, "arch = qwen3's"),
+    ],
+)
 def test_shapes_that_no_architecture_has_say_so(wrong, words):
     with pytest.raises(ValueError, match=words):
         GPTConfig(**TINY | wrong)

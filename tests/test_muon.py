@@ -87,9 +87,14 @@ def test_clipping_and_bad_gradients_without_waiting_for_the_device():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("shape", "matrices"), [
-    ({}, {3: 2, 1: 6}), ({"arch": "qwen3"}, {3: 2, 2: 2, 1: 4}), ({"arch": "qwen3", "n_kv_head": 1}, {4: 2, 2: 2, 1: 4}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "matrices"),
+    [
+        ({}, {3: 2, 1: 6}),
+        ({"arch": "qwen3"}, {3: 2, 2: 2, 1: 4}),
+        ({"arch": "qwen3", "n_kv_head": 1}, {4: 2, 2: 2, 1: 4}),
+    ],
+)
 def test_every_parameter_has_one_group(tied, shape, matrices):
     model = GPT(GPTConfig(100, 16, 2, 2, 32, tie_weights=tied, **shape))
     groups = make_optimizer(model, Config(optimizer="muon"), torch.device("cpu")).param_groups

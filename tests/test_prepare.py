@@ -1,4 +1,6 @@
-"""prepare_data.py as a user runs it: formats, splits, cleaning, interruptions, bad input. Real files, real processes."""
+"""prepare_data.py as a user runs it: formats, splits, cleaning, interruptions, bad input. Real
+files, real processes.
+"""
 
 import gzip
 import hashlib

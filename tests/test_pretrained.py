@@ -1,4 +1,6 @@
-"""Weights from and to Hugging Face: init_from, tools.export, and the tokenizers of such folders, against transformers itself."""
+"""Weights from and to Hugging Face: init_from, tools.export, and the tokenizers of such folders,
+against transformers itself.
+"""
 
 import copy
 import dataclasses
@@ -109,7 +111,8 @@ def logits_agree(model, hf, vocab_size):
         torch.testing.assert_close(model(idx)[..., :vocab_size], hf(idx).logits, rtol=0, atol=1e-4)
 
 
-# -- out ------------------------------------------------------------------------------------------------------------------
+# -- out
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def greedy(model, tokenizer, prompt, count):
@@ -329,7 +332,8 @@ def test_no_checkpoint_to_export(tmp_path):
     )
 
 
-# -- in -------------------------------------------------------------------------------------------------------------------
+# -- in
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["safetensors", "shards", "pickle", "old pickle", "half"])
@@ -365,9 +369,15 @@ def test_a_folder_of_transformers_loads_in_every_form(hf_model, tmp_path, form, 
     logits_agree(model, hf.float(), 512)
 
 
-@pytest.mark.parametrize(("shape", "parameters"), [
-    ((12, 12, 768), 124_439_808), ((24, 16, 1024), 354_823_168), ((36, 20, 1280), 774_030_080), ((48, 25, 1600), 1_557_611_200),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        ((12, 12, 768), 124_439_808),
+        ((24, 16, 1024), 354_823_168),
+        ((36, 20, 1280), 774_030_080),
+        ((48, 25, 1600), 1_557_611_200),
+    ],
+)
 def test_all_four_sizes_have_the_right_tensors(tmp_path, shape, parameters):
     layers, heads, width = shape
     hf_shape = GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
@@ -386,9 +396,18 @@ def qwen3_model(request):
     """A small Qwen3 of transformers with random weights."""
     torch.manual_seed(0)
     grouped = request.param != "as many heads"
-    shape = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
-             "num_key_value_heads": 2 if grouped else 4, "intermediate_size": 96, "max_position_embeddings": 64,
-             "tie_word_embeddings": grouped, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}  # fmt: skip
+    shape = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_key_value_heads": 2 if grouped else 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": grouped,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
     model = Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
     for name, p in model.named_parameters():
         p.data.normal_(mean=float("norm" in name), std=0.1)
@@ -456,14 +475,20 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, t
     logits_agree(model, qwen3_model, 512)
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    ({"attention_bias": True, "hidden_act": "gelu"}, "hidden_act = 'gelu', attention_bias = True"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type = 'yarn'"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-    ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
-    ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
-    ({"head_dim": 15}, "heads of 15"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"attention_bias": True, "hidden_act": "gelu"},
+            "hidden_act = 'gelu', attention_bias = True",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type = 'yarn'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
+        ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
+        ({"head_dim": 15}, "heads of 15"),
+    ],
+)
 def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, config, words):
     with pytest.raises(CheckpointError, match=re.escape(words)):
         pretrained.load(saved(qwen3_model, tmp_path, **config))
@@ -477,14 +502,20 @@ def saved(hf_model, folder, **config):
     return folder
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    ({"model_type": "llama"}, "'llama'"),
-    ({"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True}, "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True"),
-    ({"n_inner": 64}, "h.0.mlp.c_fc.bias: (128,), expected (64,)"),
-    ({"n_layer": 3}, "h.2.attn.c_attn.bias: missing"),
-    ({"vocab_size": 500}, "(512, 32), expected (500, 32)"),
-    ({"n_head": 3}, "n_head = 3 does not divide"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama"}, "'llama'"),
+        (
+            {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
+            "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
+        ),
+        ({"n_inner": 64}, "h.0.mlp.c_fc.bias: (128,), expected (64,)"),
+        ({"n_layer": 3}, "h.2.attn.c_attn.bias: missing"),
+        ({"vocab_size": 500}, "(512, 32), expected (500, 32)"),
+        ({"n_head": 3}, "n_head = 3 does not divide"),
+    ],
+)
 def test_another_architecture_is_refused_in_a_sentence(hf_model, tmp_path, config, words):
     with pytest.raises(CheckpointError, match=re.escape(words)):
         pretrained.load(saved(hf_model, tmp_path, **config))
@@ -503,9 +534,11 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
             pretrained.load(tmp_path)
     weights.unlink()
     for content in ({"wte.weight": Evil()}, None):
-        torch.save(content, tmp_path / "pytorch_model.bin") if content else (
-            tmp_path / "pytorch_model.bin"
-        ).write_bytes(b"")
+        (
+            torch.save(content, tmp_path / "pytorch_model.bin")
+            if content
+            else (tmp_path / "pytorch_model.bin").write_bytes(b"")
+        )
         with pytest.raises(
             CheckpointError, match="execute code" if content else "cannot be loaded"
         ):
@@ -516,7 +549,8 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
         pretrained.load(tmp_path)
 
 
-# -- training from there --------------------------------------------------------------------------------------------------
+# -- training from there
+# --------------------------------------------------------------------------------------------------
 
 
 def without_shape():
@@ -599,7 +633,8 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
     assert not (tmp_path / "run").exists()
 
 
-# -- tokenizers -----------------------------------------------------------------------------------------------------------
+# -- tokenizers
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(

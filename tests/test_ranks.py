@@ -1,4 +1,6 @@
-"""Several processes that train one run, started by torchrun as a user starts them: two and four here, over gloo."""
+"""Several processes that train one run, started by torchrun as a user starts them: two and four
+here, over gloo.
+"""
 
 import os
 import re
@@ -46,7 +48,9 @@ def train_on(processes, data, folder, *more):
 
 
 def start(processes, data, folder, *more):
-    """torchrun with an endless run that has begun to log, and the process ids of its ranks in their order."""
+    """torchrun with an endless run that has begun to log, and the process ids of its ranks in their
+    order.
+    """
     command = [
         sys.executable,
         "-m",
@@ -180,9 +184,9 @@ def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path)
 
 
 LIMITED = (
-    "import os, sys, resource, train; "
-    "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize(); "
-    "os.environ['RANK'] == '1' and resource.setrlimit(resource.RLIMIT_AS, (used + 500_000_000,) * 2); train.main(sys.argv[1:])"
+    "import os, sys, resource, train; used = int(open('/proc/self/statm').read().split()[0]) *"
+    " resource.getpagesize(); os.environ['RANK'] == '1' and resource.setrlimit(resource.RLIMIT_AS,"
+    " (used + 500_000_000,) * 2); train.main(sys.argv[1:])"
 )
 
 
@@ -202,7 +206,9 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
 
 
 def one_message(result, *words, status):
-    """Assert that torchrun's processes ended with `status` and that just one of them said why, without a traceback."""
+    """Assert that torchrun's processes ended with `status` and that just one of them said why,
+    without a traceback.
+    """
     ours = result.stderr.partition("torch/distributed/elastic")[0]
     assert (
         re.search(rf"exitcode\s*:\s*{status} ", result.stderr)
@@ -225,7 +231,8 @@ def test_an_error_is_said_once(char_data, tmp_path):
 def test_what_fails_in_one_process_ends_all(char_data, tmp_path):
     """The second process reads other data."""
     (tmp_path / "other.py").write_text(
-        "import os, sys, train; train.main([a.replace('DATA', 'no' * (os.environ['RANK'] == '1') + 'data') for a in sys.argv[1:]])"
+        "import os, sys, train; train.main([a.replace('DATA', 'no' * (os.environ['RANK'] == '1') +"
+        " 'data') for a in sys.argv[1:]])"
     )
     (tmp_path / "data").symlink_to(char_data)
     result = torchrun(

@@ -1,4 +1,6 @@
-"""tools/report.py: what the page of a run holds, how it looks in a real browser, and what it does with runs that lack something."""
+"""tools/report.py: what the page of a run holds, how it looks in a real browser, and what it does
+with runs that lack something.
+"""
 
 import json
 import shutil
@@ -30,7 +32,9 @@ LINE = {
 
 @pytest.fixture(scope="module")
 def runs(char_data, bpe_data, tmp_path_factory):
-    """Real runs: `char`, continued once, with prompts and a price; `other`, of another learning rate; and `bpe`, on other tokens."""
+    """Real runs: `char`, continued once, with prompts and a price; `other`, of another learning
+    rate; and `bpe`, on other tokens.
+    """
     folder = tmp_path_factory.mktemp("runs")
     for name, data, steps, more in (
         ("char", char_data, 20, []),
@@ -53,7 +57,9 @@ def runs(char_data, bpe_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def eventful(runs, tmp_path_factory):
-    """`char` with lines in its log, as training writes them, of memory that ran out and of steps skipped."""
+    """`char` with lines in its log, as training writes them, of memory that ran out and of steps
+    skipped.
+    """
     folder = tmp_path_factory.mktemp("eventful") / "eventful"
     shutil.copytree(runs / "char", folder)
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -118,7 +124,8 @@ def made_run(folder, steps, evaluations=0, **columns):
     return folder
 
 
-# -- what it holds ------------------------------------------------------------------------------------------------------
+# -- what it holds
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_tells_the_numbers_of_the_log(runs, tmp_path):
@@ -201,7 +208,8 @@ def test_runs_over_different_data_compare_in_bits_per_byte_only(runs, tmp_path):
     )
 
 
-# -- how it looks -------------------------------------------------------------------------------------------------------
+# -- how it looks
+# -------------------------------------------------------------------------------------------------------
 
 LAYOUT = """() => {
     const shown = [...document.querySelectorAll('h1, h2, h3, .tile, .x label, img, table, .answers > div, .columns p, p.dim')].filter(e => e.offsetParent && !e.closest('.answers > div > *'));
@@ -308,7 +316,8 @@ def test_thinning_keeps_every_spike_and_few_points():
     )
 
 
-# -- what is missing or broken ------------------------------------------------------------------------------------------
+# -- what is missing or broken
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_long_log_makes_no_large_page(tmp_path):

@@ -1,4 +1,6 @@
-"""sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences stand, and what sampling allows."""
+"""sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences
+stand, and what sampling allows.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 70))]
 
 
 def without_cache(model, prompts, count, generator=None, **settings):
-    """What generate promises, from whole forwards of one sequence: also the rule for what lies beyond the context."""
+    """What generate promises, from whole forwards of one sequence: also the rule for what lies
+    beyond the context.
+    """
     texts, out = [list(p)[-CONTEXT:] for p in prompts], []
     for _ in range(count):
         logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()

@@ -1,4 +1,6 @@
-"""tokenizer_bpe.py: every string comes back, ids are those of the saved tokenizer.json, and what is read from files is checked."""
+"""tokenizer_bpe.py: every string comes back, ids are those of the saved tokenizer.json, and what is
+read from files is checked.
+"""
 
 import json
 import unicodedata
@@ -15,13 +17,40 @@ from tokenizer_bpe import EOT, Tokenizer, TokenizerError, safe_cut
 BPE = Tokenizer.train([prose()], 600)
 CHARS = Tokenizer.characters(prose() + "é\u4e2d\U0001f600")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-PARTS = ["'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "word", " Word", "12", " 345", "...", "!?", EOT,
-         "é", "e\u0301", "\u4e2d\u6587", "\U0001f600", "\x00", "\x1c", "\u200d", "\ufeff", "\u093c"]  # fmt: skip
+PARTS = [
+    "'s",
+    "'LL",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u00a0",
+    "\u3000",
+    "word",
+    " Word",
+    "12",
+    " 345",
+    "...",
+    "!?",
+    EOT,
+    "é",
+    "e\u0301",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "\x00",
+    "\x1c",
+    "\u200d",
+    "\ufeff",
+    "\u093c",
+]
 TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
 
 
 def known_to_both(text):
-    """Whether Python's Unicode data knows every character: engines differ on letters that are newer than their tables."""
+    """Whether Python's Unicode data knows every character: engines differ on letters that are newer
+    than their tables.
+    """
     return all(unicodedata.category(c) != "Cn" for c in text)
 
 
@@ -129,7 +158,9 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
 
 
 def test_merges_are_recovered_from_ranks():
-    """GPT-2's vocabulary comes as ranks alone; from those of a trained tokenizer exactly its merges come back."""
+    """GPT-2's vocabulary comes as ranks alone; from those of a trained tokenizer exactly its merges
+    come back.
+    """
     vocab = BPE.description["model"]["vocab"]
     alphabet = tokenizer_bpe.byte_alphabet()
     ranks = {bytes(alphabet[c] for c in token): i for token, i in vocab.items() if token != EOT}
@@ -138,15 +169,18 @@ def test_merges_are_recovered_from_ranks():
     ]
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda d: d.pop("model"), "no model.vocab"),
-    (lambda d: d["added_tokens"].clear(), "has no <|endoftext|>"),
-    (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
-    (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
-    (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "cuts text in a way"),
-    (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
-    (lambda d: d["model"]["vocab"].update({"中": 900}), "stands for no byte"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.pop("model"), "no model.vocab"),
+        (lambda d: d["added_tokens"].clear(), "has no <|endoftext|>"),
+        (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
+        (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
+        (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "cuts text in a way"),
+        (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
+        (lambda d: d["model"]["vocab"].update({"中": 900}), "stands for no byte"),
+    ],
+)
 def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change, words):
     description = json.loads(BPE.to_json())
     change(description)

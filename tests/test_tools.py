@@ -1,4 +1,6 @@
-"""tools/evaluate.py: losses with their errors beside compressors, and multiple choice as transformers judges it."""
+"""tools/evaluate.py: losses with their errors beside compressors, and multiple choice as
+transformers judges it.
+"""
 
 import gzip
 import json
@@ -46,7 +48,9 @@ def runs(char_data, bpe_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
-    """A file in HellaSwag's format, made of real sentences: the ending that follows, and three from elsewhere; one context longer than a model's."""
+    """A file in HellaSwag's format, made of real sentences: the ending that follows, and three from
+    elsewhere; one context longer than a model's.
+    """
     sentences = [
         s.strip()
         for s in re.split(r"(?<=[.;])\s+", prose()[150_000:])
@@ -79,7 +83,8 @@ def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char
     assert result.returncode == 0, result.stderr
     for data in (char_data, bpe_data):
         row = re.search(
-            rf"/{data.name}/step_00000020\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)",
+            rf"/{data.name}/step_00000020\s+([\d.]+) ±([\d.]+)\s+([\d.]+) ±([\d.]+)\s+([\d.]+)"
+            r" ±([\d.]+)",
             result.stdout,
         )
         loss, error, perplexity, _, bits, _ = map(float, row.groups())

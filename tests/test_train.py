@@ -28,8 +28,21 @@ from training.step import (
 )
 from training.terminal import duration
 
-SMALL = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=32", "--batch_size=8", "--compile=False", "--device=cpu",
-         "--eval_interval=10", "--eval_batches=2", "--log_interval=5", "--warmup_steps=5", "--learning_rate=3e-3", "--report_minutes=0"]  # fmt: skip
+SMALL = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=32",
+    "--block_size=32",
+    "--batch_size=8",
+    "--compile=False",
+    "--device=cpu",
+    "--eval_interval=10",
+    "--eval_batches=2",
+    "--log_interval=5",
+    "--warmup_steps=5",
+    "--learning_rate=3e-3",
+    "--report_minutes=0",
+]
 
 
 def train_small(data, folder, *more, **options):
@@ -47,7 +60,8 @@ def losses(folder):
     }
 
 
-# -- the parts of a step ------------------------------------------------------------------------------------------------
+# -- the parts of a step
+# ------------------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_warms_up_and_ends_at_its_minimum():
@@ -152,7 +166,8 @@ def test_durations_as_people_say_them():
     ]
 
 
-# -- whole runs ---------------------------------------------------------------------------------------------------------
+# -- whole runs
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +252,9 @@ def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
 
 
 def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_data, tmp_path):
-    """Stopped by its last step at 23, in the middle of an epoch and between log lines, then continued to 40."""
+    """Stopped by its last step at 23, in the middle of an epoch and between log lines, then
+    continued to 40.
+    """
     whole, part = finished[0], tmp_path / "part"
     more = ["--dropout=0.1", "--sample_prompts=The ", "--save_interval=23"]
     process = subprocess.Popen(
@@ -369,7 +386,8 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     )
 
 
-# -- what goes wrong ----------------------------------------------------------------------------------------------------
+# -- what goes wrong
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_no_data(tmp_path):
@@ -381,19 +399,22 @@ def test_no_data(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--n_hed=3"], ["'n_hed'", "'n_head'"]),
-    (["--n_head=3"], ["n_head = 3", "n_embd = 32"]),
-    (["--device=cuda:7"], ["cuda:7", "device=auto"]),
-    (["--device=tpu9"], ["tpu9"]),
-    (["--block_size=100000"], ["too few", "block_size"]),
-    (["--resume=must"], ["resume = must", "does not exist"]),
-    (["--data_location=gpu"], ["data_location = gpu", "cpu"]),
-    (["--sample_prompts=snow ☃"], ["sample_prompts", "U+2603"]),
-    (["--seed=99999999999999999999"], ["seed", "2**32"]),
-    (["--checkpoint_dir="], ["checkpoint_dir"]),
-    (["--checkpoint_dir=train.py"], ["checkpoint_dir = 'train.py'", "folder"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--n_hed=3"], ["'n_hed'", "'n_head'"]),
+        (["--n_head=3"], ["n_head = 3", "n_embd = 32"]),
+        (["--device=cuda:7"], ["cuda:7", "device=auto"]),
+        (["--device=tpu9"], ["tpu9"]),
+        (["--block_size=100000"], ["too few", "block_size"]),
+        (["--resume=must"], ["resume = must", "does not exist"]),
+        (["--data_location=gpu"], ["data_location = gpu", "cpu"]),
+        (["--sample_prompts=snow ☃"], ["sample_prompts", "U+2603"]),
+        (["--seed=99999999999999999999"], ["seed", "2**32"]),
+        (["--checkpoint_dir="], ["checkpoint_dir"]),
+        (["--checkpoint_dir=train.py"], ["checkpoint_dir = 'train.py'", "folder"]),
+    ],
+)
 def test_a_mistake_is_a_sentence_and_writes_nothing(char_data, tmp_path, arguments, words):
     fails_clearly(train_small(char_data, tmp_path / "run", *arguments), *words)
     assert not (tmp_path / "run").exists()
@@ -413,19 +434,33 @@ def test_never_refuses_to_write_over_a_run(finished, char_data):
     fails_clearly(train_small(char_data, finished[0], "--resume=never"), "already holds a run")
 
 
-@pytest.mark.parametrize(("damage", "words"), [
-    (lambda d: (d / "train.bin").write_bytes((d / "train.bin").read_bytes()[:-100]), ["train.bin", "bytes", "cut off"]),
-    (lambda d: change_meta(d, dtype="int32"), ["train.bin", "int32", "fits dtype uint16"]),
-    (lambda d: change_meta(d, dtype="float32"), ["float32"]),
-    (lambda d: change_meta(d, vocab_size=100_000), ["uint16 cannot hold"]),
-    (lambda d: change_meta(d, vocab_size=20), ["token id", "vocabulary of 20"]),
-    (lambda d: (d / "meta.json").write_text("no json"), ["meta.json is damaged"]),
-    (lambda d: (d / "meta.json").write_text("[]"), ["meta.json is damaged"]),
-    (lambda d: (d / "val.bin").unlink(), ["val.bin is missing"]),
-    (lambda d: (d / "tokenizer.json").unlink(), ["no tokenizer at"]),
-    (lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text() + "\n"), ["not the tokenizer that made"]),
-    (lambda d: np.full((d / "train.bin").stat().st_size // 2, 60000, np.uint16).tofile(d / "train.bin"), ["token id 60000"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda d: (d / "train.bin").write_bytes((d / "train.bin").read_bytes()[:-100]),
+            ["train.bin", "bytes", "cut off"],
+        ),
+        (lambda d: change_meta(d, dtype="int32"), ["train.bin", "int32", "fits dtype uint16"]),
+        (lambda d: change_meta(d, dtype="float32"), ["float32"]),
+        (lambda d: change_meta(d, vocab_size=100_000), ["uint16 cannot hold"]),
+        (lambda d: change_meta(d, vocab_size=20), ["token id", "vocabulary of 20"]),
+        (lambda d: (d / "meta.json").write_text("no json"), ["meta.json is damaged"]),
+        (lambda d: (d / "meta.json").write_text("[]"), ["meta.json is damaged"]),
+        (lambda d: (d / "val.bin").unlink(), ["val.bin is missing"]),
+        (lambda d: (d / "tokenizer.json").unlink(), ["no tokenizer at"]),
+        (
+            lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text() + "\n"),
+            ["not the tokenizer that made"],
+        ),
+        (
+            lambda d: np.full((d / "train.bin").stat().st_size // 2, 60000, np.uint16).tofile(
+                d / "train.bin"
+            ),
+            ["token id 60000"],
+        ),
+    ],
+)
 @pytest.mark.parametrize("location", ["ram", "mmap"])
 def test_damaged_data_is_named(char_data, tmp_path, damage, words, location):
     import shutil
@@ -445,7 +480,8 @@ def change_meta(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-# -- speed: what may not change, and what is shown -----------------------------------------------------------------------
+# -- speed: what may not change, and what is shown
+# -----------------------------------------------------------------------
 
 
 def test_compiled_layers_in_bf16_give_the_loss_and_gradients_of_plain_ones_in_fp32():
@@ -500,10 +536,17 @@ def test_a_trace_of_a_gpu_counts_kernels_to_the_part_that_launched_them():
     def event(name, cat, ts, dur, **args):
         return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "args": args}
 
-    trace = [event("ProfilerStep#3", "user_annotation", 0, 100), event("forward", "user_annotation", 10, 20), event("backward", "user_annotation", 40, 20),
-             event("cudaLaunchKernel", "cuda_runtime", 12, 2, correlation=1), event("cudaLaunchKernel", "cuda_runtime", 45, 2, correlation=2),
-             event("cuLaunchKernel", "cuda_driver", 35, 2, correlation=3),
-             event("k1", "kernel", 20, 300, correlation=1), event("k3", "kernel", 330, 10, correlation=3), event("k2", "kernel", 340, 500, correlation=2)]  # fmt: skip
+    trace = [
+        event("ProfilerStep#3", "user_annotation", 0, 100),
+        event("forward", "user_annotation", 10, 20),
+        event("backward", "user_annotation", 40, 20),
+        event("cudaLaunchKernel", "cuda_runtime", 12, 2, correlation=1),
+        event("cudaLaunchKernel", "cuda_runtime", 45, 2, correlation=2),
+        event("cuLaunchKernel", "cuda_driver", 35, 2, correlation=3),
+        event("k1", "kernel", 20, 300, correlation=1),
+        event("k3", "kernel", 330, 10, correlation=3),
+        event("k2", "kernel", 340, 500, correlation=2),
+    ]
     seconds = profiling.read_trace(trace)
     assert (
         seconds["forward"] == pytest.approx(300e-6)
@@ -539,7 +582,10 @@ def test_large_tensors_lie_in_large_pages():
     choice = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if not choice.exists() or "[never]" in choice.read_text():
         pytest.skip("this system gives none")
-    code = "import hardware, torch; a = torch.ones(1 << 25); print(*(line.split()[1] for line in open('/proc/self/smaps_rollup') if 'AnonHugePages' in line))"
+    code = (
+        "import hardware, torch; a = torch.ones(1 << 25); print(*(line.split()[1] for line in"
+        " open('/proc/self/smaps_rollup') if 'AnonHugePages' in line))"
+    )
     assert (
         int(
             subprocess.run(

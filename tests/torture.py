@@ -1,8 +1,10 @@
-"""Kill a real training run again and again, and see that it ends in the same weights and the same log as one left alone.
+"""Kill a real training run again and again, and see that it ends in the same weights and the same
+log as one left alone.
 
     python -m tests.torture --kills 100
 
-Each kill is SIGKILL at a random moment, so it strikes imports, compilation, steps, evaluations and saves alike; saves come often.
+Each kill is SIGKILL at a random moment, so it strikes imports, compilation, steps, evaluations and
+saves alike; saves come often.
 """
 
 import argparse
@@ -19,12 +21,32 @@ import torch
 import checkpoint
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = ["--n_layer=2", "--n_head=2", "--n_embd=64", "--block_size=32", "--batch_size=8", "--micro_batch_size=4", "--dropout=0.1", "--compile=False", "--device=cpu", "--learning_rate=3e-3",
-            "--warmup_steps=5", "--log_interval=3", "--eval_interval=25", "--eval_batches=2", "--save_interval=4", "--save_minutes=0.005", "--keep_last=2", "--sample_prompts=The "]  # fmt: skip
+SETTINGS = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=64",
+    "--block_size=32",
+    "--batch_size=8",
+    "--micro_batch_size=4",
+    "--dropout=0.1",
+    "--compile=False",
+    "--device=cpu",
+    "--learning_rate=3e-3",
+    "--warmup_steps=5",
+    "--log_interval=3",
+    "--eval_interval=25",
+    "--eval_batches=2",
+    "--save_interval=4",
+    "--save_minutes=0.005",
+    "--keep_last=2",
+    "--sample_prompts=The ",
+]
 
 
 def run_once(data, folder, steps, kill_after=None):
-    """Start train.py; SIGKILL after `kill_after` seconds unless it ended before. Returns whether it ended by itself."""
+    """Start train.py; SIGKILL after `kill_after` seconds unless it ended before. Returns whether it
+    ended by itself.
+    """
     command = [
         sys.executable,
         "train.py",
@@ -58,7 +80,8 @@ def essence(folder):
 
 
 def torture(data, folder, kills, steps, seed=0):
-    """Train once undisturbed, then again with kills at random moments until `kills` have struck, each run compared at its end.
+    """Train once undisturbed, then again with kills at random moments until `kills` have struck,
+    each run compared at its end.
 
     Returns the runs that it took, and how many kills struck while a save was being written.
     """
@@ -119,7 +142,8 @@ def main(argv):
             )
         runs, in_save = torture(data, folder, args.kills, args.steps)
     print(
-        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written: every run ended in the log and the weights of an undisturbed one, bit for bit"
+        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written:"
+        " every run ended in the log and the weights of an undisturbed one, bit for bit"
     )
 
 

@@ -1,7 +1,8 @@
-"""The curves of runs, drawn with matplotlib: losses with marks for what happened, and the smaller ones beside them.
+"""The curves of runs, drawn with matplotlib: losses with marks for what happened, and the smaller
+ones beside them.
 
-Takes histories (history.py), returns SVG or writes PNG; knows no page. Colours are Okabe and Ito's, which the colour-blind
-tell apart; marks differ in shape as well.
+Takes histories (history.py), returns SVG or writes PNG; knows no page. Colours are Okabe and Ito's,
+which the colour-blind tell apart; marks differ in shape as well.
 """
 
 import functools
@@ -17,8 +18,21 @@ from tools.history import History
 
 BLUE, RED, GREY = "#0072B2", "#D55E00", "#666666"
 COLOURS = [BLUE, RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",
-         "legend.edgecolor": "none", "legend.framealpha": 0.9, "svg.hashsalt": "report", "font.family": "DejaVu Sans", "path.simplify": True}  # fmt: skip
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.9,
+    "svg.hashsalt": "report",
+    "font.family": "DejaVu Sans",
+    "path.simplify": True,
+}
 SMALL = {
     "lr": "learning rate",
     "grad_norm": "gradient norm, before clipping",
@@ -37,7 +51,9 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def axes_of(runs: list[History]) -> dict[str, str]:
-    """What losses can be drawn against, {column: label}: cost only where it was counted, time in one unit for all runs."""
+    """What losses can be drawn against, {column: label}: cost only where it was counted, time in
+    one unit for all runs.
+    """
     unit, _ = time_unit(max(run.last("elapsed_s") or 0 for run in runs))
     labels = {
         "step": "steps",
@@ -49,7 +65,9 @@ def axes_of(runs: list[History]) -> dict[str, str]:
 
 
 def thin(y: np.ndarray) -> np.ndarray:
-    """The indices of at most POINTS values: of each stretch the lowest and the highest, so that no spike is lost."""
+    """The indices of at most POINTS values: of each stretch the lowest and the highest, so that no
+    spike is lost.
+    """
     if len(y) <= POINTS:
         return np.arange(len(y))
     edges = np.linspace(0, len(y), POINTS // 2 + 1).astype(int)
@@ -60,7 +78,9 @@ def thin(y: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def curve(run: History, column: str) -> tuple[np.ndarray, ...]:
-    """The rows of a run's columns that a curve is drawn through, its values there; and the same for the curve smoothed."""
+    """The rows of a run's columns that a curve is drawn through, its values there; and the same for
+    the curve smoothed.
+    """
     rows = np.flatnonzero(np.isfinite(run.columns[column]))
     values = run.columns[column][rows]
     calm = smooth(values)
@@ -77,8 +97,9 @@ def smooth(y: np.ndarray) -> np.ndarray:
 
 
 def draw_losses(axes, runs: list[History], x: str, nats: bool = True) -> None:
-    """Training and validation losses against column `x`; for one run also what happened to it. nats: in nats a token, else in bits a byte,
-    which leaves the training loss out."""
+    """Training and validation losses against column `x`; for one run also what happened to it.
+    nats: in nats a token, else in bits a byte, which leaves the training loss out.
+    """
     _, second = time_unit(max(run.last("elapsed_s") or 0 for run in runs))
     scale = second if x == "elapsed_s" else 1
     tops, starts, bottoms = [], [], []

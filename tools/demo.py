@@ -1,8 +1,10 @@
-"""A page to try checkpoints on, in the browser of this machine: a prompt, settings, text as it comes, two models side by side.
+"""A page to try checkpoints on, in the browser of this machine: a prompt, settings, text as it
+comes, two models side by side.
 
     python -m tools.demo [--port 7860]
 
-Looks for runs under checkpoints/ and generates through generate.py. Listens on loopback alone and loads nothing from the internet.
+Looks for runs under checkpoints/ and generates through generate.py. Listens on loopback alone and
+loads nothing from the internet.
 """
 
 import argparse
@@ -26,7 +28,8 @@ try:
     import gradio as gr
 except ImportError as error:
     sys.exit(
-        f"tools.demo: {error.name} is missing; pip install -r requirements-dev.txt -c constraints.txt"
+        f"tools.demo: {error.name} is missing; pip install -r requirements-dev.txt -c"
+        " constraints.txt"
     )
 
 NONE = "none"
@@ -43,7 +46,9 @@ SETTINGS = {
 
 
 def choices() -> list[tuple[str, str]]:
-    """What can be chosen, as (label, path): each run, standing for its best step, newest first, then its steps."""
+    """What can be chosen, as (label, path): each run, standing for its best step, newest first,
+    then its steps.
+    """
     found = []
     for run in sorted(
         (p for p in checkpoint.ROOT.glob("*") if checkpoint.steps(p)),
@@ -51,7 +56,10 @@ def choices() -> list[tuple[str, str]]:
     ):
         found.append(
             (
-                f"{run.name}: step {checkpoint.step_of(checkpoint.find(run)):,}, its best or newest",
+                (
+                    f"{run.name}: step {checkpoint.step_of(checkpoint.find(run)):,}, its best or"
+                    " newest"
+                ),
                 run.as_posix(),
             )
         )
@@ -86,7 +94,10 @@ def describe(path: str) -> str:
         ),
         None,
     )
-    words = f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens, {state['tokens']:,} tokens seen"
+    words = (
+        f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens,"
+        f" {state['tokens']:,} tokens seen"
+    )
     return words + (
         f", validation loss {loss['val_loss']:.3f} ({loss['bits_per_byte']:.2f} bits per byte)"
         if loss
@@ -95,7 +106,9 @@ def describe(path: str) -> str:
 
 
 def examples(path: str, count: int = 4) -> list[list[str]]:
-    """Prompts that suit a checkpoint: its run's sample_prompts, then beginnings of lines of its validation text where that is at hand."""
+    """Prompts that suit a checkpoint: its run's sample_prompts, then beginnings of lines of its
+    validation text where that is at hand.
+    """
     try:
         folder = checkpoint.find(path)
         settings = checkpoint.read_state(folder, ())["settings"]
@@ -123,7 +136,9 @@ def refusal(words: str) -> gr.Error:
 
 
 def check(paths: list[str], prompt: str, values: dict) -> None:
-    """Raises gr.Error, which the page shows, for what no control of the page sends: requests come from anywhere on this machine."""
+    """Raises gr.Error, which the page shows, for what no control of the page sends: requests come
+    from anywhere on this machine.
+    """
     known = {path for _, path in choices()} | {NONE}
     for path in paths:
         if path not in known:
@@ -140,12 +155,15 @@ def check(paths: list[str], prompt: str, values: dict) -> None:
             or (step == 1 and value != int(value))
         ):
             raise refusal(
-                f"{name} = {value}: it must be {'a whole number ' if step == 1 else ''}from {low} to {high}"
+                f"{name} = {value}: it must be {'a whole number ' if step == 1 else ''}from {low}"
+                f" to {high}"
             )
 
 
 def generate(device, first, second, prompt, *values):
-    """Yield (text, words) for both boxes as the text grows: the first model writes, then the second, each at its own speed."""
+    """Yield (text, words) for both boxes as the text grows: the first model writes, then the
+    second, each at its own speed.
+    """
     settings = dict(zip(SETTINGS, values, strict=True))
     check([first, second], prompt, settings)
     settings = {
@@ -174,7 +192,10 @@ def generate(device, first, second, prompt, *values):
                     }[row.ended]
                     shown[2 * box : 2 * box + 2] = (
                         prompt + row.text,
-                        f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s{ended}{cut}",
+                        (
+                            f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f}"
+                            f" tokens/s{ended}{cut}"
+                        ),
                     )
                     yield shown
         except (CheckpointError, TokenizerError) as error:
@@ -272,8 +293,14 @@ def build(device) -> gr.Blocks:
         begin.click(lambda sample: sample[0], begin, prompt, **hidden)
         # One text at a time: models share the processor, and the speeds shown are theirs alone.
         run = functools.partial(generate, device)
-        running = go.click(run, [first, second, prompt, *controls], [text_first, speed_first, text_second, speed_second],
-                           show_progress="hidden", concurrency_limit=1, api_name="generate")  # fmt: skip
+        running = go.click(
+            run,
+            [first, second, prompt, *controls],
+            [text_first, speed_first, text_second, speed_second],
+            show_progress="hidden",
+            concurrency_limit=1,
+            api_name="generate",
+        )
         stop.click(None, cancels=[running], **hidden)
     return page.queue(max_size=16)
 

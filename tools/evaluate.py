@@ -1,4 +1,5 @@
-"""How good checkpoints are: loss on a whole validation split beside general compressors, and multiple choice in HellaSwag's format.
+"""How good checkpoints are: loss on a whole validation split beside general compressors, and
+multiple choice in HellaSwag's format.
 
 python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] [--data data/NAME] [--choices FILE.jsonl]
 """
@@ -41,8 +42,9 @@ def token_losses(model, x, y, cast) -> torch.Tensor:
 def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """Mean loss over a whole split in nats a token, and the standard error of that mean.
 
-    The error takes windows of block_size tokens as independent draws of unequal length (a ratio estimate): it tells how far another validation
-    text of the kind and size would lead, not how exact the sum is.
+    The error takes windows of block_size tokens as independent draws of unequal length (a ratio
+    estimate): it tells how far another validation text of the kind and size would lead, not how
+    exact the sum is.
     """
     sums, counts = [], []
     for x, y, _ in data.evaluation(0, SEQUENCES):
@@ -59,7 +61,8 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
 
 
 def read_choices(path: Path) -> list[dict]:
-    """Questions from a file in HellaSwag's format: a JSON object a line with "ctx", "endings" and "label", the index of the right ending.
+    """Questions from a file in HellaSwag's format: a JSON object a line with "ctx", "endings" and
+    "label", the index of the right ending.
 
     Raises ChoicesError naming the line that is none.
     """
@@ -80,12 +83,14 @@ def read_choices(path: Path) -> list[dict]:
                 and 0 <= question["label"] < len(question["endings"])
             ):
                 raise ValueError(
-                    "ctx must be text, endings texts that are not empty, and label the index of one of them"
+                    "ctx must be text, endings texts that are not empty, and label the index of one"
+                    " of them"
                 )
         except (ValueError, TypeError, KeyError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise ChoicesError(
-                f'{path}, line {number}: {what}; a line looks like {{"ctx": "A man sits down and", "endings": ["eats.", "flies."], "label": 0}}'
+                f'{path}, line {number}: {what}; a line looks like {{"ctx": "A man sits down and",'
+                ' "endings": ["eats.", "flies."], "label": 0}'
             ) from None
         questions.append(question)
     if not questions:
@@ -96,8 +101,10 @@ def read_choices(path: Path) -> list[dict]:
 def encode_choice(
     tokenizer: Tokenizer, ctx: str, ending: str, block_size: int
 ) -> tuple[list[int], int]:
-    """Token ids of a context, a space and an ending, and how many of them are the ending's; at most block_size + 1, as the last is only
-    predicted. The context loses its beginning where that is too long, and an ending longer than block_size its end."""
+    """Token ids of a context, a space and an ending, and how many of them are the ending's; at most
+    block_size + 1, as the last is only predicted. The context loses its beginning where that is
+    too long, and an ending longer than block_size its end.
+    """
     context = tokenizer.encode(ctx).tolist() or [tokenizer.eot_id]
     ids = tokenizer.encode(" " + ending).tolist()[:block_size]
     return (context + ids)[-(block_size + 1) :], len(ids)
@@ -133,8 +140,10 @@ def choice_losses(model, tokenizer: Tokenizer, questions: list[dict], cast) -> l
 
 
 def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float, float]:
-    """The shares of questions whose right ending is the likeliest: as it is, and a byte of UTF-8, which does not favour short endings and
-    compares across tokenizers (lm-evaluation-harness calls them acc and acc_norm)."""
+    """The shares of questions whose right ending is the likeliest: as it is, and a byte of UTF-8,
+    which does not favour short endings and compares across tokenizers (lm-evaluation-harness
+    calls them acc and acc_norm).
+    """
     plain = normalised = 0
     for question, sums in zip(questions, losses, strict=True):
         per_byte = [
@@ -147,19 +156,22 @@ def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float,
 
 
 def evaluate_checkpoint(model, state: dict, folder: Path, data_dir: str, cast) -> dict:
-    """Loss (nats a token), perplexity and bits a byte of a model on a whole validation split, and their standard errors as *_error.
+    """Loss (nats a token), perplexity and bits a byte of a model on a whole validation split, and
+    their standard errors as *_error.
 
     Raises DataError if the data was not made with the checkpoint's tokenizer.
     """
     meta = read_meta(data_dir)
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
         raise DataError(
-            f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that it was trained on, or one prepared with --tokenizer {folder}"
+            f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that"
+            f" it was trained on, or one prepared with --tokenizer {folder}"
         )
     val = meta.splits["val"]
     if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
         print(
-            f"note: {data_dir} was prepared anew since {folder} was trained; the model may have seen some of this validation text",
+            f"note: {data_dir} was prepared anew since {folder} was trained; the model may have"
+            " seen some of this validation text",
             file=sys.stderr,
         )
     if not val.tokens:
@@ -195,7 +207,10 @@ def with_error(value: float, error: float, digits: int) -> str:
 
 def main(argv):
     """The command line's work."""
-    what = "Loss, perplexity and bits per byte on a whole validation split; accuracy in multiple choice. ± is the standard error."
+    what = (
+        "Loss, perplexity and bits per byte on a whole validation split; accuracy in multiple"
+        " choice. ± is the standard error."
+    )
     parser = argparse.ArgumentParser(prog="python -m tools.evaluate", description=what)
     parser.add_argument(
         "checkpoints", nargs="+", metavar="CHECKPOINT", help="a run or one step of it"
@@ -209,7 +224,10 @@ def main(argv):
         "--choices",
         type=Path,
         metavar="FILE",
-        help='also multiple choice, from a local file in HellaSwag\'s format: {"ctx", "endings", "label"} a line',
+        help=(
+            'also multiple choice, from a local file in HellaSwag\'s format: {"ctx", "endings",'
+            ' "label"} a line'
+        ),
     )
     parser.add_argument(
         "--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s"
@@ -259,7 +277,9 @@ def main(argv):
             )
     if questions:
         print(
-            f"{len(questions):,} questions; by chance {sum(1 / len(q['endings']) for q in questions) / len(questions):.1%}. a byte: the ending with the least loss a byte"
+            f"{len(questions):,} questions; by chance"
+            f" {sum(1 / len(q['endings']) for q in questions) / len(questions):.1%}. a byte: the"
+            " ending with the least loss a byte"
         )
 
 

@@ -1,9 +1,11 @@
-"""A checkpoint for other programs: a folder that Hugging Face's transformers loads, a GGUF file for llama.cpp and Ollama.
+"""A checkpoint for other programs: a folder that Hugging Face's transformers loads, a GGUF file for
+llama.cpp and Ollama.
 
     python -m tools.export CHECKPOINT --out FOLDER [--gguf FILE]
 
-The folder holds weights, tokenizer, settings, a model card filled in from the run, and its curve; beside the GGUF file
-lies a Modelfile for Ollama. What the formats are, formats/ knows. Needs the packages safetensors and gguf.
+The folder holds weights, tokenizer, settings, a model card filled in from the run, and its curve;
+beside the GGUF file lies a Modelfile for Ollama. What the formats are, formats/ knows. Needs the
+packages safetensors and gguf.
 """
 
 import argparse
@@ -26,7 +28,9 @@ from tools import model_card
 
 
 def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool:
-    """Whether the data of a run, where it is still there, begins with a conversation. Only its `messages` read so."""
+    """Whether the data of a run, where it is still there, begins with a conversation. Only its
+    `messages` read so.
+    """
     folder = Path(state["settings"]["data_dir"])
     try:
         meta = read_meta(folder)
@@ -39,7 +43,8 @@ def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool:
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
-    """Write the folder `out`, whole or not at all; returns the model's parameters. chat: with a chat template.
+    """Write the folder `out`, whole or not at all; returns the model's parameters. chat: with a
+    chat template.
 
     Raises CheckpointError where `out` is there already, OSError where the disk does not take it.
     """
@@ -98,7 +103,9 @@ def check_folder(out: Path) -> None:
 
 
 def modelfile(gguf_file: Path, block_size: int, chat: bool) -> str:
-    """What `ollama create NAME -f FILE` reads (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx)."""
+    """What `ollama create NAME -f FILE` reads
+    (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx).
+    """
     template = OLLAMA_TEMPLATE if chat else "{{ .Prompt }}"
     stops = [EOT, STOP] if chat else [EOT]
     return "\n".join(
@@ -174,7 +181,8 @@ def main(argv):
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
         print(
-            f"  from transformers import pipeline; print(pipeline('text-generation', {str(args.out)!r})('The'))"
+            "  from transformers import pipeline; print(pipeline('text-generation',"
+            f" {str(args.out)!r})('The'))"
         )
     if args.gguf:
         name = args.gguf.stem
@@ -200,7 +208,8 @@ if __name__ == "__main__":
         sys.exit(2)
     except ImportError as error:
         print(
-            f"tools.export: {error.name} is missing; pip install -r requirements-dev.txt -c constraints.txt",
+            f"tools.export: {error.name} is missing; pip install -r requirements-dev.txt -c"
+            " constraints.txt",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -1,7 +1,7 @@
 """What a run's folder tells of its course: log.jsonl in columns, its events, its settings.
 
-Reads the files as checkpoint.py writes them, but imports none of the trainer: so a report of a running run starts in a second
-and takes little memory, of a million lines too.
+Reads the files as checkpoint.py writes them, but imports none of the trainer: so a report of a
+running run starts in a second and takes little memory, of a million lines too.
 """
 
 import json
@@ -33,7 +33,9 @@ class HistoryError(ValueError):
 
 @dataclass(eq=False)  # each is itself alone, so that what is computed from one can be kept by it
 class History:
-    """The course of one run. columns: {name: float array}, a value a logged step, NaN where there is none."""
+    """The course of one run. columns: {name: float array}, a value a logged step, NaN where there
+    is none.
+    """
 
     folder: Path
     columns: dict[str, np.ndarray]
@@ -64,7 +66,9 @@ class History:
 
     @property
     def data(self) -> str:
-        """What identifies the data that losses were measured on: runs that agree in it compare in nats a token."""
+        """What identifies the data that losses were measured on: runs that agree in it compare in
+        nats a token.
+        """
         data = self.start.get("data") or {}
         return (
             data["tokenizer_sha256"] + data["sha256"]["val"]
@@ -89,7 +93,9 @@ class History:
         return float(np.median(known)) if len(known) else None
 
     def at(self, name: str, steps) -> np.ndarray:
-        """A column's values at given steps, between logged ones by interpolation. From nothing at step 0, where the column counts something."""
+        """A column's values at given steps, between logged ones by interpolation. From nothing at
+        step 0, where the column counts something.
+        """
         x, y = self.columns["step"], self.columns[name]
         if name in ("tokens", "epoch", "elapsed_s", "cost", "step"):
             x, y = np.concatenate(([0.0], x)), np.concatenate(([0.0], y))
@@ -101,7 +107,9 @@ class History:
         )
 
     def saves(self) -> list[int]:
-        """Steps that were saved, as far as the log says; those that a start continued from among them."""
+        """Steps that were saved, as far as the log says; those that a start continued from among
+        them.
+        """
         return sorted(
             {e["step"] for e in self.events if e["event"] in ("save", "start") and e["step"]}
         )
@@ -111,7 +119,9 @@ class History:
         return [e["step"] for e in self.events if e["event"] == "start" and e["step"]]
 
     def skipped(self) -> list[tuple[int, int]]:
-        """(step, how many) for each logged step before which optimiser steps were skipped, their loss being no number."""
+        """(step, how many) for each logged step before which optimiser steps were skipped, their
+        loss being no number.
+        """
         bad = np.nan_to_num(self.columns["bad_steps"])
         new = np.diff(bad, prepend=0.0)
         return [
@@ -120,10 +130,11 @@ class History:
         ]
 
     def rows(self) -> tuple[str, list[dict]]:
-        """The table of the run: "epoch" and a row an epoch, or "step" and a row an evaluation when there are under three epochs.
+        """The table of the run: "epoch" and a row an epoch, or "step" and a row an evaluation when
+        there are under three epochs.
 
-        A row: {"step", "epoch", "loss", "val_loss", "bits_per_byte", "seconds_a_step", "elapsed_s", "cost"}; loss is the mean of the training
-        loss since the row before.
+        A row: {"step", "epoch", "loss", "val_loss", "bits_per_byte", "seconds_a_step", "elapsed_s",
+        "cost"}; loss is the mean of the training loss since the row before.
         """
         by_epoch = (self.last("epoch") or 0) >= 3
         if by_epoch:
@@ -168,7 +179,9 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """A run's history. A line that is cut off is passed over. Raises HistoryError for a folder whose log has no step."""
+    """A run's history. A line that is cut off is passed over. Raises HistoryError for a folder
+    whose log has no step.
+    """
     values, evaluations, samples, events = array("d"), [], [], []
     if not (folder / "log.jsonl").exists():
         raise HistoryError(

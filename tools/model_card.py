@@ -1,6 +1,8 @@
-"""The page beside exported weights: what the model is, how well it does, how to run it, what it is not good for.
+"""The page beside exported weights: what the model is, how well it does, how to run it, what it is
+not good for.
 
-Filled in from the run that it comes from: its checkpoint's state, its log, and its curve as PNG where matplotlib is installed.
+Filled in from the run that it comes from: its checkpoint's state, its log, and its curve as PNG
+where matplotlib is installed.
 """
 
 import contextlib
@@ -61,7 +63,8 @@ Exported from `{folder}` by `python -m tools.export`.
 def write(out: Path, source: Pretrained, parameters: int, target: str, chat: bool) -> None:
     """Write README.md, and curve.png where it can be drawn, into `out`.
 
-    source: a step of a run. parameters: of the exported model. target: the name under which readers will find the folder.
+    source: a step of a run. parameters: of the exported model. target: the name under which readers
+    will find the folder.
     """
     folder = source.path
     drawn = draw_curve(folder.parent, out / "curve.png")
@@ -125,8 +128,9 @@ def result(state: dict, log: list[dict]) -> str:
     if not found:
         return "It was not evaluated at this step."
     return (
-        f"On validation text it loses {found['val_loss']:.4f} nats a token (perplexity "
-        f"{math.exp(min(found['val_loss'], 700)):,.2f}), {found['bits_per_byte']:.4f} bits per byte."
+        f"On validation text it loses {found['val_loss']:.4f} nats a token (perplexity"
+        f" {math.exp(min(found['val_loss'], 700)):,.2f}), {found['bits_per_byte']:.4f} bits per"
+        " byte."
     )
 
 
@@ -145,18 +149,30 @@ def table(source: Pretrained, state: dict, log: list[dict]) -> dict[str, str]:
     }
     named = ("optimizer", "batch_size", "learning_rate", "weight_decay", "dropout", "seed")
     return {
-        "shape": f"{config.n_layer} layers x {config.n_embd}, {config.n_head} heads, context {config.block_size} tokens",
+        "shape": (
+            f"{config.n_layer} layers x {config.n_embd}, {config.n_head} heads, context"
+            f" {config.block_size} tokens"
+        ),
         "form": f"{form}; head {'tied' if config.tie_weights else 'not tied'} to the embedding",
-        "tokenizer": f"{'characters' if tokenizer.kind == 'char' else 'byte-level BPE'}, {tokenizer.vocab_size:,} ids",
-        "data": f"`{settings['data_dir']}`: {tokens['train']:,} tokens ({size['train']:,} bytes of text) for training, "
-        f"{tokens['val']:,} for validation",
-        "training": f"{state['step']:,} steps, {state['tokens']:,} tokens, {state['epoch']:.2f} epochs, "
-        f"{duration(state['progress']['elapsed_s'])}",
+        "tokenizer": (
+            f"{'characters' if tokenizer.kind == 'char' else 'byte-level BPE'},"
+            f" {tokenizer.vocab_size:,} ids"
+        ),
+        "data": (
+            f"`{settings['data_dir']}`: {tokens['train']:,} tokens ({size['train']:,} bytes of"
+            f" text) for training, {tokens['val']:,} for validation"
+        ),
+        "training": (
+            f"{state['step']:,} steps, {state['tokens']:,} tokens, {state['epoch']:.2f} epochs, "
+            f"{duration(state['progress']['elapsed_s'])}"
+        ),
         "machine": f"{versions['device']}, {versions['dtype']}, torch {versions['torch']}",
         "settings": ", ".join(f"`{k} = {settings[k]}`" for k in named if k in settings),
-        "training loss": f"{losses[max(losses)]:.4f} nats a token, around step {max(losses):,}"
-        if losses
-        else "not in the log",
+        "training loss": (
+            f"{losses[max(losses)]:.4f} nats a token, around step {max(losses):,}"
+            if losses
+            else "not in the log"
+        ),
     }
 
 
@@ -164,10 +180,18 @@ def limits(state: dict, parameters: int, chat: bool) -> list[str]:
     """What nobody should expect of it."""
     ratio = state["tokens"] / parameters
     lines = [
-        f"It saw {ratio:,.1f} tokens a parameter; about 20 make the best use of compute (Hoffmann et al., 2022), and "
-        "useful small models saw hundreds.",
-        "It continues text in the manner of its training text. It knows no facts reliably and checks nothing it writes.",
-        "It was not filtered or aligned: what was in the training text can come out again, word for word too.",
+        (
+            f"It saw {ratio:,.1f} tokens a parameter; about 20 make the best use of compute"
+            " (Hoffmann et al., 2022), and useful small models saw hundreds."
+        ),
+        (
+            "It continues text in the manner of its training text. It knows no facts reliably and"
+            " checks nothing it writes."
+        ),
+        (
+            "It was not filtered or aligned: what was in the training text can come out again, word"
+            " for word too."
+        ),
     ]
     if not chat:
         lines.append("It was not trained on conversations, and follows no instructions.")
@@ -178,25 +202,30 @@ def notes(source: Pretrained) -> list[str]:
     """What differs from what a user of the format may expect."""
     config, tokenizer = source.config, source.tokenizer
     lines = [
-        f"The context is {config.block_size} tokens; prompt and answer together must not be longer.",
-        f"`{EOT}` (id {tokenizer.eot_id}) separates documents and ends a text. In a prompt, `transformers` reads it as "
-        "that token; `generate.py` as text like any other.",
+        (
+            f"The context is {config.block_size} tokens; prompt and answer together must not be"
+            " longer."
+        ),
+        (
+            f"`{EOT}` (id {tokenizer.eot_id}) separates documents and ends a text. In a prompt,"
+            " `transformers` reads it as that token; `generate.py` as text like any other."
+        ),
     ]
     if tokenizer.kind == "char":
         lines.append(
-            f"The model knows {tokenizer.vocab_size - 1} characters. `transformers` drops others from a prompt without "
-            "a word; `generate.py` refuses them."
+            f"The model knows {tokenizer.vocab_size - 1} characters. `transformers` drops others"
+            " from a prompt without a word; `generate.py` refuses them."
         )
     padding = config.vocab_size - tokenizer.vocab_size
     if padding:
         last = config.vocab_size - 1
         lines.append(
-            f"The checkpoint's {padding} ids of padding, {tokenizer.vocab_size} to {last}, are left out here: they stand "
-            "for no text."
+            f"The checkpoint's {padding} ids of padding, {tokenizer.vocab_size} to {last}, are left"
+            " out here: they stand for no text."
         )
     if config.arch == "gpt2" and not config.bias:
         lines.append(
-            "The model was trained without biases. The format always has them; here they are zeros, which compute the "
-            "same until someone trains them."
+            "The model was trained without biases. The format always has them; here they are zeros,"
+            " which compute the same until someone trains them."
         )
     return lines

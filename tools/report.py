@@ -1,8 +1,10 @@
-"""What runs did, at a glance: one self-contained page with curves, tables and samples, and the curves as PNG beside it.
+"""What runs did, at a glance: one self-contained page with curves, tables and samples, and the
+curves as PNG beside it.
 
     python -m tools.report checkpoints/RUN [checkpoints/RUN2 ...] [--out FILE.html]
 
-The page holds its pictures and needs neither scripts nor the internet. Curves are those of charts.py, numbers those of history.py.
+The page holds its pictures and needs neither scripts nor the internet. Curves are those of
+charts.py, numbers those of history.py.
 """
 
 import argparse
@@ -98,11 +100,16 @@ def table(head: list[str], rows: list[list[str]], kind: str = "", best: int | No
         + "</tr>"
         for n, row in enumerate(rows)
     )
-    return f'<div class="scroll"><table class="{kind}"><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in head)}</tr></thead><tbody>{cells}</tbody></table></div>'
+    return (
+        '<div class="scroll"><table'
+        f' class="{kind}"><thead><tr>{"".join(f"<th>{escape(h)}</th>" for h in head)}</tr></thead><tbody>{cells}</tbody></table></div>'
+    )
 
 
 def image(svg: bytes) -> str:
-    """An SVG as an address that holds it: a document of its own, so that names in one picture do not meet those of another."""
+    """An SVG as an address that holds it: a document of its own, so that names in one picture do
+    not meet those of another.
+    """
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
@@ -152,7 +159,9 @@ def figures(run: History) -> list[tuple[str, str]]:
 
 
 def curves(runs: list[History], nats: bool) -> str:
-    """The losses, to be seen against steps, tokens, time or cost, and the smaller curves; for a phone's width drawn apart."""
+    """The losses, to be seen against steps, tokens, time or cost, and the smaller curves; for a
+    phone's width drawn apart.
+    """
     from tools import charts
 
     axes = charts.axes_of(runs)
@@ -160,15 +169,26 @@ def curves(runs: list[History], nats: bool) -> str:
     shown = "".join(f"#x-{name}:checked ~ .{name} {{ display: block; }}" for name in axes)
     inputs, pictures = "", ""
     for name, label in axes.items():
-        inputs += f'<input type="radio" name="x" id="x-{name}"{" checked" if name == first else ""}><label for="x-{name}">{escape(label.split(",")[0].removeprefix("training "))}</label>'
+        inputs += (
+            '<input type="radio" name="x"'
+            f' id="x-{name}"{" checked" if name == first else ""}><label'
+            f' for="x-{name}">{escape(label.split(",")[0].removeprefix("training "))}</label>'
+        )
         draw = lambda ax, name=name: charts.draw_losses(ax, runs, name, nats)  # noqa: E731
         wide, narrow = image(charts.svg(draw, 11.4, 4.6)), image(charts.svg(draw, 3.7, 3.5))
-        pictures += f'<picture class="{name}"><source media="(max-width: 640px)" srcset="{narrow}"><img alt="losses against {escape(label)}" src="{wide}"></picture>'
+        pictures += (
+            f'<picture class="{name}"><source media="(max-width: 640px)" srcset="{narrow}"><img'
+            f' alt="losses against {escape(label)}" src="{wide}"></picture>'
+        )
     small = "".join(
-        f'<img alt="{escape(charts.SMALL[c])} against steps" src="{image(charts.svg(lambda ax, c=c: charts.draw_small(ax, runs, c), 3.7, 2.4))}">'
+        f'<img alt="{escape(charts.SMALL[c])} against steps"'
+        f' src="{image(charts.svg(lambda ax, c=c: charts.draw_small(ax, runs, c), 3.7, 2.4))}">'
         for c in charts.small_columns(runs)
     )
-    return f'<style>{shown}</style><div class="x">{inputs}{pictures}</div><div class="small">{small}</div>'
+    return (
+        f'<style>{shown}</style><div class="x">{inputs}{pictures}</div><div'
+        f' class="small">{small}</div>'
+    )
 
 
 def progress_table(run: History) -> str:
@@ -203,15 +223,29 @@ def progress_table(run: History) -> str:
         )
         val = r["val_loss"]
         perplexity = number(math.exp(min(val, 700)), 2) if val is not None else ""
-        lines.append([*([epoch, f"{r['step']:,.0f}"] if by == "epoch" else [f"{r['step']:,.0f}", epoch]), number(r["loss"]), number(val), perplexity, number(r["bits_per_byte"], 3),
-                      number(r["seconds_a_step"], 3), duration(r["elapsed_s"])] + ([number(r["cost"], 2)] if costs else []))  # fmt: skip
+        lines.append(
+            [
+                *([epoch, f"{r['step']:,.0f}"] if by == "epoch" else [f"{r['step']:,.0f}", epoch]),
+                number(r["loss"]),
+                number(val),
+                perplexity,
+                number(r["bits_per_byte"], 3),
+                number(r["seconds_a_step"], 3),
+                duration(r["elapsed_s"]),
+            ]
+            + ([number(r["cost"], 2)] if costs else [])
+        )
     note = (
         f"<p class=dim>{len(shown)} of {len(rows):,} rows, evenly spread.</p>"
         if len(shown) < len(rows)
         else ""
     )
     if not run.evaluations:
-        note += "<p class=note>This run has no evaluations: it has not come to the first one (eval_interval), or its data has no validation split (prepare_data.py --val_fraction).</p>"
+        note += (
+            "<p class=note>This run has no evaluations: it has not come to the first one"
+            " (eval_interval), or its data has no validation split (prepare_data.py"
+            " --val_fraction).</p>"
+        )
     note += "<p class='dim narrow'>Perplexity and seconds a step are shown on a wider screen.</p>"
     return table(head, lines, "progress", shown.index(best) if best else None) + note
 
@@ -234,10 +268,17 @@ def samples(run: History) -> str:
                 else ""
             )
             for answer in (s for s in record["samples"] if s["prompt"] == prompt):
-                answers += f"<div><p class=dim>step {record['step']:,}{loss}</p><pre><b>{visible(prompt)}</b>{visible(answer['text'])}</pre></div>"
-        out += f'<h3>\u201c{visible(prompt) or "(nothing)"}\u201d</h3><div class="answers">{answers}</div>'
+                answers += (
+                    "<div><p class=dim>step"
+                    f" {record['step']:,}{loss}</p><pre><b>{visible(prompt)}</b>{visible(answer['text'])}</pre></div>"
+                )
+        out += (
+            f"<h3>\u201c{visible(prompt) or '(nothing)'}\u201d</h3><div"
+            f' class="answers">{answers}</div>'
+        )
     more = (
-        f"<p class=dim>{len(records)} of {len(run.samples):,} evaluations; all are in {escape(str(run.folder / 'log.jsonl'))}.</p>"
+        f"<p class=dim>{len(records)} of {len(run.samples):,} evaluations; all are in"
+        f" {escape(str(run.folder / 'log.jsonl'))}.</p>"
         if len(records) < len(run.samples)
         else ""
     )
@@ -306,9 +347,11 @@ def settings(run: History) -> str:
     }
     values = {**run.config, **{f"run: {k}": v for k, v in start.items()}, **facts}
     words = {
-        name: f"{value:,}"
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
-        else str(value)
+        name: (
+            f"{value:,}"
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000
+            else str(value)
+        )
         for name, value in values.items()
     }
     return (
@@ -368,8 +411,12 @@ def page(runs: list[History], title: str, nats: bool) -> str:
         )
     if not nats:
         where = "; ".join(f"{run.name}: {run.config.get('data_dir', 'unknown')}" for run in runs)
-        head += (f"<p class=note>These runs were evaluated on different data ({escape(where)}). A loss in nats a token depends on the tokenizer, so they are compared in bits per byte only; "
-                 "and where the validation texts differ, even those tell as much about the texts as about the models.</p>")  # fmt: skip
+        head += (
+            f"<p class=note>These runs were evaluated on different data ({escape(where)}). A loss"
+            " in nats a token depends on the tokenizer, so they are compared in bits per byte"
+            " only; and where the validation texts differ, even those tell as much about the texts"
+            " as about the models.</p>"
+        )
     parts = [
         head,
         "<h2>Losses</h2>" if nats else "<h2>Validation, in bits per byte</h2>",
@@ -379,19 +426,28 @@ def page(runs: list[History], title: str, nats: bool) -> str:
     for run in runs:
         of = "" if single else f": {escape(run.name)}"
         parts.append(
-            f"<h2>By {'epoch' if run.rows()[0] == 'epoch' else 'evaluation'}{of}</h2>{progress_table(run)}"
+            "<h2>By"
+            f" {'epoch' if run.rows()[0] == 'epoch' else 'evaluation'}{of}</h2>{progress_table(run)}"
         )
         parts.append(f"<h2>What it wrote on the way{of}</h2>{samples(run)}")
         parts.append(f"<h2>What happened{of}</h2>{happenings(run)}")
         parts.append(f"<h2>Settings, data, machine{of}</h2>{settings(run)}")
     folders = " ".join(str(run.folder) for run in runs)
-    foot = f"<p class=dim style='margin-top:40px'>Drawn {time.strftime('%Y-%m-%d %H:%M')} by python -m tools.report {escape(folders)}</p>"
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
-            f"<style>{STYLE}</style></head><body>{''.join(parts)}{foot}</body></html>\n")  # fmt: skip
+    foot = (
+        f"<p class=dim style='margin-top:40px'>Drawn {time.strftime('%Y-%m-%d %H:%M')} by python -m"
+        f" tools.report {escape(folders)}</p>"
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+        f' content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head><body>{''.join(parts)}{foot}</body></html>\n"
+    )
 
 
 def write(folders: list[Path], out: Path) -> None:
-    """Write the page, and the curves beside it as PNG; each appears whole. Raises HistoryError for a run of which nothing can be shown."""
+    """Write the page, and the curves beside it as PNG; each appears whole. Raises HistoryError for
+    a run of which nothing can be shown.
+    """
     from tools import charts
 
     runs = [read(folder) for folder in folders]
@@ -416,7 +472,9 @@ def main(argv):
     """The command line's work."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.report",
-        description="Curves, tables and samples of one or several runs as one page, and the curves as PNG.",
+        description=(
+            "Curves, tables and samples of one or several runs as one page, and the curves as PNG."
+        ),
     )
     parser.add_argument(
         "runs",
@@ -429,7 +487,10 @@ def main(argv):
         "--out",
         type=Path,
         metavar="FILE.html",
-        help="default: report.html in the run's folder; of several runs, in the present one. The PNG gets the same name",
+        help=(
+            "default: report.html in the run's folder; of several runs, in the present one. The PNG"
+            " gets the same name"
+        ),
     )
     parser.add_argument(
         "--background", action="store_true", help="with the lowest priority, as train.py calls it"

@@ -1,4 +1,5 @@
-"""What may end a run before its last step, and how that is made harmless: signals, a second trainer, memory that runs out.
+"""What may end a run before its last step, and how that is made harmless: signals, a second
+trainer, memory that runs out.
 
 Knows processes and folders; no model, no data.
 """
@@ -25,16 +26,20 @@ class RunError(RuntimeError):
 
 
 class Stop(BaseException):
-    """Raised by a signal wherever the program is, but for the moments under `with signals`. No `except Exception` swallows it."""
+    """Raised by a signal wherever the program is, but for the moments under `with signals`. No
+    `except Exception` swallows it.
+    """
 
     def __init__(self, signum: int):
         self.signum = signum
 
 
 class Signals:
-    """SIGTERM, SIGHUP (but under nohup) and Ctrl-C end a run with a save; a second Ctrl-C ends it at once.
+    """SIGTERM, SIGHUP (but under nohup) and Ctrl-C end a run with a save; a second Ctrl-C ends it
+    at once.
 
-    `with signals:` holds them back for what must happen whole, such as a change of the weights with its counters.
+    `with signals:` holds them back for what must happen whole, such as a change of the weights with
+    its counters.
     """
 
     def __init__(self):
@@ -59,7 +64,9 @@ class Signals:
             raise Stop(signum)
 
     def share(self) -> None:
-        """Raises Stop where any process of the run has had a signal. From the first call on, several processes stop only here: all at the same step."""
+        """Raises Stop where any process of the run has had a signal. From the first call on,
+        several processes stop only here: all at the same step.
+        """
         self.shared = not ranks.alone
         signum = int(max(ranks.gather(self.received or 0)))
         if signum:
@@ -86,10 +93,11 @@ def leave(signum: int, message: str):
 
 
 class Lock:
-    """One trainer a run: a locked file that names its holder. The system unlocks it when the process dies, however it dies.
+    """One trainer a run: a locked file that names its holder. The system unlocks it when the
+    process dies, however it dies.
 
-    Other machines on a shared folder do not see that lock; for them the file counts as held until it has not been refreshed
-    for `stale_s` seconds. So it is where there is no flock (Windows).
+    Other machines on a shared folder do not see that lock; for them the file counts as held until
+    it has not been refreshed for `stale_s` seconds. So it is where there is no flock (Windows).
     """
 
     stale_s = 180
@@ -115,15 +123,20 @@ class Lock:
                 wait = (
                     ""
                     if not locked
-                    else f" (if it is dead, wait {self.stale_s // 60} minutes or delete {self.file.name})"
+                    else (
+                        f" (if it is dead, wait {self.stale_s // 60} minutes or delete"
+                        f" {self.file.name})"
+                    )
                 )
                 self.file.close()
                 raise RunError(
-                    f"{folder} is being trained by process {pid} on {host} since {since}; stop that one first, or choose another checkpoint_dir{wait}"
+                    f"{folder} is being trained by process {pid} on {host} since {since}; stop that"
+                    f" one first, or choose another checkpoint_dir{wait}"
                 )
         elif not locked:
             raise RunError(
-                f"{folder} is being trained by another process; stop that one first, or choose another checkpoint_dir"
+                f"{folder} is being trained by another process; stop that one first, or choose"
+                " another checkpoint_dir"
             )
         self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
         self.released = threading.Event()

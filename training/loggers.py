@@ -1,7 +1,7 @@
 """Where a run shows itself besides its own log: TensorBoard, Weights & Biases, and report.html.
 
-Each gets the records of log.jsonl as they are written. None of them is needed, and none may slow or end a run: what fails
-is said once and left alone from there on.
+Each gets the records of log.jsonl as they are written. None of them is needed, and none may slow or
+end a run: what fails is said once and left alone from there on.
 """
 
 import importlib.util
@@ -16,8 +16,18 @@ from pathlib import Path
 import checkpoint
 from config import Config, ConfigError
 
-CURVES = {"loss": "loss/training", "val_loss": "loss/validation", "bits_per_byte": "loss/bits_per_byte", "lr": "training/learning_rate", "grad_norm": "training/gradient_norm",
-          "epoch": "training/epoch", "tokens_per_second": "speed/tokens_per_second", "mfu": "speed/mfu", "cost": "speed/cost", "bad_steps": "training/skipped_steps"}  # fmt: skip
+CURVES = {
+    "loss": "loss/training",
+    "val_loss": "loss/validation",
+    "bits_per_byte": "loss/bits_per_byte",
+    "lr": "training/learning_rate",
+    "grad_norm": "training/gradient_norm",
+    "epoch": "training/epoch",
+    "tokens_per_second": "speed/tokens_per_second",
+    "mfu": "speed/mfu",
+    "cost": "speed/cost",
+    "bad_steps": "training/skipped_steps",
+}
 
 
 def check_installed(config: Config) -> None:
@@ -30,7 +40,9 @@ def check_installed(config: Config) -> None:
 
 
 class Loggers:
-    """The loggers that the settings ask for. A logger is (name, write, close); write takes {curve: value}, {prompt: text} and a step."""
+    """The loggers that the settings ask for. A logger is (name, write, close); write takes {curve:
+    value}, {prompt: text} and a step.
+    """
 
     def __init__(self, config: Config, folder: Path, step: int):
         """Open them to continue after `step`."""
@@ -70,7 +82,8 @@ class Loggers:
 def complain(name: str, error: Exception) -> None:
     """Say that a logger is done with."""
     print(
-        f"\n{name} failed ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); training goes on without it",
+        f"\n{name} failed ({type(error).__name__}:"
+        f" {str(error).splitlines()[0] if str(error) else ''}); training goes on without it",
         file=sys.stderr,
         flush=True,
     )
@@ -95,7 +108,9 @@ def tensorboard(config: Config, folder: Path, step: int):
 
 
 def wandb(config: Config, folder: Path, step: int):
-    """A Weights & Biases run that goes on under the same id when the run does. Without an account at hand it is kept on the disk."""
+    """A Weights & Biases run that goes on under the same id when the run does. Without an account
+    at hand it is kept on the disk.
+    """
     import wandb as wb
 
     known = checkpoint.read_json(folder / "wandb.json", id=str) or {"id": secrets.token_hex(4)}
@@ -120,7 +135,8 @@ def wandb(config: Config, folder: Path, step: int):
         mode, run = "offline", wb.init(**options, mode="offline", settings=quiet)
     if mode == "offline":
         print(
-            f"wandb is offline; to upload later: wandb sync {folder}/wandb/offline-run-*-{known['id']}",
+            "wandb is offline; to upload later: wandb sync"
+            f" {folder}/wandb/offline-run-*-{known['id']}",
             flush=True,
         )
     run.define_metric("step")
@@ -146,10 +162,14 @@ def wandb(config: Config, folder: Path, step: int):
 
 
 class Report:
-    """report.html of a run, drawn by tools/report.py in a process of its own, of the lowest priority, one at a time."""
+    """report.html of a run, drawn by tools/report.py in a process of its own, of the lowest
+    priority, one at a time.
+    """
 
     def __init__(self, folder: Path, minutes: float):
-        """minutes: between two drawings while training goes on, and before the first; 0: none at all."""
+        """minutes: between two drawings while training goes on, and before the first; 0: none at
+        all.
+        """
         self.folder, self.wait_s, self.process, self.failed = folder, 60 * minutes, None, False
         self.wanted = bool(minutes) and importlib.util.find_spec("matplotlib") is not None
         self.begun = time.monotonic()
@@ -160,7 +180,9 @@ class Report:
             self._begin("--background")
 
     def finish(self, timeout_s: float = 120) -> Path | None:
-        """Draw the whole run; returns where, or None where there was nothing to refresh or it failed."""
+        """Draw the whole run; returns where, or None where there was nothing to refresh or it
+        failed.
+        """
         if not self.wanted:
             return None
         self.stop()
@@ -190,7 +212,8 @@ class Report:
         if status and not self.failed:
             self.failed = True
             print(
-                f"\nreport.html could not be drawn; why, says: python -m tools.report {self.folder}",
+                "\nreport.html could not be drawn; why, says: python -m tools.report"
+                f" {self.folder}",
                 file=sys.stderr,
                 flush=True,
             )

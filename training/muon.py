@@ -8,9 +8,11 @@ import torch
 
 
 def orthogonalize(x, steps: int = 5):
-    """Matrices [N, rows, columns] with their singular values brought near 1, by Newton-Schulz iteration in x's dtype.
+    """Matrices [N, rows, columns] with their singular values brought near 1, by Newton-Schulz
+    iteration in x's dtype.
 
-    The quintic's slope at zero is steep: after five steps all but the smallest singular values lie between 0.7 and 1.2, near enough.
+    The quintic's slope at zero is steep: after five steps all but the smallest singular values lie
+    between 0.7 and 1.2, near enough.
     """
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
@@ -24,11 +26,14 @@ def orthogonalize(x, steps: int = 5):
 
 
 class Muon(torch.optim.AdamW):
-    """Parameter groups with `muon` = how many matrices each parameter holds side by side (3 for query, key and value) are stepped by
-    Muon, with `lr`, Nesterov `momentum`, decoupled `weight_decay`, and the iteration in `bfloat16` or not; groups with `muon` = 0 by fused AdamW.
+    """Parameter groups with `muon` = how many matrices each parameter holds side by side (3 for
+    query, key and value) are stepped by Muon, with `lr`, Nesterov `momentum`, decoupled
+    `weight_decay`, and the iteration in `bfloat16` or not; groups with `muon` = 0 by fused
+    AdamW.
 
-    A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients are divided by the tensor
-    `grad_scale`, and where the tensor `found_inf` is 1 the step leaves weights and momentum as they are; nothing waits for the device.
+    A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients
+    are divided by the tensor `grad_scale`, and where the tensor `found_inf` is 1 the step leaves
+    weights and momentum as they are; nothing waits for the device.
     """
 
     @torch.no_grad()
@@ -49,7 +54,9 @@ class Muon(torch.optim.AdamW):
             self.param_groups = groups
 
     def _muon_step(self, params, group):
-        """The step of the matrices of one shape: stacked, so that the device sees few and large products."""
+        """The step of the matrices of one shape: stacked, so that the device sees few and large
+        products.
+        """
         for p in params:
             if not self.state[p]:  # AdamW expects a step in every state that it loads
                 self.state[p].update(

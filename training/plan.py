@@ -1,6 +1,7 @@
 """What a run will take, before it starts: memory, disk, hours and money. Writes nothing.
 
-The figures for other GPUs are computed; those for the present device are measured with a few real steps.
+The figures for other GPUs are computed; those for the present device are measured with a few real
+steps.
 """
 
 import shutil
@@ -19,7 +20,9 @@ UTILISATION = 0.4  # of the peak; tokens/s of published runs of this class lie b
 
 
 def moments(optimizer) -> int:
-    """Bytes of what an optimiser keeps for its parameters: AdamW two numbers each, Muon one, in float32."""
+    """Bytes of what an optimiser keeps for its parameters: AdamW two numbers each, Muon one, in
+    float32.
+    """
     return sum(
         p.numel() * (4 if group.get("muon") else 8)
         for group in optimizer.param_groups
@@ -35,13 +38,14 @@ def memory(
     accumulates: bool,
     low_precision: bool,
 ) -> dict[str, int]:
-    """Bytes of training at its peak, by what they hold. parameters: trained numbers; optimizer: bytes of its moments; accumulates: more than one micro-batch a step;
-    low_precision: matrix products in 16 bits.
+    """Bytes of training at its peak, by what they hold. parameters: trained numbers; optimizer:
+    bytes of its moments; accumulates: more than one micro-batch a step; low_precision: matrix
+    products in 16 bits.
 
-    Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass needs, a token
-    and layer: two residuals in float32, and in the products' precision the inputs of the linear layers, query, key and
-    value, and the MLP's inner values; and once a token the logits with their gradient. 16-bit products add a copy of
-    the weights.
+    Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass
+    needs, a token and layer: two residuals in float32, and in the products' precision the inputs of
+    the linear layers, query, key and value, and the MLP's inner values; and once a token the logits
+    with their gradient. 16-bit products add a copy of the weights.
     """
     item = 2 if low_precision else 4
     tokens, width = micro_batch * config.block_size, config.n_embd
@@ -60,7 +64,8 @@ def memory(
         2 * parameters if low_precision else 0,
     )
     weights, gradients = 4 * parameters, 4 * parameters
-    # Without accumulation the gradients appear while the activations go: the peak holds the larger of the two.
+    # Without accumulation the gradients appear while the activations go: the peak holds the larger
+    # of the two.
     peak = (
         weights
         + optimizer
@@ -77,9 +82,11 @@ def memory(
 
 
 def measure(run, seconds: float = 20.0) -> tuple[float, int]:
-    """Seconds of an optimiser step on the present device, from a few real ones, and the sequences at once that they were measured with.
+    """Seconds of an optimiser step on the present device, from a few real ones, and the sequences
+    at once that they were measured with.
 
-    On a CPU a micro-batch is cut to about 4,096 tokens, from which on the time a token does not change.
+    On a CPU a micro-batch is cut to about 4,096 tokens, from which on the time a token does not
+    change.
     """
     c = run.config
     micro = (
@@ -112,9 +119,10 @@ def measure(run, seconds: float = 20.0) -> tuple[float, int]:
                     )
                 )
             # The first of each warms up.
-            return statistics.median(forward[1:]) * c.batch_size / micro + statistics.median(
-                step[1:]
-            ), micro
+            return (
+                statistics.median(forward[1:]) * c.batch_size / micro + statistics.median(step[1:]),
+                micro,
+            )
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or micro == 1:
                 raise
@@ -138,10 +146,20 @@ def plan(run) -> str:
     total_flops = flops * tokens_per_step * steps
     lines = [
         f"parameters     {parameters:,}",
-        f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens_per_step / 1e12:,.1f} TFLOP a step, {total_flops / 1e18:,.2f} EFLOP in all",
-        f"steps          {steps:,} of {tokens_per_step:,} tokens, {run.train_data.windows / c.batch_size:,.1f} an epoch; {steps * tokens_per_step:,} tokens in all",
+        (
+            f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens_per_step / 1e12:,.1f}"
+            f" TFLOP a step, {total_flops / 1e18:,.2f} EFLOP in all"
+        ),
+        (
+            f"steps          {steps:,} of {tokens_per_step:,} tokens,"
+            f" {run.train_data.windows / c.batch_size:,.1f} an epoch; {steps * tokens_per_step:,}"
+            " tokens in all"
+        ),
         "",
-        f"memory, GB     {'sequences at once':>18}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'activations':>13}{'peak':>8}",
+        (
+            "memory, GB    "
+            f" {'sequences at once':>18}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'activations':>13}{'peak':>8}"
+        ),
     ]
     for micro in [
         m for m in (1, 2, 4, 8, 16, 32, 64, 128, 256) if m <= c.batch_size and c.batch_size % m == 0
@@ -175,7 +193,8 @@ def plan(run) -> str:
     free, kept = shutil.disk_usage(folder).free, c.keep_last + 2
     lines += [
         "",
-        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is being written: {kept * size / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}"
+        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is being"
+        f" written: {kept * size / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}"
         + ("" if kept * size < free else "  << too little")
         + f"\n{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
         "",
@@ -202,7 +221,8 @@ def plan(run) -> str:
             default=0,
         )
         lines.append(
-            f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}"
+            f"{name:15}{hours:>10,.2f}{money(hours, c):>10}  "
+            f" {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}"
         )
     try:
         seconds, micro = measure(run)
@@ -212,11 +232,17 @@ def plan(run) -> str:
         return "\n".join(
             [
                 *lines,
-                f"{'here':15}{'':>20}   not one sequence fits the memory of {hardware.describe(run.device)}",
+                (
+                    f"{'here':15}{'':>20}   not one sequence fits the memory of"
+                    f" {hardware.describe(run.device)}"
+                ),
             ]
         )
     hours = seconds * steps / 3600
-    here = f"{seconds:,.3f} s a step, {tokens_per_step / seconds:,.0f} tokens/s, measured on {hardware.describe(run.device)} with {micro} sequences at once"
+    here = (
+        f"{seconds:,.3f} s a step, {tokens_per_step / seconds:,.0f} tokens/s, measured on"
+        f" {hardware.describe(run.device)} with {micro} sequences at once"
+    )
     lines.append(f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {here}")
     return "\n".join(lines)
 

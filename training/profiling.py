@@ -1,6 +1,8 @@
-"""--profile: where the time of a few steps goes, as a table and as a Chrome trace in the run's folder.
+"""--profile: where the time of a few steps goes, as a table and as a Chrome trace in the run's
+folder.
 
-Knows the names of the parts that step.py and run.py mark with torch.profiler.record_function, not what they do.
+Knows the names of the parts that step.py and run.py mark with torch.profiler.record_function, not
+what they do.
 """
 
 import json
@@ -16,7 +18,9 @@ WARMUP, STEPS = 3, 5
 
 
 class Profiler:
-    """Watches STEPS steps after WARMUP others; `done` is called once with their table and {part: seconds a step}."""
+    """Watches STEPS steps after WARMUP others; `done` is called once with their table and {part:
+    seconds a step}.
+    """
 
     def __init__(self, folder: Path, device: torch.device, done):
         self.path, self.done = folder / "trace.json", done
@@ -43,8 +47,10 @@ class Profiler:
 
 
 def read_trace(events: list[dict]) -> dict[str, float]:
-    """{part: seconds a step} of a Chrome trace: on a GPU those in which its kernels ran, counted to the part that launched them, and
-    "other", the rest of the step: idle between kernels included."""
+    """{part: seconds a step} of a Chrome trace: on a GPU those in which its kernels ran, counted to
+    the part that launched them, and "other", the rest of the step: idle between kernels
+    included.
+    """
     spans = [e for e in events if e.get("ph") == "X"]
     steps = [
         e for e in spans if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"

@@ -1,7 +1,9 @@
-"""The processes that train one run together, one a GPU, as torchrun starts them; a process that it did not start is alone.
+"""The processes that train one run together, one a GPU, as torchrun starts them; a process that it
+did not start is alone.
 
-All do the same steps on different sequences. What one finds out alone (memory that runs out, a signal, the time) takes effect
-once all have heard of it, at the same point of the program. Only the first, `main`, writes and prints. Knows no model, no run.
+All do the same steps on different sequences. What one finds out alone (memory that runs out, a
+signal, the time) takes effect once all have heard of it, at the same point of the program. Only the
+first, `main`, writes and prints. Knows no model, no run.
 """
 
 import contextlib
@@ -44,7 +46,9 @@ def join() -> None:
 
 
 def connect(device: torch.device) -> None:
-    """Have NCCL set itself up, which else comes with the first sum of gradients, when the model may have taken the GPU's last memory."""
+    """Have NCCL set itself up, which else comes with the first sum of gradients, when the model may
+    have taken the GPU's last memory.
+    """
     if not alone and device.type == "cuda":
         dist.all_reduce(torch.zeros(1, device=device))
 
@@ -63,10 +67,12 @@ def gather(value: float) -> list[float]:
 
 
 def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
-    """Replace the gradients of `parameters` by their sums over all processes; returns that of `loss`, a scalar. Raises Lost.
+    """Replace the gradients of `parameters` by their sums over all processes; returns that of
+    `loss`, a scalar. Raises Lost.
 
-    One message after the last backward, and not DistributedDataParallel, whose messages begin within it: where one process runs out of
-    memory there, the others wait for its messages until the time is out, and its own wrapper refuses another step.
+    One message after the last backward, and not DistributedDataParallel, whose messages begin
+    within it: where one process runs out of memory there, the others wait for its messages until
+    the time is out, and its own wrapper refuses another step.
     """
     if alone:
         return loss
@@ -84,7 +90,9 @@ def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
 
 
 def say_once(message: str) -> None:
-    """Write an error to stderr from the first process that has one; the others wait until it is written."""
+    """Write an error to stderr from the first process that has one; the others wait until it is
+    written.
+    """
     first = alone
     try:
         first = first or _store.add("failed", 1) == 1
@@ -97,8 +105,10 @@ def say_once(message: str) -> None:
 
 
 def end(status: int) -> None:
-    """End one of several processes with an exit status, once its output is written. At once: in Python's own end, and in
-    destroy_process_group, gloo's threads now and then abort the process."""
+    """End one of several processes with an exit status, once its output is written. At once: in
+    Python's own end, and in destroy_process_group, gloo's threads now and then abort the
+    process.
+    """
     if not alone:
         for stream in (sys.stdout, _stderr):
             with contextlib.suppress(OSError, ValueError):  # the terminal may be what has gone

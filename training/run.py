@@ -1,7 +1,9 @@
-"""One training run: model, data, optimiser and counters, and what is done with all of them together.
+"""One training run: model, data, optimiser and counters, and what is done with all of them
+together.
 
-A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates, saves itself and writes
-its log. When it does what is the business of train.py; how files look is that of checkpoint.py and dataset.py.
+A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates,
+saves itself and writes its log. When it does what is the business of train.py; how files look is
+that of checkpoint.py and dataset.py.
 """
 
 import contextlib
@@ -47,7 +49,8 @@ class Progress:
     sequences: int = 0  # drawn from the training data so far: the position in the data order
     elapsed_s: float = 0.0  # of training, compilation included, evaluation and saving not
     running_s: float = 0.0  # of everything, over all starts: what a rented machine costs
-    # Since the last log line: the sum of losses and how many; and bad steps in a row, and in all. On the device while training.
+    # Since the last log line: the sum of losses and how many; and bad steps in a row, and in all.
+    # On the device while training.
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
 
@@ -55,7 +58,9 @@ class Run:
     """One training run: what `train` sets up, and what it then does with all of it together."""
 
     def __init__(self, config: Config):
-        """Find device and data, build the model, continue from a checkpoint if there is one. Writes nothing."""
+        """Find device and data, build the model, continue from a checkpoint if there is one. Writes
+        nothing.
+        """
         self.started = time.monotonic()
         check_installed(config)
         self.config, self.folder = config, Path(config.checkpoint_dir)
@@ -151,33 +156,42 @@ class Run:
         )
         if len(set(ranks.gather(int(seen[:12], 16)))) > 1:
             raise RunError(
-                f"the processes of this run do not see the same checkpoint or data; several machines need {self.folder} and {self.config.data_dir} on a shared disk, or copies on each"
+                "the processes of this run do not see the same checkpoint or data; several"
+                f" machines need {self.folder} and {self.config.data_dir} on a shared disk, or"
+                " copies on each"
             )
 
     def find_resume(self):
-        """The step folder to continue from and its state, or (None, {}). Raises CheckpointError where `resume` forbids what is there."""
+        """The step folder to continue from and its state, or (None, {}). Raises CheckpointError
+        where `resume` forbids what is there.
+        """
         mode = self.config.resume
         if mode == "never" and checkpoint.steps(self.folder):
             raise CheckpointError(
-                f"{self.folder} already holds a run, and resume = never: choose another checkpoint_dir, or remove that folder"
+                f"{self.folder} already holds a run, and resume = never: choose another"
+                " checkpoint_dir, or remove that folder"
             )
         folder, state, self.problems = checkpoint.latest(self.folder)
         for problem in self.problems:
             print(f"passed over: {problem}")
         if not folder and self.problems:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole; to start anew, choose another checkpoint_dir"
+                f"no checkpoint in {self.folder} is whole; to start anew, choose another"
+                " checkpoint_dir"
             )
         if not folder and mode == "must":
             raise CheckpointError(
-                f"resume = must, but there is no checkpoint at {self.folder}; {checkpoint.what_is_there(self.folder)}"
+                f"resume = must, but there is no checkpoint at {self.folder};"
+                f" {checkpoint.what_is_there(self.folder)}"
             )
         if folder:
             state["model"] = asdict(checkpoint.read_shape(folder, state))
         return folder, state
 
     def check_resume(self, folder, state):
-        """Raises CheckpointError where shape, data or seed are not those of the checkpoint; prints what else has changed."""
+        """Raises CheckpointError where shape, data or seed are not those of the checkpoint; prints
+        what else has changed.
+        """
         saved = state | {"optimizer": state["settings"].get("optimizer", "adamw")}
         now = {
             "model": asdict(self.model_config),
@@ -189,7 +203,9 @@ class Run:
         print(changes(state["settings"], asdict(self.config)), end="")
 
     def load(self, folder, state) -> Progress:
-        """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they are set now."""
+        """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they
+        are set now.
+        """
         self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
         saved = checkpoint.load_tensors(folder / "optimizer.pt", mmap=False)
         for group, now in zip(
@@ -248,7 +264,9 @@ class Run:
 
     @property
     def save_due(self) -> bool:
-        """Whether to save now. An evaluation is preceded by a save: it may be what runs out of memory."""
+        """Whether to save now. An evaluation is preceded by a save: it may be what runs out of
+        memory.
+        """
         step, interval, minutes = (
             self.progress.step,
             self.config.save_interval,
@@ -277,7 +295,9 @@ class Run:
         return problem
 
     def train_step(self, signals) -> torch.Tensor:
-        """One optimiser step; returns the gradients' norm, on the device. Several processes each take their share of its sequences."""
+        """One optimiser step; returns the gradients' norm, on the device. Several processes each
+        take their share of its sequences.
+        """
         config, progress = self.config, self.progress
         with record_function("data"):
             x, y = self.train_data.batch(
@@ -308,8 +328,10 @@ class Run:
         return norm
 
     def within_memory(self, which: str, work):
-        """work(sequences at once), with half as many each time that the memory does not suffice, in whichever process. which:
-        "micro_batch" or "eval_micro_batch". Raises RunError when a single sequence is too much."""
+        """work(sequences at once), with half as many each time that the memory does not suffice, in
+        whichever process. which: "micro_batch" or "eval_micro_batch". Raises RunError when a
+        single sequence is too much.
+        """
         while True:
             result, fits = None, True
             try:
@@ -337,8 +359,9 @@ class Run:
             now, c = getattr(self, which), self.config
             if now == 1:
                 raise RunError(
-                    f"out of memory on {hardware.describe(self.device)} with a single sequence of {c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, "
-                    f"a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})"
+                    f"out of memory on {hardware.describe(self.device)} with a single sequence of"
+                    f" {c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, a"
+                    f" smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})"
                     + (", dtype = bfloat16" if self.dtype == torch.float32 else "")
                     + "; or end what else uses the memory"
                 )
@@ -348,7 +371,8 @@ class Run:
                 self.eval_micro_batch, self.micro_batch
             )  # the same memory, and compiled for the same shape
             print(
-                f"\nout of memory with {now} sequences at once; from here on {fits}, and the same {c.batch_size} a step",
+                f"\nout of memory with {now} sequences at once; from here on {fits}, and the same"
+                f" {c.batch_size} a step",
                 flush=True,
             )
             if not c.dry_run:
@@ -366,7 +390,9 @@ class Run:
         return where | {"micro_batch": self.micro_batch, "eval_micro_batch": self.eval_micro_batch}
 
     def recall_memory(self):
-        """Begin with the sequences at once that an earlier start on such a device ended with, unless micro_batch_size is set anew."""
+        """Begin with the sequences at once that an earlier start on such a device ended with,
+        unless micro_batch_size is set anew.
+        """
         known = (
             checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int)
             or {}
@@ -380,7 +406,9 @@ class Run:
                 )
 
     def record(self, values: dict) -> dict:
-        """Write a line to the log, with step and time; returns it. A line that the disk does not take waits for the next."""
+        """Write a line to the log, with step and time; returns it. A line that the disk does not
+        take waits for the next.
+        """
         line = {
             "step": self.progress.step,
             **values,
@@ -398,7 +426,9 @@ class Run:
         return line
 
     def begin_log(self) -> None:
-        """What the log holds up to this step stays; then a line on this start: machine, versions, data and the length of the run."""
+        """What the log holds up to this step stays; then a line on this start: machine, versions,
+        data and the length of the run.
+        """
         checkpoint.write_log(self.folder, self.log)
         if self.known_best:  # a crash may have come between a save and its evaluation's mark
             checkpoint.write_json(
@@ -428,7 +458,9 @@ class Run:
 
     @contextlib.contextmanager
     def tolerate_disk(self):
-        """What is not needed to continue the run does not end it when its folder takes no writes; said once."""
+        """What is not needed to continue the run does not end it when its folder takes no writes;
+        said once.
+        """
         try:
             yield
         except OSError as error:
@@ -441,7 +473,9 @@ class Run:
             self.complained = True
 
     def log_step(self, norm: float, speed: float) -> dict:
-        """Write the log's line for this step and start new sums. norm: of the gradients; speed: tokens/s since the line before."""
+        """Write the log's line for this step and start new sums. norm: of the gradients; speed:
+        tokens/s since the line before.
+        """
         total, count, _, bad = self.sums.tolist()
         peak = hardware.peak_flops(self.device)
         line = {
@@ -451,27 +485,36 @@ class Run:
             "lr": self.optimizer.param_groups[0]["lr"],
             "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_second": round(speed, 1),
-            "mfu": round(speed * self.model.flops_per_token() / (peak * ranks.count), 4)
-            if peak
-            else None,
+            "mfu": (
+                round(speed * self.model.flops_per_token() / (peak * ranks.count), 4)
+                if peak
+                else None
+            ),
             "bad_steps": int(bad),
         }
         self.sums[:2] = 0.0
         return self.record(line)
 
     def check_numbers(self):
-        """Raises RunError after max_bad_steps steps in a row whose loss or gradients are no numbers."""
+        """Raises RunError after max_bad_steps steps in a row whose loss or gradients are no
+        numbers.
+        """
         if self.scaler.is_enabled() and self.scaler.get_scale() < 1e-3:
             raise RunError(
-                f"the gradients overflow float16 at any scale, up to step {self.progress.step:,}; the weights took none of them. What helps: dtype = float32, or a lower learning_rate"
+                f"the gradients overflow float16 at any scale, up to step {self.progress.step:,};"
+                " the weights took none of them. What helps: dtype = float32, or a lower"
+                " learning_rate"
             )
         in_a_row = int(self.sums[2])
         if in_a_row >= self.config.max_bad_steps:
             self.saver.wait()
             fp16 = ", dtype = bfloat16 instead of float16" if self.dtype == torch.float16 else ""
             raise RunError(
-                f"{in_a_row} steps in a row, up to step {self.progress.step:,}, had a loss or gradients that are no numbers; the weights took none of them. The last good checkpoint is "
-                f"{self.folder}/step_{self.saver.saved:08d}. What helps: a lower learning_rate (now {self.config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
+                f"{in_a_row} steps in a row, up to step {self.progress.step:,}, had a loss or"
+                " gradients that are no numbers; the weights took none of them. The last good"
+                f" checkpoint is {self.folder}/step_{self.saver.saved:08d}. What helps: a lower"
+                f" learning_rate (now {self.config.learning_rate}), a longer warmup_steps{fp16}, or"
+                " another look at the data"
             )
 
     def profiled(self, table: str, seconds: dict) -> None:
@@ -494,7 +537,9 @@ class Run:
         }
 
     def copied(self) -> list[torch.Tensor]:
-        """What a save copies, as parameters of the same sizes: each for itself and for its moments, AdamW's two or Muon's one."""
+        """What a save copies, as parameters of the same sizes: each for itself and for its moments,
+        AdamW's two or Muon's one.
+        """
         return [
             p
             for group in self.optimizer.param_groups
@@ -534,7 +579,9 @@ class Run:
         return not ranks.main or self.saver.saved == self.progress.step
 
     def evaluate(self) -> tuple[float, list[dict]]:
-        """Validation loss, the answers to sample_prompts as {"prompt", "text"}, and whether this step is the best: all into the run's folder."""
+        """Validation loss, the answers to sample_prompts as {"prompt", "text"}, and whether this
+        step is the best: all into the run's folder.
+        """
         config, step = self.config, self.progress.step
         windows = config.eval_batches * config.batch_size
         total, count = self.within_memory(
@@ -558,7 +605,9 @@ class Run:
         return loss, samples
 
     def bits_per_byte(self, loss: float) -> float:
-        """Validation loss in nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
+        """Validation loss in nats a token as bits a byte of UTF-8 text, which compares across
+        tokenizers.
+        """
         val = self.meta.splits["val"]
         return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
@@ -582,7 +631,9 @@ class Run:
             self.model.train()
 
     def complete(self, prompt: list[int], max_new_tokens: int = 64) -> str:
-        """What the model writes after the tokens of a prompt; it differs between evaluations by the weights alone."""
+        """What the model writes after the tokens of a prompt; it differs between evaluations by the
+        weights alone.
+        """
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
         with self.cast():
@@ -610,33 +661,59 @@ class Run:
             f"{c.save_minutes:g} minutes"
         ] * bool(c.save_minutes)
         lines = {
-            "device": f"{f'{ranks.count} x ' if ranks.count > 1 else ''}{hardware.describe(self.device)}, {str(self.dtype).removeprefix('torch.')}, {'compiled' if self.compiles else 'not compiled'}",
-            "model": f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, context {c.block_size}, vocabulary {self.model_config.vocab_size:,}",
-            "data": f"{c.data_dir}, {self.train_data.length:,} tokens {where}; "
-            + (
-                f"{self.val_data.length:,} for validation"
-                if self.val_data
-                else "none for validation, so no evaluations"
+            "device": (
+                f"{f'{ranks.count} x ' if ranks.count > 1 else ''}{hardware.describe(self.device)},"
+                f" {str(self.dtype).removeprefix('torch.')},"
+                f" {'compiled' if self.compiles else 'not compiled'}"
             ),
-            "step": f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
-            + (f", {self.micro_batch} sequences at a time" if self.micro_batch < self.share else "")
-            + (
-                ", as memory.json remembers"
-                if self.micro_batch < (c.micro_batch_size or self.share)
+            "model": (
+                f"{self.model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd},"
+                f" context {c.block_size}, vocabulary {self.model_config.vocab_size:,}"
+            ),
+            "data": (
+                f"{c.data_dir}, {self.train_data.length:,} tokens {where}; "
+                + (
+                    f"{self.val_data.length:,} for validation"
+                    if self.val_data
+                    else "none for validation, so no evaluations"
+                )
+            ),
+            "step": (
+                f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
+                + (
+                    f", {self.micro_batch} sequences at a time"
+                    if self.micro_batch < self.share
+                    else ""
+                )
+                + (
+                    ", as memory.json remembers"
+                    if self.micro_batch < (c.micro_batch_size or self.share)
+                    else ""
+                )
+            ),
+            "start": (
+                f"the weights of {c.init_from}"
+                + (
+                    ", which this run, begun already, does not read again"
+                    if self.progress.step
+                    else ""
+                )
+                if c.init_from
                 else ""
             ),
-            "start": f"the weights of {c.init_from}"
-            + (", which this run, begun already, does not read again" if self.progress.step else "")
-            if c.init_from
-            else "",
-            "run": f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an epoch"
-            + (f"; continues at step {self.progress.step:,}" if self.progress.step else ""),
-            "warning": f"warmup_steps = {c.warmup_steps} takes the whole run; lower it"
-            if c.warmup_steps >= self.total_steps
-            else "",
-            "checkpoints": f"{self.folder}, every {' and '.join(saves)}"
-            if saves
-            else str(self.folder),
+            "run": (
+                f"{self.total_steps:,} steps, {self.train_data.windows / c.batch_size:,.1f} an"
+                " epoch"
+                + (f"; continues at step {self.progress.step:,}" if self.progress.step else "")
+            ),
+            "warning": (
+                f"warmup_steps = {c.warmup_steps} takes the whole run; lower it"
+                if c.warmup_steps >= self.total_steps
+                else ""
+            ),
+            "checkpoints": (
+                f"{self.folder}, every {' and '.join(saves)}" if saves else str(self.folder)
+            ),
         }
         return "\n".join(f"{name:12}{text}" for name, text in lines.items() if text)
 

@@ -1,4 +1,5 @@
-"""What a run is set up from: the data's tokenizer, the prompts, the model's shape, and whether a checkpoint and the settings are of one run.
+"""What a run is set up from: the data's tokenizer, the prompts, the model's shape, and whether a
+checkpoint and the settings are of one run.
 
 Functions of settings and plain values; each says what does not fit, in a sentence.
 """
@@ -20,13 +21,16 @@ def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:
     tokenizer = Tokenizer.load(path)
     if checkpoint.sha256(path) != meta.tokenizer["sha256"]:
         raise DataError(
-            f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in meta.json; copy the right one there, or prepare the data again"
+            f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in"
+            " meta.json; copy the right one there, or prepare the data again"
         )
     return tokenizer
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """Token ids of sample_prompts, before a run begins. Raises ConfigError for one that the tokenizer cannot encode."""
+    """Token ids of sample_prompts, before a run begins. Raises ConfigError for one that the
+    tokenizer cannot encode.
+    """
     try:
         return [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
     except TokenizerError as error:
@@ -36,9 +40,11 @@ def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
 
 
 def model_config(config: Config, meta: Meta, vocab_size: int | None = None) -> GPTConfig:
-    """The model's shape for these settings and data. Large vocabularies are rounded up to a multiple of 64, as tensor cores
-    like it (GPT-2's 50,257 becomes 50,304); the ids so added are never sampled. vocab_size: that of the weights started from, kept as it is,
-    since new rows would take probability from the trained ones."""
+    """The model's shape for these settings and data. Large vocabularies are rounded up to a
+    multiple of 64, as tensor cores like it (GPT-2's 50,257 becomes 50,304); the ids so added are
+    never sampled. vocab_size: that of the weights started from, kept as it is, since new rows
+    would take probability from the trained ones.
+    """
     vocab_size = vocab_size or (
         meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64
     )
@@ -50,7 +56,9 @@ def model_config(config: Config, meta: Meta, vocab_size: int | None = None) -> G
 
 
 def check_same(saved: dict, now: dict, folder: Path) -> None:
-    """Raises CheckpointError listing every way in which shape, data or seed differ from what a checkpoint was made with."""
+    """Raises CheckpointError listing every way in which shape, data or seed differ from what a
+    checkpoint was made with.
+    """
     differences = []
     for part, values in now.items():
         pairs = values.items() if isinstance(values, dict) else [(None, values)]
@@ -62,8 +70,8 @@ def check_same(saved: dict, now: dict, folder: Path) -> None:
                 )
     if differences:
         raise CheckpointError(
-            f"{folder} cannot be continued with these settings; set them back, or choose another checkpoint_dir:\n"
-            + "\n".join(differences)
+            f"{folder} cannot be continued with these settings; set them back, or choose another"
+            " checkpoint_dir:\n" + "\n".join(differences)
         )
 
 

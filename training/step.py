@@ -1,6 +1,8 @@
-"""The parts of an optimiser step: learning rate, gradients, clipping, AdamW; and the loss over a validation split.
+"""The parts of an optimiser step: learning rate, gradients, clipping, AdamW; and the loss over a
+validation split.
 
-Functions of a model, tensors and plain values; they know no run, no files and no settings beyond those that they name.
+Functions of a model, tensors and plain values; they know no run, no files and no settings beyond
+those that they name.
 """
 
 import copy
@@ -16,10 +18,12 @@ from training.muon import Muon
 
 
 def learning_rate_at(step: int, total_steps: int, config) -> float:
-    """The learning rate of step `step` (from 0): linear warm-up, then down to min_lr, which the last step has: by a cosine, or by a
-    straight line over the last `decay_fraction` of the steps (wsd: warm-up, stable, decay).
+    """The learning rate of step `step` (from 0): linear warm-up, then down to min_lr, which the
+    last step has: by a cosine, or by a straight line over the last `decay_fraction` of the steps
+    (wsd: warm-up, stable, decay).
 
-    config: anything with learning_rate, min_lr (None: a tenth of that; 0 for wsd), warmup_steps, lr_schedule and decay_fraction.
+    config: anything with learning_rate, min_lr (None: a tenth of that; 0 for wsd), warmup_steps,
+    lr_schedule and decay_fraction.
     """
     wsd, high = config.lr_schedule == "wsd", config.learning_rate
     low = (0.0 if wsd else high / 10) if config.min_lr is None else config.min_lr
@@ -34,8 +38,8 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
 
 
 def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are left alone. Or Muon on the matrices
-    of the blocks, and AdamW without decay on the rest.
+    """AdamW (Loshchilov and Hutter, 2017) with weight decay on matrices only: biases and norms are
+    left alone. Or Muon on the matrices of the blocks, and AdamW without decay on the rest.
 
     A group's learning rate is the step's times its `scale`. config: a Config.
     """
@@ -80,8 +84,9 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
 
 def side_by_side(name: str, shape) -> int:
-    """How many matrices of one size a parameter of a block holds: query (as often as it has groups), key and value
-    in c_attn, gate and values in the c_fc of qwen3."""
+    """How many matrices of one size a parameter of a block holds: query (as often as it has
+    groups), key and value in c_attn, gate and values in the c_fc of qwen3.
+    """
     if name.endswith("c_attn.weight"):
         return shape.n_head // shape.n_kv_head + 2
     if name.endswith("c_fc.weight") and shape.arch == "qwen3":
@@ -90,9 +95,11 @@ def side_by_side(name: str, shape) -> int:
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:
-    """Gradients of the mean loss over x, y: int64 [B, T], `micro_batch` sequences at a time. Returns that loss, on the device.
+    """Gradients of the mean loss over x, y: int64 [B, T], `micro_batch` sequences at a time.
+    Returns that loss, on the device.
 
-    Where several processes share a batch, each brings its part of it, and gradients and loss are its part of the mean.
+    Where several processes share a batch, each brings its part of it, and gradients and loss are
+    its part of the mean.
     """
     total = torch.zeros((), device=x.device)
     parts = len(x) // micro_batch * ranks.count
@@ -107,10 +114,12 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tenso
 
 @record_function("optimizer")
 def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> torch.Tensor:
-    """Clip the gradients, take the step, clear them. Returns their norm before clipping, on the device.
+    """Clip the gradients, take the step, clear them. Returns their norm before clipping, on the
+    device.
 
-    A norm that is not finite leaves weights and optimiser as they are. Fused AdamW takes the clipping factor and that
-    decision as tensors, in its one pass over the gradients, so nothing waits for the device.
+    A norm that is not finite leaves weights and optimiser as they are. Fused AdamW takes the
+    clipping factor and that decision as tensors, in its one pass over the gradients, so nothing
+    waits for the device.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group["scale"]
@@ -130,10 +139,12 @@ def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> tor
 
 
 def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, int]:
-    """The loss in nats of `windows` fixed windows of a split (dataset.Dataset), all of it for 0, and the number of predictions that it is
-    the sum of; of this process's share of them where there are several.
+    """The loss in nats of `windows` fixed windows of a split (dataset.Dataset), all of it for 0,
+    and the number of predictions that it is the sum of; of this process's share of them where
+    there are several.
 
-    Runs with gradients enabled but never uses them: so the compiled forward is the one of training, with its memory and no second compilation.
+    Runs with gradients enabled but never uses them: so the compiled forward is the one of training,
+    with its memory and no second compilation.
     """
     dropout = model.config.dropout
     if dropout:
@@ -149,9 +160,11 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, 
 
 
 def compile_layers(model):
-    """A model that shares the weights of `model` and runs its layers, and its head with the loss, compiled one by one.
+    """A model that shares the weights of `model` and runs its layers, and its head with the loss,
+    compiled one by one.
 
-    Layers of one kind compile once, so that the first step comes after half the time (benchmarks/README.md).
+    Layers of one kind compile once, so that the first step comes after half the time
+    (benchmarks/README.md).
     """
     layered = copy.copy(model)
     layered._modules = model._modules | {
@@ -162,7 +175,9 @@ def compile_layers(model):
 
 
 def compile_or_not(model, x, y, cast, scaler):
-    """The compiled model after one trial forward and backward on x, y; or the model as it is, with the reason why."""
+    """The compiled model after one trial forward and backward on x, y; or the model as it is, with
+    the reason why.
+    """
     try:
         compiled = (
             compile_layers(model) if x.device.type == "cpu" else torch.compile(model, dynamic=False)

@@ -1,6 +1,8 @@
-"""What a run says in the terminal: a line an evaluation, the samples under it, and at the end its loss curve in characters.
+"""What a run says in the terminal: a line an evaluation, the samples under it, and at the end its
+loss curve in characters.
 
-Text made of plain values, in ASCII but for the samples, so that it reads as well in a log file or a Colab cell. Knows no run and no files.
+Text made of plain values, in ASCII but for the samples, so that it reads as well in a log file or a
+Colab cell. Knows no run and no files.
 """
 
 import textwrap
@@ -18,7 +20,9 @@ def evaluation(
     cost: float | None,
     left_s: float | None,
 ) -> str:
-    """An evaluation in a line. loss: of the last logged steps; losses in nats a token; speed: tokens/s; None leaves a part out."""
+    """An evaluation in a line. loss: of the last logged steps; losses in nats a token; speed:
+    tokens/s; None leaves a part out.
+    """
     parts = [
         f"step {step:,} of {total:,}, epoch {epoch:.2f}: "
         + (f"training loss {loss:.4f}" if loss is not None else ""),
@@ -31,9 +35,11 @@ def evaluation(
 
 
 def samples(answers: list[dict], width: int = 120) -> str:
-    """Prompts and what the model made of them, indented under the evaluation's line. answers: [{"prompt", "text"}].
+    """Prompts and what the model made of them, indented under the evaluation's line. answers:
+    [{"prompt", "text"}].
 
-    Characters that would move the cursor or change the terminal's colours are shown as "?": an untrained model writes those too.
+    Characters that would move the cursor or change the terminal's colours are shown as "?": an
+    untrained model writes those too.
     """
     lines = []
     for answer in answers:
@@ -48,9 +54,11 @@ def samples(answers: list[dict], width: int = 120) -> str:
 
 
 def curve(training: list[tuple], validation: list[tuple], width: int = 64, height: int = 12) -> str:
-    """Losses over steps, drawn in characters: "." for training (the mean of what falls into a column), "o" for validation.
+    """Losses over steps, drawn in characters: "." for training (the mean of what falls into a
+    column), "o" for validation.
 
-    training, validation: (step, loss) in order. The first twentieth of the steps may lie above the picture. "" where there is nothing to draw.
+    training, validation: (step, loss) in order. The first twentieth of the steps may lie above the
+    picture. "" where there is nothing to draw.
     """
     points = [(step, loss) for step, loss in [*training, *validation] if loss is not None]
     if len({step for step, _ in points}) < 2:
