@@ -7,7 +7,6 @@ are for other programs too.
 """
 
 import argparse
-import codecs
 import contextlib
 import json
 import os
@@ -15,152 +14,36 @@ import re
 import shutil
 import sys
 import textwrap
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-import checkpoint
 import hardware
-import sampling
-from checkpoint import CheckpointError
-from formats.conversation import REPLY, STOP, format_chat
+from formats import files, run_folder
+from formats.conversation import STOP
+from formats.run_folder import CheckpointError
+from generating.chat import conversation
+from generating.cpu_kernels import pack
+from generating.load import load_model
+from generating.text import Completion, complete
 from hardware import DeviceError, out_of_memory
-from model import GPT
-from tokenizer_bpe import Tokenizer, TokenizerError
-
-
-class NoInit(TorchFunctionMode):
-    """Modules made under it keep the memory they get as it is: 3 s less for 134M weights that are
-    replaced at once.
-    """
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return (
-            kwargs["tensor"]
-            if getattr(function, "__module__", None) == "torch.nn.init"
-            else function(*args, **(kwargs or {}))
-        )
-
-
-def load_model(
-    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[GPT, Tokenizer, dict]:
-    """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder. Raises
-    CheckpointError for one that is not whole.
-    """
-    state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
-    shape = checkpoint.read_shape(folder, state)
-    try:
-        with NoInit():
-            model = GPT(shape)
-        model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"), assign=True)
-        if model.config.tie_weights:
-            model.lm_head.weight = model.wte.weight
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
-    return model.to(device, dtype).eval(), Tokenizer.load(folder / "tokenizer.json"), state
-
-
-@dataclass
-class Completion:
-    """One continuation as it grows. text: whole characters only, and nothing that may turn out to
-    be a stop text. ids: its tokens. ended: why it is finished, "end of text", "stop" or
-    "length"; empty until then. first_s, seconds: from the start to its first and last token.
-    """
-
-    prompt: str
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    ended: str = ""
-    first_s: float = 0.0
-    seconds: float = 0.0
-
-
-def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: list[str],
-    max_new_tokens: int,
-    stop: list[str] = (),
-    seed: int | None = None,
-    **settings,
-):
-    """Continue each prompt; yields the same list of Completions, one a prompt, every time that they
-    have grown.
-
-    An empty prompt is the start of a document. stop: texts that end a continuation, themselves left
-    out. settings: as in sampling.generate. Raises TokenizerError for a prompt that the tokenizer
-    cannot encode.
-    """
-    started = time.perf_counter()
-    ids = [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
-    generator = torch.Generator(model.wte.weight.device)
-    generator.manual_seed(seed) if seed is not None else generator.seed()
-    rows = [Completion(prompt) for prompt in prompts]
-    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in prompts]
-    decoded = [""] * len(prompts)
-    for new in sampling.generate(
-        model, ids, max_new_tokens, vocab_size=tokenizer.vocab_size, generator=generator, **settings
-    ):
-        for n, (row, next_id) in enumerate(zip(rows, new, strict=True)):
-            if row.ended:
-                continue
-            row.seconds = time.perf_counter() - started
-            row.first_s = row.first_s or row.seconds
-            if next_id == tokenizer.eot_id:
-                row.text, row.ended = decoded[n], "end of text"
-                continue
-            row.ids.append(next_id)
-            decoded[n] += decoders[n].decode(tokenizer.decode_bytes([next_id]))
-            found = [
-                at for at in (decoded[n].find(text, len(row.text)) for text in stop) if at >= 0
-            ]
-            if found:
-                row.text, row.ended = decoded[n][: min(found)], "stop"
-            elif len(row.ids) == max_new_tokens:
-                row.text, row.ended = decoded[n], "length"
-            else:
-                row.text = decoded[n][: len(decoded[n]) - may_become(decoded[n], stop)]
-        yield rows
-        if all(row.ended for row in rows):
-            return
-
-
-def may_become(text: str, stop: list[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a stop text."""
-    return max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+from tokenizer_bpe import TokenizerError
 
 
 def open_checkpoint(path: str | None, device: torch.device, dtype: torch.dtype):
     """(name, model, tokenizer) of a run or step, ready to generate; what it is goes to standard
     error.
     """
-    folder = checkpoint.find(path)
+    folder = run_folder.find(path)
     model, tokenizer, state = load_model(folder, device, dtype)
-    best = checkpoint.read_json(folder.parent / "best.json", step=int, val_loss=float) or {}
+    best = files.read_json(folder.parent / "best.json", step=int, val_loss=float) or {}
     loss = f", validation loss {best['val_loss']:.4f}" if best.get("step") == state["step"] else ""
     print(
         f"[{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen{loss}]",
         file=sys.stderr,
     )
-    sampling.pack(model)
+    pack(model)
     return folder.as_posix(), model, tokenizer
-
-
-def conversation(messages: list[dict], model: GPT, tokenizer: Tokenizer) -> str:
-    """The prompt for a model's next reply, as prepare_data.py writes conversations. The oldest
-    turns go where they would leave less than half of the context for the reply.
-    """
-    while True:
-        prompt = format_chat(messages) + REPLY
-        if len(messages) == 1 or len(tokenizer.encode(prompt)) <= model.config.block_size // 2:
-            return prompt
-        messages = messages[2:]
 
 
 def show(answers, chat: bool) -> list[Completion]:

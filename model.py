@@ -277,7 +277,7 @@ class GPT(nn.Module):
 
         idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where
         nothing is to be predicted. cache: keeps keys and values, and says at which positions the
-        tokens stand (sampling.Cache). last: int64 [B], the index of the only token of each row
+        tokens stand (generating.cache.Cache). last: int64 [B], the index of the only token of each row
         whose logits are wanted. Returns logits, [B, T, V], or [B, V] with `last`; with targets, the
         mean cross-entropy in nats a token, a scalar in float32. Raises ValueError for a sequence
         beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.

@@ -28,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from metadata import DataError, Meta, dtype_for, read_meta, write_meta, write_whole
+from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
+from formats.files import write_text
 from preparing.folders import compress, first_document, publish, scan, sha256, verify
 from preparing.text_sources import (
     InputError,
@@ -101,12 +102,10 @@ def make_tokenizer(args, sources: list[Source], options: Options, path: Path) ->
             ):
                 found |= characters
                 bar.to(after.on_disk)
-        write_whole(path, Tokenizer.characters(found).to_json())
+        write_text(path, Tokenizer.characters(found).to_json())
         words = f"{len(found)} different characters"
     else:
-        write_whole(
-            path, (Tokenizer.gpt2() if words == "gpt2" else Tokenizer.load(words)).to_json()
-        )
+        write_text(path, (Tokenizer.gpt2() if words == "gpt2" else Tokenizer.load(words)).to_json())
     return words
 
 
@@ -131,7 +130,7 @@ def train_tokenizer(
         f"training the tokenizer, {vocab_size:,} tokens, on {size} ...", file=sys.stderr, flush=True
     )
     texts = (text for part in sample for text in texts_of(part, options)[0])
-    write_whole(
+    write_text(
         path, Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty()).to_json()
     )
     return f"trained on {size} spread over the text"
@@ -188,7 +187,7 @@ def shakespeare() -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with urllib.request.urlopen(SHAKESPEARE_URL, timeout=30) as reply:
-                write_whole(path, reply.read().decode())
+                write_text(path, reply.read().decode())
         except OSError as error:
             problem = (
                 f"tiny Shakespeare could not be downloaded ({getattr(error, 'reason', error)})"
@@ -277,7 +276,7 @@ def prepare(args) -> None:
         if args.compress:
             compress(work, meta.splits, args.workers)
         if journal.report.rules:
-            write_whole(
+            write_text(
                 work / "cleaning.json",
                 json.dumps(journal.report.rules, indent=1, ensure_ascii=False) + "\n",
             )
@@ -415,7 +414,7 @@ def begin(work: Path, settings: dict, sources: list[Source], overwrite: bool) ->
         for file in work.iterdir():
             if file.name != "lock" and not file.name.startswith("stdin"):
                 file.unlink()
-    write_whole(path, json.dumps(plan, ensure_ascii=False))
+    write_text(path, json.dumps(plan, ensure_ascii=False))
 
 
 def check_room(out: Path, work: Path, sources: list[Source], args) -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import checkpoint
 import config as settings
 import hardware
-from checkpoint import CheckpointError
 from config import Config, ConfigError
-from dataset import DataError
+from formats import files, run_folder
+from formats.run_folder import CheckpointError
 from hardware import DeviceError, out_of_memory
 from tokenizer_bpe import TokenizerError
 from training import ranks, terminal
+from training.dataset import DataError
 from training.guard import Lock, RunError, Signals, Stop, leave
 from training.loggers import Report
 from training.plan import plan
@@ -80,7 +80,7 @@ def train(config: Config) -> None:
             folder.mkdir(parents=True, exist_ok=True)
         if ranks.main and not lock:
             lock = Lock(folder)
-            if checkpoint.steps(folder):
+            if run_folder.steps(folder):
                 raise RunError(
                     f"another trainer has just begun in {folder}; start the same command again to"
                     " continue its run"
@@ -104,8 +104,8 @@ def finish(run: Run, signals: Signals) -> None:
     )
     try:
         if ranks.main:
-            checkpoint.set_aside(folder, run.progress.step)
-            checkpoint.write_json(folder / "config.json", asdict(run.config))
+            run_folder.set_aside(folder, run.progress.step)
+            files.write_json(folder / "config.json", asdict(run.config))
             run.begin_log()
             run.saver.reserve(run.copied())
         ending = loop(run, signals, report)
@@ -155,9 +155,9 @@ def finish(run: Run, signals: Signals) -> None:
     if not run.saver.saved:
         return  # the budget took not a step
     print(
-        f"best validation loss {run.saver.best:.4f}, kept in {checkpoint.find(folder)}"
+        f"best validation loss {run.saver.best:.4f}, kept in {run_folder.find(folder)}"
         if run.saver.best < float("inf")
-        else f"the last checkpoint is {checkpoint.find(folder)}"
+        else f"the last checkpoint is {run_folder.find(folder)}"
     )
     print(
         f"  {generate_command(run)}\n  "
@@ -168,7 +168,7 @@ def finish(run: Run, signals: Signals) -> None:
 def loss_curve(run: Run) -> str:
     """The run's losses in characters, from its log: that of all its starts."""
     training, validation = [], []
-    for record in checkpoint.iterate_log(run.folder):
+    for record in run_folder.iterate_log(run.folder):
         for points, name in ((training, "loss"), (validation, "val_loss")):
             if name in record:
                 points.append((record["step"], record[name]))

@@ -26,14 +26,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import checkpoint
 import config as settings
 import hardware
 import model
 import training.step
 from benchmarks import write
 from benchmarks.time_to_loss import TASKS
-from dataset import DataError
+from formats import run_folder
+from training.dataset import DataError
 
 ROOT = Path(__file__).parent.parent
 
@@ -126,7 +126,7 @@ def one_run(name, beside, threads, arguments, seed, steps):
         done = subprocess.run(command, cwd=beside or ROOT, env=env, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{name}: {done.stderr}")
-        log = checkpoint.read_log(Path(folder) / "run")
+        log = run_folder.read_log(Path(folder) / "run")
     loss = next(r["val_loss"] for r in reversed(log) if "val_loss" in r)
     return loss, statistics.median(r["tokens_per_second"] for r in log if "tokens_per_second" in r)
 

@@ -23,8 +23,8 @@ import torch
 
 import config
 import hardware
-import sampling
 from benchmarks import write
+from generating import cpu_kernels, decode
 from model import GPT, GPTConfig
 
 
@@ -44,12 +44,9 @@ def speed(stamps: list[float], rows: int) -> float:
 
 
 def ours(model, prompt, new, rows=1):
-    """Tokens/s of sampling.generate."""
+    """Tokens/s of decode.generate."""
     return speed(
-        [
-            time.perf_counter()
-            for _ in sampling.generate(model, [prompt] * rows, new, temperature=0)
-        ],
+        [time.perf_counter() for _ in decode.generate(model, [prompt] * rows, new, temperature=0)],
         rows,
     )
 
@@ -182,7 +179,7 @@ def main(argv):
         layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear)
     )
     model.to(device, dtype)
-    sampling.pack(model)
+    cpu_kernels.pack(model)
     others = {
         "transformers": transformers(c, device, dtype if device.type == "cuda" else torch.float32)
     }

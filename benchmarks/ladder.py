@@ -30,7 +30,7 @@ import config as settings
 import hardware
 import model
 from benchmarks import write
-from metadata import read_meta
+from formats.data_folder import read_meta
 from training.run import Run
 from training.setup import model_config
 from training.step import make_optimizer

@@ -16,9 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import checkpoint
 import hardware
 from benchmarks import write
+from formats import run_folder
 
 CHILD = """
 import contextlib, ctypes, gc, json, sys, torch
@@ -84,7 +84,7 @@ def main(argv):
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
             speeds = [
                 r["tokens_per_second"]
-                for r in checkpoint.read_log(Path(temporary) / str(micro))
+                for r in run_folder.read_log(Path(temporary) / str(micro))
                 if "loss" in r
             ][args.steps // 2 :]  # the first half warms up
             row["measured_seconds"] = micro * 512 / statistics.median(speeds)

@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks import RESULTS
-from metadata import read_meta
+from formats.data_folder import read_meta
 from tokenizer_bpe import EOT, Tokenizer
 
 ROOT = Path(__file__).parent.parent

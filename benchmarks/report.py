@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import checkpoint
 from benchmarks import RESULTS
+from formats import run_folder
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [
@@ -110,7 +110,7 @@ def speed(data, folder, steps, minutes):
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    lines = [r for r in checkpoint.read_log(folder) if "loss" in r]
+    lines = [r for r in run_folder.read_log(folder) if "loss" in r]
     return lines[-1]["tokens"] / lines[-1]["elapsed_s"]
 
 

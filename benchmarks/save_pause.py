@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
 import config
 import hardware
 from benchmarks import write
+from formats import run_folder
 from model import GPT, GPTConfig
+from training.saver import Saver
 from training.step import make_optimizer
 
 
@@ -51,7 +52,7 @@ def main(argv):
     model, optimizer = state_on(device)
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
         folder = Path(temporary)
-        saver = checkpoint.Saver(folder / "run", 1)
+        saver = Saver(folder / "run", 1)
         saver.reserve([t for t in model.values() for _ in range(3)])
         saver.wait()  # as during compilation
         rounds = []
@@ -73,7 +74,7 @@ def main(argv):
                 flush=True,
             )
     result = {
-        "bytes": checkpoint.tensor_bytes(model) + checkpoint.tensor_bytes(optimizer),
+        "bytes": run_folder.tensor_bytes(model) + run_folder.tensor_bytes(optimizer),
         "rounds": rounds,
         "pause_over_torch_save_median": round(
             statistics.median(r["pause_s"] / r["torch_save_s"] for r in rounds), 4

@@ -22,11 +22,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import checkpoint
 import config as settings
 import hardware
 from benchmarks import write
-from dataset import read_meta
+from formats import run_folder
+from training.dataset import read_meta
 from training.setup import model_config
 
 # Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as
@@ -75,7 +75,7 @@ def ours(c, extra, steps, every, folder, profile=False):
         ["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"],
         None,
     )[1]
-    log = checkpoint.read_log(run)
+    log = run_folder.read_log(run)
     if profile:
         return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
     return [c.batch_size * c.block_size / r["tokens_per_second"] for r in log if "loss" in r], peak

@@ -29,12 +29,12 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
 import config as settings
 import hardware
 from benchmarks import write
-from dataset import DataError, Dataset, read_meta
+from formats import run_folder
 from model import IGNORE
+from training.dataset import DataError, Dataset, read_meta
 
 ROOT = Path(__file__).parent.parent
 
@@ -145,7 +145,7 @@ def ours(arguments, seed, folder):
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    return [(r["elapsed_s"], r["val_loss"]) for r in checkpoint.read_log(folder) if "val_loss" in r]
+    return [(r["elapsed_s"], r["val_loss"]) for r in run_folder.read_log(folder) if "val_loss" in r]
 
 
 def nanogpt(path, seed, folder, device, data_dir, block_size):

@@ -10,9 +10,9 @@ from pathlib import Path
 import gguf
 import torch
 
-from checkpoint import CheckpointError
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
+from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
-from checkpoint import CheckpointError
+from formats import files, run_folder
+from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
 
@@ -245,15 +245,15 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder under their names there, from whichever of the four forms it has."""
     for name, read in (
         ("model.safetensors", read_safetensors),
-        ("pytorch_model.bin", checkpoint.load_tensors),
+        ("pytorch_model.bin", run_folder.load_tensors),
     ):
         if (folder / name).exists():
             return read(folder / name)
-        index = checkpoint.read_json(folder / f"{name}.index.json", weight_map=dict)
+        index = files.read_json(folder / f"{name}.index.json", weight_map=dict)
         if index:
             parts = sorted({Path(part).name for part in index["weight_map"].values()})
             return {k: v for part in parts for k, v in read(folder / part).items()}
-    there = checkpoint.what_is_there(folder)
+    there = run_folder.what_is_there(folder)
     raise CheckpointError(f"{folder} has no model.safetensors and no pytorch_model.bin; {there}")
 
 

@@ -1,7 +1,7 @@
 """Prepared folders: what is in their files, read back from the disk; compressing them, and putting
 a finished one in its place.
 
-Knows meta.json through metadata.py, and no text but what tokens decode to.
+Knows meta.json through formats/data_folder.py, and no text but what tokens decode to.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from metadata import DataError, Split, read_meta
+from formats.data_folder import DataError, Split, read_meta
 from preparing.text_sources import PIECE
 from preparing.token_writer import Pool, Progress
 from tokenizer_bpe import Tokenizer

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from metadata import write_whole
+from formats.files import write_text
 from preparing.text_sources import (
     PIECE,
     InputError,
@@ -496,7 +496,7 @@ class Output:
         self.journal.seen = self.seen.count if self.seen else 0
         self.journal.seconds += time.monotonic() - self.started
         self.saved = self.started = time.monotonic()
-        write_whole(self.path, json.dumps(asdict(self.journal), ensure_ascii=False))
+        write_text(self.path, json.dumps(asdict(self.journal), ensure_ascii=False))
 
     def finish(self) -> None:
         """See that both splits hold text, and close the files. The journal then says how the text

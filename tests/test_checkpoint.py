@@ -1,4 +1,4 @@
-"""checkpoint.py: whole-or-nothing step folders, what is found, and what damage is answered with."""
+"""formats/run_folder.py: whole-or-nothing step folders, what is found, and what damage is answered with."""
 
 import json
 import pickle
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
-from checkpoint import CheckpointError
+from formats import files, run_folder
+from formats.run_folder import CheckpointError
 from model import GPTConfig
 
 
 def save(run, step, value=1.0):
     """A small checkpoint."""
-    return checkpoint.save(
+    return run_folder.save(
         run,
         {"step": step},
         {"w": torch.full((100,), value)},
@@ -27,9 +27,9 @@ def save(run, step, value=1.0):
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     folder = save(tmp_path, 7)
     assert folder.name == "step_00000007" and not list(tmp_path.glob(".*"))
-    assert checkpoint.read_state(folder)["step"] == 7
-    assert torch.equal(checkpoint.load_tensors(folder / "model.pt")["w"], torch.ones(100))
-    assert checkpoint.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (
+    assert run_folder.read_state(folder)["step"] == 7
+    assert torch.equal(run_folder.load_tensors(folder / "model.pt")["w"], torch.ones(100))
+    assert run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (
         3,
     )
 
@@ -46,36 +46,36 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, name, damage):
         if damage == "flip":
             data[len(data) // 2] ^= 0x40
         file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
-    folder, _, problems = checkpoint.latest(tmp_path)
+    folder, _, problems = run_folder.latest(tmp_path)
     assert folder.name == "step_00000001" and len(problems) == 1 and name in problems[0]
 
 
 def test_an_unfinished_save_is_no_checkpoint(tmp_path):
     folder = save(tmp_path, 1)
     shutil.copytree(folder, tmp_path / ".step_00000002.partial")
-    assert checkpoint.steps(tmp_path) == [folder]
-    checkpoint.rotate(tmp_path, 1)
+    assert run_folder.steps(tmp_path) == [folder]
+    run_folder.rotate(tmp_path, 1)
     assert not list(tmp_path.glob(".step*"))
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
-    checkpoint.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
-    checkpoint.rotate(tmp_path, 2)
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path)] == [2, 4, 5]
-    assert checkpoint.find(tmp_path).name == "step_00000002"
-    assert checkpoint.find(tmp_path / "step_00000004").name == "step_00000004"
+    files.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
+    run_folder.rotate(tmp_path, 2)
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 4, 5]
+    assert run_folder.find(tmp_path).name == "step_00000002"
+    assert run_folder.find(tmp_path / "step_00000004").name == "step_00000004"
 
 
 @pytest.mark.parametrize("mounted", [True, False])
 def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatch, mounted):
-    monkeypatch.setattr(checkpoint, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")
+    monkeypatch.setattr(run_folder, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")
     trash = tmp_path / "trash.pt"
     trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
     save(tmp_path / "run", 2)
-    checkpoint.rotate(tmp_path / "run", 1)
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [2] and not list(
+    run_folder.rotate(tmp_path / "run", 1)
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [2] and not list(
         (tmp_path / "run").glob(".*")
     )
     assert (trash.stat().st_size == 0) == mounted
@@ -87,24 +87,24 @@ def test_what_cannot_be_read_just_now_is_not_damaged(tmp_path):
     state.unlink()
     state.mkdir()
     with pytest.raises(CheckpointError, match="step_00000002 cannot be read"):
-        checkpoint.latest(tmp_path)
+        run_folder.latest(tmp_path)
 
 
 def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint under checkpoints/"):
-        checkpoint.find(None)
+        run_folder.find(None)
     save(tmp_path / "checkpoints" / "old", 9)
     save(tmp_path / "checkpoints" / "new", 1)
-    assert checkpoint.find(None).as_posix() == "checkpoints/new/step_00000001"
+    assert run_folder.find(None).as_posix() == "checkpoints/new/step_00000001"
 
 
 def test_a_path_without_a_checkpoint_lists_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"it holds notes\.txt"):
-        checkpoint.find(tmp_path)
+        run_folder.find(tmp_path)
     with pytest.raises(CheckpointError, match="it does not exist"):
-        checkpoint.find(tmp_path / "nowhere")
+        run_folder.find(tmp_path / "nowhere")
 
 
 def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
@@ -119,7 +119,7 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
         with open(tmp_path / name, "wb") as f:
             write(f)
         with pytest.raises(CheckpointError, match="cannot be loaded"):
-            checkpoint.load_tensors(tmp_path / name)
+            run_folder.load_tensors(tmp_path / name)
     assert not (tmp_path / "executed").exists()
 
 
@@ -128,17 +128,17 @@ def test_a_log_keeps_every_character_of_a_sample(tmp_path):
         "step": 1,
         "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}],
     }
-    checkpoint.append_log(tmp_path, record, {"step": 2})
-    assert checkpoint.read_log(tmp_path) == [record, {"step": 2}]
+    run_folder.append_log(tmp_path, record, {"step": 2})
+    assert run_folder.read_log(tmp_path) == [record, {"step": 2}]
 
 
 def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     for step in (1, 2, 3):
-        checkpoint.append_log(tmp_path, {"step": step, "loss": 0.1 * step})
+        run_folder.append_log(tmp_path, {"step": step, "loss": 0.1 * step})
     log = tmp_path / "log.jsonl"
     log.write_bytes(log.read_bytes()[:-6])
-    assert [r["step"] for r in checkpoint.read_log(tmp_path)] == [1, 2]
-    checkpoint.write_log(tmp_path, checkpoint.read_log(tmp_path))
+    assert [r["step"] for r in run_folder.read_log(tmp_path)] == [1, 2]
+    run_folder.write_log(tmp_path, run_folder.read_log(tmp_path))
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
 
 
@@ -147,8 +147,8 @@ def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
 )
 def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
-    assert checkpoint.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
-    assert checkpoint.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
+    assert files.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
+    assert run_folder.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
 
 
 def test_shapes_of_older_checkpoints():
@@ -160,11 +160,11 @@ def test_shapes_of_older_checkpoints():
         "zero_init": True,
         "shortcut": False,
     }
-    assert checkpoint.read_shape(Path("run"), {"model": shape | unused}) == GPTConfig(**shape)
+    assert run_folder.read_shape(Path("run"), {"model": shape | unused}) == GPTConfig(**shape)
     with pytest.raises(CheckpointError, match="norm = rmsnorm"):
-        checkpoint.read_shape(Path("run"), {"model": shape | {"norm": "rmsnorm"}})
+        run_folder.read_shape(Path("run"), {"model": shape | {"norm": "rmsnorm"}})
     used = {"position": "rotary", "qk_norm": False, "shortcut": True}
     with pytest.raises(
         CheckpointError, match="trained with position = rotary, shortcut = True, which this version"
     ):
-        checkpoint.read_shape(Path("run"), {"model": shape | used})
+        run_folder.read_shape(Path("run"), {"model": shape | used})

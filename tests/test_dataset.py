@@ -1,4 +1,4 @@
-"""dataset.py and metadata.py: what is checked, and that every place and form of the data gives the
+"""training/dataset.py and formats/data_folder.py: what is checked, and that every place and form of the data gives the
 same batches.
 """
 
@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from dataset import DataError, Dataset, Meta, Split, dtype_for, read_meta, read_tokens, write_meta
+from training.dataset import (
+    DataError,
+    Dataset,
+    Meta,
+    Split,
+    dtype_for,
+    read_meta,
+    read_tokens,
+    write_meta,
+)
 
 CPU = torch.device("cpu")
 

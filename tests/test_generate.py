@@ -11,8 +11,11 @@ import time
 import pytest
 import torch
 
-import checkpoint
-from generate import complete, conversation, load_model, parse_args, side_by_side
+from formats import files, run_folder
+from generate import parse_args, side_by_side
+from generating.chat import conversation
+from generating.load import load_model
+from generating.text import complete
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, fails_clearly, run_script
 from tokenizer_bpe import Tokenizer
@@ -72,7 +75,7 @@ def test_a_seed_gives_the_same_text_and_a_run_or_a_step_will_do(kind, request):
     arguments = ["--prompt", "The name", "--max_new_tokens", 40, "--num_samples", 4, "--seed", 3]
     run, step = (
         generate("--checkpoint", run_folder, *arguments),
-        generate("--checkpoint", checkpoint.find(run_folder), *arguments),
+        generate("--checkpoint", run_folder.find(run_folder), *arguments),
     )
     assert run.returncode == 0 and run.stdout.startswith("The name") and len(run.stdout) > 20
     assert (
@@ -144,7 +147,7 @@ def test_json_has_a_line_for_each_continuation(bpe_run):
         "A longer prompt",
         "A longer prompt",
     ]
-    tokenizer = Tokenizer.load(checkpoint.find(bpe_run))
+    tokenizer = Tokenizer.load(run_folder.find(bpe_run))
     for line in lines:
         assert (
             line["ended"] in ("length", "end of text")
@@ -387,7 +390,7 @@ def test_padded_ids_are_never_written(byte_tokenizer):
 
 
 def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):
-    step = shutil.copytree(checkpoint.find(bpe_run), tmp_path / "step_00000001")
+    step = shutil.copytree(run_folder.find(bpe_run), tmp_path / "step_00000001")
 
     class Evil:
         def __reduce__(self):
@@ -397,15 +400,15 @@ def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):
     state = json.loads((step / "state.json").read_text())
     state["files"]["model.pt"] = {
         "bytes": (step / "model.pt").stat().st_size,
-        "sha256": checkpoint.sha256(step / "model.pt"),
+        "sha256": files.sha256(step / "model.pt"),
     }
-    (step / "state.json").write_text(json.dumps(state | {"sha256": checkpoint.fingerprint(state)}))
+    (step / "state.json").write_text(json.dumps(state | {"sha256": run_folder.fingerprint(state)}))
     fails_clearly(generate("--checkpoint", step, "--prompt", "x"), "model.pt cannot be loaded")
     assert not (tmp_path / "was_here").exists()
 
 
 def test_a_loaded_model_is_the_saved_one(bpe_run):
-    model, _, state = load_model(checkpoint.find(bpe_run), torch.device("cpu"))
+    model, _, state = load_model(run_folder.find(bpe_run), torch.device("cpu"))
     assert (
         (model.lm_head.weight is model.wte.weight)
         == model.config.tie_weights
@@ -454,7 +457,7 @@ def test_an_unknown_character_names_itself(char_run, bpe_run):
 
 
 def test_a_damaged_checkpoint_is_named(bpe_run, tmp_path):
-    step = shutil.copytree(checkpoint.find(bpe_run), tmp_path / "step_00000001")
+    step = shutil.copytree(run_folder.find(bpe_run), tmp_path / "step_00000001")
     data = bytearray((step / "model.pt").read_bytes())
     data[len(data) // 2] ^= 1
     (step / "model.pt").write_bytes(data)

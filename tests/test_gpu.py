@@ -6,18 +6,18 @@ import json
 import pytest
 import torch
 
-import checkpoint
 import config
 import hardware
-import sampling
-from dataset import Dataset
-from metadata import read_meta
+from formats import run_folder
+from formats.data_folder import read_meta
+from generating import decode
 from tests.test_model import randomised
 from tests.test_ranks import torchrun
 from tests.test_sampling import PROMPTS, without_cache
 from tests.test_train import SMALL, losses
 from train import train
 from training import profiling
+from training.dataset import Dataset
 from training.run import Run
 
 pytestmark = pytest.mark.gpu
@@ -98,7 +98,7 @@ def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
         )
     )
     seconds = next(
-        r["seconds_a_step"] for r in checkpoint.read_log(tmp_path) if r.get("event") == "profile"
+        r["seconds_a_step"] for r in run_folder.read_log(tmp_path) if r.get("event") == "profile"
     )
     assert (
         min(seconds["data"], seconds["forward"], seconds["optimizer"]) > 0
@@ -131,7 +131,7 @@ def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path):
         train(settings_for(char_data, tmp_path / "run", *big))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    events = [r for r in checkpoint.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
+    events = [r for r in run_folder.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
     assert events and len(losses(tmp_path / "run")[0]) == 3
 
 
@@ -150,7 +150,7 @@ def test_a_resumed_run_goes_on_with_the_same_losses(char_data, tmp_path):
 def test_generation_from_a_cuda_graph_is_that_of_whole_forwards(prompts, recwarn):
     model = randomised()
     expected = without_cache(model, prompts, 100, temperature=0)
-    assert list(sampling.generate(model.cuda(), prompts, 100, temperature=0)) == expected
+    assert list(decode.generate(model.cuda(), prompts, 100, temperature=0)) == expected
     assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
 
 

@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
 import config
+from formats import files, run_folder
 from hardware import out_of_memory
 from tests.conftest import ROOT, fails_clearly, run_script
 from tests.test_train import SMALL, losses, train_small
 from tests.torture import torture
 from training.guard import Lock, RunError
 from training.run import Run
+from training.saver import Saver
 
 
 def small_run(data, folder, *more):
@@ -109,7 +110,7 @@ def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
 
 
 def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
-    saver = checkpoint.Saver(tmp_path, 2)
+    saver = Saver(tmp_path, 2)
     tensors = {"w": torch.ones(1_000_000), "tied": None}
     tensors["tied"] = tensors["w"]
     saver.reserve([tensors["w"]])
@@ -119,26 +120,26 @@ def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
         tensors["w"].fill_(-1)
     saver.wait()
     for step in (1, 2):
-        loaded = checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "model.pt")
+        loaded = run_folder.load_tensors(tmp_path / f"step_{step:08d}" / "model.pt")
         assert (loaded["w"] == step).all() and loaded["tied"].data_ptr() == loaded["w"].data_ptr()
         assert (
-            checkpoint.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0]
+            run_folder.load_tensors(tmp_path / f"step_{step:08d}" / "optimizer.pt")["m"][0][0]
             == step
         )
 
 
 def test_the_best_is_marked_when_it_is_written_and_training_does_not_wait(tmp_path):
-    saver = checkpoint.Saver(tmp_path / "run", 2)
+    saver = Saver(tmp_path / "run", 2)
     saver.save({"step": 1}, {"w": torch.ones(20_000_000)}, {}, "{}")
     saver.mark_best(1, 2.5)
     assert saver.busy and not (tmp_path / "run/best.json").exists()
     saver.wait()
-    assert checkpoint.best_of(tmp_path / "run") == 1 and saver.best == 2.5
+    assert run_folder.best_of(tmp_path / "run") == 1 and saver.best == 2.5
 
 
 def test_what_is_not_saved_is_not_the_best(tmp_path, capsys):
     (tmp_path / "run").write_text("no folder")
-    saver = checkpoint.Saver(tmp_path / "run", 2)
+    saver = Saver(tmp_path / "run", 2)
     saver.save({"step": 1}, {"w": torch.ones(3)}, {}, "{}")
     saver.mark_best(1, 2.5)
     saver.wait()
@@ -152,7 +153,7 @@ def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data
     result = train_small(
         char_data, tmp_path, "--max_steps=21", "--eval_interval=0", "--save_interval=0"
     )
-    assert result.returncode == 0 and checkpoint.best_of(tmp_path) in (
+    assert result.returncode == 0 and run_folder.best_of(tmp_path) in (
         json.loads(best)["step"],
         21,
     ), result.stderr
@@ -161,7 +162,7 @@ def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data
 def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
     code = """if True:
         import resource, sys, threading, pathlib, torch, checkpoint
-        saver, model = checkpoint.Saver(pathlib.Path(sys.argv[1]), 2), {"w": torch.ones(3)}
+        saver, model = Saver(pathlib.Path(sys.argv[1]), 2), {"w": torch.ones(3)}
         limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (6 << 20)  # a thread's stack has 8 MB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         saver.reserve([model["w"]])
@@ -174,7 +175,7 @@ def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
 def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
-    model, saver = {"w": torch.zeros(700_000)}, checkpoint.Saver(disk / "run", 2)
+    model, saver = {"w": torch.zeros(700_000)}, Saver(disk / "run", 2)
     saver.save({"step": 1}, model, {}, "{}")
     saver.wait()
     (disk / "filler").write_bytes(bytes(4_000_000))
@@ -190,13 +191,13 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
     (disk / "filler").unlink()
     saver.save({"step": 3}, model, {}, "{}")
     saver.wait()
-    assert saver.saved == 3 and checkpoint.latest(disk / "run")[0].name == "step_00000003"
+    assert saver.saved == 3 and run_folder.latest(disk / "run")[0].name == "step_00000003"
 
 
 @pytest.mark.parametrize("disk", ["40m"], indirect=True)
 def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(disk, capsys):
     """The room was there when it was looked at; another process took it."""
-    saver = checkpoint.Saver(disk / "run", 2)
+    saver = Saver(disk / "run", 2)
     (disk / "run").mkdir()
     filler = threading.Thread(target=fill, args=(disk / "filler", 36_000_000, disk / "run"))
     filler.start()
@@ -219,7 +220,7 @@ def fill(path, size, after):
 
 
 def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(tmp_path, capsys):
-    limit, saver = resource.getrlimit(resource.RLIMIT_AS), checkpoint.Saver(tmp_path, 1)
+    limit, saver = resource.getrlimit(resource.RLIMIT_AS), Saver(tmp_path, 1)
     tensors = {"w": torch.zeros(50_000_000)}
     resource.setrlimit(
         resource.RLIMIT_AS,
@@ -247,7 +248,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     folder = tmp_path / "run"
     often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
     process = start(char_data, folder, *often)
-    wait_until(process, lambda: checkpoint.steps(folder))
+    wait_until(process, lambda: run_folder.steps(folder))
     if subprocess.run(
         ["chattr", "+i", folder], capture_output=True
     ).returncode:  # holds for root too, unlike permissions
@@ -258,7 +259,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     finally:
         subprocess.run(["chattr", "-i", folder], check=True)
     assert process.returncode == 1 and "could not be saved" in err and "Traceback" not in err, err
-    assert checkpoint.latest(folder)[0] is not None
+    assert run_folder.latest(folder)[0] is not None
     assert (
         train_small(char_data, folder, *often).returncode == 0
     )  # with the folder back, the same command goes on
@@ -267,7 +268,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(char_data, tmp_path):
     folder = tmp_path / "run"
     assert train_small(char_data, folder, "--max_steps=20").returncode == 0
-    newest = checkpoint.steps(folder)[-1]
+    newest = run_folder.steps(folder)[-1]
     data = bytearray((newest / "optimizer.pt").read_bytes())
     data[len(data) // 2] ^= 4
     (newest / "optimizer.pt").write_bytes(data)
@@ -278,7 +279,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(c
         and "optimizer.pt is damaged" in result.stdout
     )
     assert "continues at step 10" in result.stdout
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(folder)] == [30, 40] and len(
+    assert [run_folder.step_of(p) for p in run_folder.steps(folder)] == [30, 40] and len(
         list(folder.glob("damaged_*"))
     ) == 1
 
@@ -300,7 +301,7 @@ def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path,
         process,
         {
             "compiling": lambda: list(tmp_path.glob("cache/**/*.cpp")),
-            "evaluating": lambda: checkpoint.steps(tmp_path / "run"),
+            "evaluating": lambda: run_folder.steps(tmp_path / "run"),
         }[moment],
     )
     process.send_signal(signal.SIGTERM)
@@ -366,9 +367,9 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     events = [
-        r for r in checkpoint.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
+        r for r in run_folder.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
     ]
-    assert events and checkpoint.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
+    assert events and files.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
     again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
     # Near the limit a second start may have to halve once more, but it never repeats what is
     # recorded as too much.
@@ -382,7 +383,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run")
     run.micro_batch = run.eval_micro_batch = 2
-    checkpoint.write_json(tmp_path / "run/memory.json", run.memory())
+    files.write_json(tmp_path / "run/memory.json", run.memory())
     assert small_run(char_data, tmp_path / "run").micro_batch == 2
     assert small_run(char_data, tmp_path / "run", "--micro_batch_size=4").micro_batch == 4
 
@@ -456,8 +457,8 @@ def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert "stopped by max_cost = 8.0" in result.stdout
-    assert checkpoint.read_state(checkpoint.steps(tmp_path / "run")[-1])["step"] > 0
-    assert [r["cost"] for r in checkpoint.read_log(tmp_path / "run") if "loss" in r][-1] > 1
+    assert run_folder.read_state(run_folder.steps(tmp_path / "run")[-1])["step"] > 0
+    assert [r["cost"] for r in run_folder.read_log(tmp_path / "run") if "loss" in r][-1] > 1
     fails_clearly(train_small(char_data, tmp_path / "other", "--max_cost=5"), "cost_per_hour")
 
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-import checkpoint
 from config import Config, ConfigError
+from formats import files, run_folder
 from tests.test_train import train_small
 from training.loggers import Loggers, Report, check_installed
 
@@ -26,7 +26,7 @@ def test_tensorboard_continues_across_resumes(char_data, tmp_path):
             "--sample_prompts=The ",
         )
         assert result.returncode == 0, result.stderr
-    log = checkpoint.read_log(tmp_path)
+    log = run_folder.read_log(tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     for curve, field in (
@@ -54,9 +54,9 @@ def test_wandb_without_network_stays_in_the_folder_under_one_id(char_data, tmp_p
             and "wandb sync" in result.stdout
             and "failed" not in result.stderr
         ), result.stderr
-    known = checkpoint.read_json(tmp_path / "wandb.json")["id"]
-    files = sorted(tmp_path.glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
-    assert len(files) == 2 and all(b"loss/training" in f.read_bytes() for f in files)
+    known = files.read_json(tmp_path / "wandb.json")["id"]
+    written = sorted(tmp_path.glob(f"wandb/offline-run-*-{known}/run-{known}.wandb"))
+    assert len(written) == 2 and all(b"loss/training" in f.read_bytes() for f in written)
 
 
 def test_a_logger_that_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch):

@@ -8,8 +8,8 @@ import torch
 
 import config
 from formats import huggingface
+from generating.cache import Cache
 from model import GPT, IGNORE, GPTConfig
-from sampling import Cache
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 GROUPED = {"arch": "qwen3", "n_kv_head": 2, "head_dim": 24, "n_inner": 80, "rope_theta": 1e6}

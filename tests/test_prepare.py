@@ -18,7 +18,7 @@ import psutil
 import pytest
 import pyzstd
 
-from metadata import read_meta
+from formats.data_folder import read_meta
 from tests.conftest import ROOT, fails_clearly, prose
 from tokenizer_bpe import EOT, Tokenizer
 

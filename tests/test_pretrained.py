@@ -29,15 +29,13 @@ from transformers import (
     pipeline,
 )
 
-import checkpoint
-import pretrained
-import sampling
-from checkpoint import CheckpointError
-from formats import gguf, huggingface
+from formats import gguf, huggingface, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, REPLY, format_chat
+from formats.data_folder import read_meta
 from formats.huggingface import to_hf
-from generate import load_model
-from metadata import read_meta
+from formats.run_folder import CheckpointError
+from generating import decode
+from generating.load import load_model
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA_CPP, fails_clearly, run_script
 from tests.test_train import SMALL, train_small
@@ -69,7 +67,7 @@ SHAPE = {
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def run_folder(request, tmp_path_factory, char_data, bpe_data):
+def trained(request, tmp_path_factory, char_data, bpe_data):
     """A short run of each."""
     folder = tmp_path_factory.mktemp("runs") / request.param.replace(", ", "_")
     data = char_data if "characters" in request.param else bpe_data
@@ -120,7 +118,7 @@ def greedy(model, tokenizer, prompt, count):
     ids = tokenizer.encode(prompt).tolist()
     new = [
         i
-        for (i,) in sampling.generate(
+        for (i,) in decode.generate(
             model, [ids], count, temperature=0, vocab_size=tokenizer.vocab_size
         )
     ]
@@ -129,18 +127,18 @@ def greedy(model, tokenizer, prompt, count):
 
 
 @pytest.fixture(scope="module")
-def exported(run_folder, tmp_path_factory):
+def exported(trained, tmp_path_factory):
     """The run as a folder for transformers and as GGUF files, and our own model of it."""
     out = tmp_path_factory.mktemp("exported")
     result = run_script(
-        "-m", "tools.export", run_folder, "--out", out / "hf", "--gguf", out / "run.gguf"
+        "-m", "tools.export", trained, "--out", out / "hf", "--gguf", out / "run.gguf"
     )
     assert result.returncode == 0, result.stderr
-    model, tokenizer, state = load_model(checkpoint.find(run_folder), torch.device("cpu"))
+    model, tokenizer, state = load_model(run_folder.find(trained), torch.device("cpu"))
     return out, model, tokenizer, state
 
 
-def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
+def test_an_export_computes_the_same_and_writes_the_same(exported, trained):
     out, model, tokenizer, state = exported
     folder = out / "hf"
     hf, hf_tokenizer = (
@@ -167,9 +165,7 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     card = (folder / "README.md").read_text(encoding="utf-8")
     logged = next(
-        r
-        for r in checkpoint.read_log(run_folder)
-        if r.get("val_loss") and r["step"] == state["step"]
+        r for r in run_folder.read_log(trained) if r.get("val_loss") and r["step"] == state["step"]
     )
     assert (
         f"{logged['val_loss']:.4f} nats" in card
@@ -179,11 +175,11 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, run_folder):
     assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
     assert ("characters" in card) == (tokenizer.kind == "char")
     assert "](curve.png)" in card and (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    fails_clearly(run_script("-m", "tools.export", run_folder, "--out", folder), "is there already")
+    fails_clearly(run_script("-m", "tools.export", trained, "--out", folder), "is there already")
 
 
-def test_an_export_comes_back_as_it_was(run_folder, exported):
-    there, back = pretrained.load(checkpoint.find(run_folder)), pretrained.load(exported[0] / "hf")
+def test_an_export_comes_back_as_it_was(trained, exported):
+    there, back = pretrained.load(run_folder.find(trained)), pretrained.load(exported[0] / "hf")
     biases = back.config.arch == "gpt2"
     assert dataclasses.replace(
         there.config, bias=biases
@@ -248,7 +244,7 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
     )
     assert not (tmp_path / "hf").exists()
 
-    source = pretrained.load(checkpoint.find(bpe_run))
+    source = pretrained.load(run_folder.find(bpe_run))
     narrow = dataclasses.replace(source.config, n_embd=40, n_head=2, head_dim=20, n_inner=64)
     with pytest.raises(
         CheckpointError, match=r"n_embd = 40.* multiple of that; take --gguf_type f16"
@@ -269,7 +265,7 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
 
 
 def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
-    source, sizes = pretrained.load(checkpoint.find(bpe_run)), {}
+    source, sizes = pretrained.load(run_folder.find(bpe_run)), {}
     for kind in ("f32", "f16", "q8_0"):
         gguf.write(tmp_path / f"{kind}.gguf", source.config, source.tensors, source.tokenizer, kind)
         sizes[kind] = sum(
@@ -471,7 +467,7 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, t
     assert plan.returncode == 0 and f"{qwen3_model.num_parameters():,}" in plan.stdout, plan.stderr
     result = run_script("train.py", "config/finetune.py", *where, *quick)
     assert result.returncode == 0, result.stderr
-    model, _, _ = load_model(checkpoint.find(tmp_path / "run"), torch.device("cpu"))
+    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
     logits_agree(model, qwen3_model, 512)
 
 
@@ -604,7 +600,7 @@ def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp
     ]
     result = run_script("train.py", "config/finetune.py", *where, *quick)
     assert result.returncode == 0, result.stderr
-    model, _, _ = load_model(checkpoint.find(tmp_path / "run"), torch.device("cpu"))
+    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
     logits_agree(model, hf_model, 512)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
+from formats import run_folder
 from tests.conftest import ROOT, run_script
 from tests.test_guard import BIG
 from tests.test_train import SMALL, losses, train_small
@@ -120,13 +120,13 @@ def test_two_processes_have_the_losses_of_one(char_data, tmp_path, alone):
         and "2 x cpu" in result.stdout
         and not result.stderr
     )
-    log = checkpoint.read_log(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 51)) and [
         r["processes"] for r in log if r.get("event") == "start"
     ] == [2]
     assert {
         k.split(".")[0]
-        for k in checkpoint.load_tensors(tmp_path / "run" / "step_00000050" / "model.pt")
+        for k in run_folder.load_tensors(tmp_path / "run" / "step_00000050" / "model.pt")
     } == {"wte", "wpe", "h", "ln_f", "lm_head"}
 
 
@@ -146,7 +146,7 @@ def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_
             assert result.returncode == 0, result.stderr
     assert losses(tmp_path / "part")[0] == losses(tmp_path / "whole")[0]
     a, b = (
-        checkpoint.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
+        run_folder.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
         for folder in ("whole", "part")
     )
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -160,8 +160,8 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
     saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
     assert len(saved) == 1, (out, err)
     step = int(saved[0].replace(",", ""))
-    assert [checkpoint.step_of(p) for p in checkpoint.steps(tmp_path / "run")] == [step]
-    assert checkpoint.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [step]
+    assert run_folder.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step
     if (
         whom == "rank 1"
     ):  # torchrun names the status of each; where it is itself told to end, it says only that
@@ -197,7 +197,7 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
     tight = torchrun(2, tmp_path / "limited.py", f"--checkpoint_dir={tmp_path / 'tight'}", *more)
     assert free.returncode == tight.returncode == 0, tight.stderr
     halved = [
-        r["micro_batch"] for r in checkpoint.read_log(tmp_path / "tight") if "micro_batch" in r
+        r["micro_batch"] for r in run_folder.read_log(tmp_path / "tight") if "micro_batch" in r
     ]
     assert halved and halved == [64 >> n for n in range(1, len(halved) + 1)], (
         halved

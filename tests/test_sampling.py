@@ -1,4 +1,4 @@
-"""sampling.py and the model's cache: the same tokens as without a cache, wherever the sequences
+"""generating/ and the model's cache: the same tokens as without a cache, wherever the sequences
 stand, and what sampling allows.
 """
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sampling import PackedLinear, generate, pack, penalise, sample
+from generating.cpu_kernels import PackedLinear, pack
+from generating.decode import generate
+from generating.sampling import penalise, sample
 from tests.test_model import TINY, randomised
 
 CONTEXT = TINY["block_size"]

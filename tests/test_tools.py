@@ -10,10 +10,9 @@ import re
 import pytest
 import torch
 
-import checkpoint
-from dataset import Dataset
-from generate import load_model
-from metadata import read_meta
+from formats import run_folder
+from formats.data_folder import read_meta
+from generating.load import load_model
 from tests.conftest import fails_clearly, prose, run_script
 from tests.test_model import huggingface_twin
 from tests.test_train import train_small
@@ -25,6 +24,7 @@ from tools.evaluate import (
     validation_loss,
     validation_text,
 )
+from training.dataset import Dataset
 
 CPU = torch.device("cpu")
 
@@ -88,7 +88,7 @@ def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char
             result.stdout,
         )
         loss, error, perplexity, _, bits, _ = map(float, row.groups())
-        logged = [r for r in checkpoint.read_log(runs / data.name) if "val_loss" in r][-1]
+        logged = [r for r in run_folder.read_log(runs / data.name) if "val_loss" in r][-1]
         assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(
             logged["bits_per_byte"], abs=2e-3
         )
@@ -102,7 +102,7 @@ def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char
 
 
 def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
-    model, _, _ = load_model(checkpoint.find(runs / "char"), CPU)
+    model, _, _ = load_model(run_folder.find(runs / "char"), CPU)
     data = Dataset(char_data, read_meta(char_data), "val", model.config.block_size, CPU)
     mean, error = validation_loss(model, data, plain)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
 
 @pytest.mark.parametrize("name", ["bpe", "char"])
 def test_multiple_choice_is_that_of_transformers_with_the_same_weights(runs, questions, name):
-    model, tokenizer, _ = load_model(checkpoint.find(runs / name), CPU)
+    model, tokenizer, _ = load_model(run_folder.find(runs / name), CPU)
     asked = read_choices(questions)
     losses, theirs = choice_losses(model, tokenizer, asked, plain), []
     hf = huggingface_twin(model)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
 import hardware
 from config import Config
+from formats import run_folder
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, fails_clearly, run_script
 from training import profiling
@@ -54,7 +54,7 @@ def train_small(data, folder, *more, **options):
 
 def losses(folder):
     """{step: loss} and {step: val_loss} of a run's log."""
-    log = checkpoint.read_log(folder)
+    log = run_folder.read_log(folder)
     return {r["step"]: r["loss"] for r in log if "loss" in r}, {
         r["step"]: r["val_loss"] for r in log if "val_loss" in r
     }
@@ -186,7 +186,7 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
     loss, val = losses(folder)
     assert list(loss) == list(range(5, 41, 5)) and list(val) == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
-    log = checkpoint.read_log(folder)
+    log = run_folder.read_log(folder)
     line = next(r for r in log if "loss" in r)
     assert set(line) >= {
         "step",
@@ -216,7 +216,7 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
         "state.json",
         "tokenizer.json",
     ]
-    state = checkpoint.read_state(folder / "step_00000040")
+    state = run_folder.read_state(folder / "step_00000040")
     assert (
         state["step"] == 40
         and state["tokens"] == 40 * 8 * 32
@@ -237,7 +237,7 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
 
 def test_weights_bear_no_prefix_of_a_wrapper(finished):
     assert {
-        k.split(".")[0] for k in checkpoint.load_tensors(finished[0] / "step_00000040" / "model.pt")
+        k.split(".")[0] for k in run_folder.load_tensors(finished[0] / "step_00000040" / "model.pt")
     } == {"wte", "wpe", "h", "ln_f", "lm_head"}
 
 
@@ -274,19 +274,19 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
         pass
     process.send_signal(signal.SIGKILL)
     process.wait()
-    for step in checkpoint.steps(part):
-        if checkpoint.step_of(step) > 23:
+    for step in run_folder.steps(part):
+        if run_folder.step_of(step) > 23:
             (step / "state.json").unlink()
     result = train_small(char_data, part, *more, "--max_steps=40")
     assert result.returncode == 0, result.stderr
     assert "continues at step 23" in result.stdout
     assert losses(part) == losses(whole)
     a, b = (
-        checkpoint.load_tensors(folder / "step_00000040" / "model.pt") for folder in (whole, part)
+        run_folder.load_tensors(folder / "step_00000040" / "model.pt") for folder in (whole, part)
     )
     assert all(torch.equal(a[k], b[k]) for k in a)
     texts = [
-        [r["samples"] for r in checkpoint.read_log(folder) if "samples" in r]
+        [r["samples"] for r in run_folder.read_log(folder) if "samples" in r]
         for folder in (whole, part)
     ]
     assert texts[0] == texts[1]
@@ -307,7 +307,7 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
     result = train_small(char_data, tmp_path / "part", *modern, "--max_steps=20")
     assert result.returncode == 0 and "continues at step 10" in result.stdout, result.stderr
     a, b = (
-        checkpoint.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
+        run_folder.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
         for folder in ("whole", "part")
     )
     assert all(torch.equal(a[k], b[k]) for k in a) and losses(tmp_path / "part") == losses(
@@ -341,7 +341,7 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, signum, status):
     out, err = process.communicate(timeout=60)
     assert process.returncode == status, err
     step = int(re.search(r"step ([\d,]+) is saved", out)[1].replace(",", ""))
-    assert checkpoint.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step and not err
+    assert run_folder.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step and not err
 
 
 def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path):
@@ -350,7 +350,7 @@ def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path
         char_data, tmp_path / "run", "--max_steps=30", "--batch_size=16", "--learning_rate=1e-3"
     )
     assert result.returncode == 0, result.stderr
-    last = [r for r in checkpoint.read_log(tmp_path / "run") if "loss" in r][-1]
+    last = [r for r in run_folder.read_log(tmp_path / "run") if "loss" in r][-1]
     assert last["tokens"] == (20 * 8 + 10 * 16) * 32 and last["lr"] == pytest.approx(1e-4)
 
 
@@ -471,7 +471,7 @@ def test_damaged_data_is_named(char_data, tmp_path, damage, words, location):
         data, tmp_path / "run", f"--data_location={location}", "--max_steps=2", "--eval_interval=0"
     )
     fails_clearly(result, *words)
-    assert not checkpoint.steps(tmp_path / "run")
+    assert not run_folder.steps(tmp_path / "run")
 
 
 def change_meta(folder, **values):
@@ -525,7 +525,7 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
     ) == pytest.approx(float(rows["step"]), abs=0.1)
     seconds = next(
         r["seconds_a_step"]
-        for r in checkpoint.read_log(tmp_path / "run")
+        for r in run_folder.read_log(tmp_path / "run")
         if r.get("event") == "profile"
     )
     assert seconds["backward"] > seconds["data"] > 0

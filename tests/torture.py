@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
+from formats import run_folder
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [
@@ -73,10 +73,10 @@ def essence(folder):
     clocks = ("elapsed_s", "tokens_per_second", "cost")
     log = [
         {k: v for k, v in r.items() if k not in clocks}
-        for r in checkpoint.read_log(folder)
+        for r in run_folder.read_log(folder)
         if "event" not in r
     ]
-    return log, checkpoint.load_tensors(checkpoint.steps(folder)[-1] / "model.pt")
+    return log, run_folder.load_tensors(run_folder.steps(folder)[-1] / "model.pt")
 
 
 def torture(data, folder, kills, steps, seed=0):

@@ -16,13 +16,14 @@ from pathlib import Path
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
 
-import checkpoint
 import hardware
-from checkpoint import CheckpointError
-from dataset import DataError, read_meta, read_tokens
-from generate import complete, open_checkpoint
+from formats import run_folder
+from formats.run_folder import CheckpointError
+from generate import open_checkpoint
+from generating.text import complete
 from hardware import DeviceError, out_of_memory
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training.dataset import DataError, read_meta, read_tokens
 
 try:
     import gradio as gr
@@ -51,21 +52,21 @@ def choices() -> list[tuple[str, str]]:
     """
     found = []
     for run in sorted(
-        (p for p in checkpoint.ROOT.glob("*") if checkpoint.steps(p)),
+        (p for p in run_folder.ROOT.glob("*") if run_folder.steps(p)),
         key=lambda p: -p.stat().st_mtime,
     ):
         found.append(
             (
                 (
-                    f"{run.name}: step {checkpoint.step_of(checkpoint.find(run)):,}, its best or"
+                    f"{run.name}: step {run_folder.step_of(run_folder.find(run)):,}, its best or"
                     " newest"
                 ),
                 run.as_posix(),
             )
         )
         found += [
-            (f"{run.name}: step {checkpoint.step_of(step):,}", step.as_posix())
-            for step in reversed(checkpoint.steps(run))
+            (f"{run.name}: step {run_folder.step_of(step):,}", step.as_posix())
+            for step in reversed(run_folder.steps(run))
         ]
     return found
 
@@ -81,15 +82,15 @@ def describe(path: str) -> str:
     if path == NONE:
         return ""
     try:
-        folder = checkpoint.find(path)
-        state = checkpoint.read_state(folder, ())
+        folder = run_folder.find(path)
+        state = run_folder.read_state(folder, ())
     except CheckpointError as error:
         return str(error)
     shape = state["model"]
     loss = next(
         (
             r
-            for r in reversed(checkpoint.read_log(folder.parent))
+            for r in reversed(run_folder.read_log(folder.parent))
             if r.get("val_loss") is not None and r["step"] == state["step"]
         ),
         None,
@@ -110,8 +111,8 @@ def examples(path: str, count: int = 4) -> list[list[str]]:
     validation text where that is at hand.
     """
     try:
-        folder = checkpoint.find(path)
-        settings = checkpoint.read_state(folder, ())["settings"]
+        folder = run_folder.find(path)
+        settings = run_folder.read_state(folder, ())["settings"]
         prompts = list(settings["sample_prompts"])
         meta = read_meta(settings["data_dir"])
         tokenizer = Tokenizer.load(folder)
@@ -174,7 +175,7 @@ def generate(device, first, second, prompt, *values):
         try:
             shown[2 * box + 1] = "loading ..."
             yield shown
-            model, tokenizer = opened(checkpoint.find(path), device)
+            model, tokenizer = opened(run_folder.find(path), device)
             length, context, last = len(tokenizer.encode(prompt)), model.config.block_size, 0.0
             cut = (
                 f"; of the prompt's {length:,} tokens it sees the last {context}"
@@ -210,7 +211,7 @@ def generate(device, first, second, prompt, *values):
 
 def build(device) -> gr.Blocks:
     """The page. Raises CheckpointError where there is no checkpoint."""
-    checkpoint.find(None)
+    run_folder.find(None)
     with gr.Blocks(title="Checkpoints", analytics_enabled=False) as page:
         found = choices()
         gr.Markdown("# What the checkpoints write")

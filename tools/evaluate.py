@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-import checkpoint
 import hardware
-from checkpoint import CheckpointError
-from dataset import IGNORE, DataError, Dataset, read_meta, read_tokens
-from generate import load_model
+from formats import run_folder
+from formats.run_folder import CheckpointError
+from generating.load import load_model
 from hardware import DeviceError
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training.dataset import IGNORE, DataError, Dataset, read_meta, read_tokens
 
 SEQUENCES = 8  # in a forward
 
@@ -236,7 +236,7 @@ def main(argv):
     sys.stdout.reconfigure(errors="replace")
     device = hardware.find_device(args.device)
     folders, questions = (
-        [checkpoint.find(path) for path in args.checkpoints],
+        [run_folder.find(path) for path in args.checkpoints],
         read_choices(args.choices) if args.choices else [],
     )
     width = max(len(str(f)) for f in folders) + 2

@@ -16,13 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-import checkpoint
-import pretrained
-from checkpoint import CheckpointError
-from formats import huggingface
+from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP, is_chat
-from metadata import DataError, read_meta
-from pretrained import Pretrained
+from formats.data_folder import DataError, read_meta
+from formats.pretrained import Pretrained
+from formats.run_folder import CheckpointError
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 from tools import model_card
 
@@ -77,14 +75,14 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        checkpoint.write_json(partial / "config.json", described)
-        checkpoint.write_json(
+        files.write_json(partial / "config.json", described)
+        files.write_json(
             partial / "generation_config.json", ids | {"pad_token_id": tokenizer.eot_id} | sampling
         )
-        checkpoint.write_json(partial / "tokenizer_config.json", tokenizer_config)
+        files.write_json(partial / "tokenizer_config.json", tokenizer_config)
         tokenizer.save(partial / "tokenizer.json")
         model_card.write(partial, source, parameters, out.name, chat)
-        checkpoint.check_room(partial, checkpoint.tensor_bytes(tensors))
+        files.check_room(partial, run_folder.tensor_bytes(tensors))
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         # safetensors lets no one else read it
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
@@ -166,11 +164,11 @@ def parse_args(argv):
 def main(argv):
     """The command line's work."""
     args = parse_args(argv)
-    folder = checkpoint.find(args.checkpoint)
+    folder = run_folder.find(args.checkpoint)
     source = pretrained.load(folder)
     chat = args.chat
     if chat is None:
-        chat = saw_conversations(checkpoint.read_state(folder, ()), source.tokenizer)
+        chat = saw_conversations(run_folder.read_state(folder, ()), source.tokenizer)
     if args.out:
         check_folder(args.out)
     if args.gguf:  # what it cannot hold is said before the folder is written

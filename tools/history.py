@@ -1,6 +1,6 @@
 """What a run's folder tells of its course: log.jsonl in columns, its events, its settings.
 
-Reads the files as checkpoint.py writes them, but imports none of the trainer: so a report of a
+Reads the files as formats/run_folder.py writes them, but imports none of the trainer: so a report of a
 running run starts in a second and takes little memory, of a million lines too.
 """
 

@@ -9,8 +9,8 @@ import contextlib
 import math
 from pathlib import Path
 
-import checkpoint
-from pretrained import Pretrained
+from formats import run_folder
+from formats.pretrained import Pretrained
 from tokenizer_bpe import EOT
 from tools import history
 from training.terminal import duration
@@ -86,7 +86,7 @@ def draw_curve(run: Path, path: Path) -> bool:
 def card(source: Pretrained, parameters: int, target: str, chat: bool, drawn: bool) -> str:
     """The text of the card."""
     folder, config = source.path, source.config
-    state, log = checkpoint.read_state(folder, ()), checkpoint.read_log(folder.parent)
+    state, log = run_folder.read_state(folder, ()), run_folder.read_log(folder.parent)
     settings = state["settings"]
     origin = "nothing"
     if settings.get("init_from"):

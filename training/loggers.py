@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import checkpoint
 from config import Config, ConfigError
+from formats import files
 
 CURVES = {
     "loss": "loss/training",
@@ -113,8 +113,8 @@ def wandb(config: Config, folder: Path, step: int):
     """
     import wandb as wb
 
-    known = checkpoint.read_json(folder / "wandb.json", id=str) or {"id": secrets.token_hex(4)}
-    checkpoint.write_json(folder / "wandb.json", known)
+    known = files.read_json(folder / "wandb.json", id=str) or {"id": secrets.token_hex(4)}
+    files.write_json(folder / "wandb.json", known)
     options = {
         "project": config.wandb,
         "name": folder.name,

@@ -3,7 +3,7 @@ together.
 
 A run is set up from its settings and from the checkpoint that it continues, takes steps, evaluates,
 saves itself and writes its log. When it does what is the business of train.py; how files look is
-that of checkpoint.py and dataset.py.
+that of formats/run_folder.py and training/dataset.py.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from pathlib import Path
 import torch
 from torch.profiler import record_function
 
-import checkpoint
 import hardware
-import pretrained
-import sampling
-from checkpoint import CheckpointError
 from config import Config
-from dataset import Dataset, read_meta
+from formats import files, pretrained, run_folder
+from formats.run_folder import CheckpointError
+from generating import decode
 from hardware import out_of_memory
 from model import GPT
 from training import ranks
+from training.dataset import Dataset, read_meta
 from training.guard import RunError
 from training.loggers import Loggers, check_installed
+from training.saver import Saver
 from training.setup import changes, check_same, encode_prompts, load_tokenizer, model_config
 from training.step import (
     compile_or_not,
@@ -118,10 +118,10 @@ class Run:
             (config.epochs * self.train_data.windows - self.progress.sequences) / config.batch_size
         )
         self.total_steps = config.max_steps or self.progress.step + max(0, left)
-        self.log = [r for r in checkpoint.read_log(self.folder) if r["step"] <= self.progress.step]
+        self.log = [r for r in run_folder.read_log(self.folder) if r["step"] <= self.progress.step]
         self.evaluated = max((r["step"] for r in self.log if "val_loss" in r), default=0)
-        named = checkpoint.read_json(self.folder / "best.json", step=int, val_loss=float) or {}
-        kept = {checkpoint.step_of(folder) for folder in checkpoint.steps(self.folder)}
+        named = files.read_json(self.folder / "best.json", step=int, val_loss=float) or {}
+        kept = {run_folder.step_of(folder) for folder in run_folder.steps(self.folder)}
         scored = [
             r
             for r in (named, *self.log)
@@ -130,7 +130,7 @@ class Run:
             and r["step"] <= self.progress.step
         ]
         self.known_best = min(scored, key=lambda r: r["val_loss"], default=None)
-        self.saver = checkpoint.Saver(
+        self.saver = Saver(
             self.folder,
             config.keep_last,
             self.progress.step,
@@ -145,7 +145,7 @@ class Run:
 
     def check_together(self):
         """Raises RunError unless all processes see the same checkpoint, log and data."""
-        seen = checkpoint.fingerprint(
+        seen = run_folder.fingerprint(
             {
                 "step": self.progress.step,
                 "evaluated": self.evaluated,
@@ -166,12 +166,12 @@ class Run:
         where `resume` forbids what is there.
         """
         mode = self.config.resume
-        if mode == "never" and checkpoint.steps(self.folder):
+        if mode == "never" and run_folder.steps(self.folder):
             raise CheckpointError(
                 f"{self.folder} already holds a run, and resume = never: choose another"
                 " checkpoint_dir, or remove that folder"
             )
-        folder, state, self.problems = checkpoint.latest(self.folder)
+        folder, state, self.problems = run_folder.latest(self.folder)
         for problem in self.problems:
             print(f"passed over: {problem}")
         if not folder and self.problems:
@@ -182,10 +182,10 @@ class Run:
         if not folder and mode == "must":
             raise CheckpointError(
                 f"resume = must, but there is no checkpoint at {self.folder};"
-                f" {checkpoint.what_is_there(self.folder)}"
+                f" {run_folder.what_is_there(self.folder)}"
             )
         if folder:
-            state["model"] = asdict(checkpoint.read_shape(folder, state))
+            state["model"] = asdict(run_folder.read_shape(folder, state))
         return folder, state
 
     def check_resume(self, folder, state):
@@ -206,8 +206,8 @@ class Run:
         """Weights and optimiser from a checkpoint; learning rate, decay and the like stay as they
         are set now.
         """
-        self.model.load_state_dict(checkpoint.load_tensors(folder / "model.pt"))
-        saved = checkpoint.load_tensors(folder / "optimizer.pt", mmap=False)
+        self.model.load_state_dict(run_folder.load_tensors(folder / "model.pt"))
+        saved = run_folder.load_tensors(folder / "optimizer.pt", mmap=False)
         for group, now in zip(
             saved["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True
         ):
@@ -379,7 +379,7 @@ class Run:
                 self.record({"event": "out of memory", which: fits})
                 with self.tolerate_disk():
                     if ranks.main:
-                        checkpoint.write_json(self.folder / "memory.json", self.memory())
+                        files.write_json(self.folder / "memory.json", self.memory())
 
     def memory(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -394,7 +394,7 @@ class Run:
         unless micro_batch_size is set anew.
         """
         known = (
-            checkpoint.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int)
+            files.read_json(self.folder / "memory.json", micro_batch=int, eval_micro_batch=int)
             or {}
         )
         if all(known.get(name) == self.memory()[name] for name in ("device", "micro_batch_size")):
@@ -419,7 +419,7 @@ class Run:
             return line
         self.unwritten.append(line)
         with self.tolerate_disk():
-            checkpoint.append_log(self.folder, *self.unwritten)
+            run_folder.append_log(self.folder, *self.unwritten)
             self.unwritten.clear()
         if self.loggers:
             self.loggers.write(line)
@@ -429,9 +429,9 @@ class Run:
         """What the log holds up to this step stays; then a line on this start: machine, versions,
         data and the length of the run.
         """
-        checkpoint.write_log(self.folder, self.log)
+        run_folder.write_log(self.folder, self.log)
         if self.known_best:  # a crash may have come between a save and its evaluation's mark
-            checkpoint.write_json(
+            files.write_json(
                 self.folder / "best.json", {k: self.known_best[k] for k in ("step", "val_loss")}
             )
         self.loggers = Loggers(self.config, self.folder, self.progress.step)
@@ -637,7 +637,7 @@ class Run:
         generator = torch.Generator(self.device).manual_seed(self.config.seed)
         out = []
         with self.cast():
-            for (next_id,) in sampling.generate(
+            for (next_id,) in decode.generate(
                 self.model,
                 [prompt],
                 max_new_tokens,

@@ -7,19 +7,19 @@ Functions of settings and plain values; each says what does not fit, in a senten
 from dataclasses import fields
 from pathlib import Path
 
-import checkpoint
-from checkpoint import CheckpointError
 from config import Config, ConfigError
-from dataset import DataError, Meta
+from formats import files
+from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training.dataset import DataError, Meta
 
 
 def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:
     """The tokenizer of a prepared folder. Raises DataError if it is not the one that made the data."""
     path = Path(data_dir) / meta.tokenizer["file"]
     tokenizer = Tokenizer.load(path)
-    if checkpoint.sha256(path) != meta.tokenizer["sha256"]:
+    if files.sha256(path) != meta.tokenizer["sha256"]:
         raise DataError(
             f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in"
             " meta.json; copy the right one there, or prepare the data again"

@@ -1,17 +1,18 @@
 """What a prepared folder, data/<name>/, says of itself: meta.json.
 
-Owner of that format: prepare_data.py writes it, dataset.py reads it, and every count in it is
+Owner of that format: prepare_data.py writes it, training/dataset.py reads it, and every count in it is
 checked against the files. Knows neither text nor tensors, so that preparing need not import torch.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from formats.files import write_text
 
 FORMAT = 1
 
@@ -80,21 +81,7 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
         name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v}
         for name, split in raw["splits"].items()
     }
-    write_whole(Path(folder) / "meta.json", json.dumps(raw, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole or not at all, also when the power fails."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+    write_text(Path(folder) / "meta.json", json.dumps(raw, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_meta(folder: str | Path) -> Meta:

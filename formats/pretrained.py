@@ -2,7 +2,7 @@
 Qwen3).
 
 Knows whether weights fit the settings and the data of a run; what the folders look like, formats/
-and checkpoint.py know.
+and formats/run_folder.py know.
 """
 
 import dataclasses
@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
-from checkpoint import CheckpointError
-from formats import huggingface
+from formats import files, huggingface, run_folder
+from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import Tokenizer
 
@@ -87,12 +86,12 @@ def load(path: str | Path) -> Pretrained:
     that hold more than tensors.
     """
     path = Path(path)
-    if "model_type" in (checkpoint.read_json(path / "config.json") or {}):
+    if "model_type" in (files.read_json(path / "config.json") or {}):
         return load_hf(path)
-    folder = checkpoint.find(path)
-    state = checkpoint.read_state(folder, ("model.pt", "tokenizer.json"))
-    config = checkpoint.read_shape(folder, state)
-    tensors = checkpoint.load_tensors(folder / "model.pt")
+    folder = run_folder.find(path)
+    state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+    config = run_folder.read_shape(folder, state)
+    tensors = run_folder.load_tensors(folder / "model.pt")
     huggingface.check_tensors(folder, config, tensors)
     return Pretrained(folder, config, tensors, Tokenizer.load(folder / "tokenizer.json"))
 

@@ -8,18 +8,16 @@ Knows tensors and plain values, not what they mean.
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
-import sys
-import threading
 import time
 import zipfile
 from pathlib import Path
 
 import torch
 
+from formats.files import check_room, read_json, sha256, sync, write_json, write_text
 from model import GPTConfig
 
 FORMAT = 1
@@ -86,189 +84,18 @@ def _write(partial, state, model, optimizer, tokenizer_json):
     sync(partial)
 
 
-class Saver:
-    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is
-    in flight at most.
-
-    saved: the step last written whole; best: the validation loss in best.json. A save that fails is
-    reported, and the run goes on.
-    """
-
-    def __init__(self, run: Path, keep_last: int, saved: int = 0, best: float = math.inf):
-        self.run, self.keep_last, self.saved, self.best = run, keep_last, saved, best
-        self.thread, self.buffers = None, {}
-
-    def reserve(self, tensors: list[torch.Tensor]) -> None:
-        """Have memory for copies of these at hand before the first save. Touching new memory takes
-        longer than the copy does.
-        """
-        self._begin(self._reserve, tensors)
-
-    def _begin(self, job, *args):
-        """Run a job in the thread; False where there is no memory for one."""
-        self.thread = threading.Thread(target=job, args=args)
-        try:
-            self.thread.start()
-        except RuntimeError:
-            self.thread = None
-        return self.thread is not None
-
-    def _reserve(self, tensors):
-        with contextlib.suppress(
-            RuntimeError, MemoryError
-        ):  # the save itself will say that memory is short
-            for t in tensors:
-                self.buffers.setdefault(_kind(t), []).append(_buffer(t))
-
-    def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
-        """Copy the state and have it written; waits for the save before, if that is still being
-        written.
-        """
-        self.wait()
-        free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
-        copies = {}  # by address: tied weights are copied once, and stay tied
-        try:
-            devices = {t.device for t in _tensors([model, optimizer]) if t.is_cuda}
-            model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
-            for device in devices:
-                torch.cuda.synchronize(device)
-        except (RuntimeError, MemoryError) as error:  # no memory for the copy
-            return self._failed(state["step"], str(error).splitlines()[0])
-        if not self._begin(self._save, state, model, optimizer, tokenizer_json):
-            self._save(state, model, optimizer, tokenizer_json)
-
-    def _copy(self, value, free, copies):
-        if isinstance(value, dict):
-            return {k: self._copy(v, free, copies) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(v, free, copies) for v in value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        key = (value.data_ptr(), _kind(value))
-        if key not in copies:
-            if not free.get(key[1]):
-                free[key[1]] = [_buffer(value)]
-                self.buffers.setdefault(key[1], []).extend(free[key[1]])
-            copies[key] = free[key[1]].pop().copy_(value, non_blocking=value.is_cuda)
-        return copies[key]
-
-    def _save(self, state, model, optimizer, tokenizer_json):
-        try:
-            save(self.run, state, model, optimizer, tokenizer_json)
-            rotate(self.run, self.keep_last)
-            self.saved = state["step"]
-            with contextlib.suppress(OSError):
-                append_log(self.run, {"step": state["step"], "event": "save"})
-        except Exception as error:  # OSError, and whatever torch.save makes of one
-            self._failed(state["step"], error)
-
-    def mark_best(self, step: int, val_loss: float) -> None:
-        """Have best.json name a step when it is written whole: what cannot be saved cannot be the
-        best that is kept.
-        """
-        writing = self.thread
-        if not self._begin(self._mark_best, writing, step, val_loss):
-            self._mark_best(writing, step, val_loss)
-
-    def _mark_best(self, writing, step, val_loss):
-        if writing:
-            writing.join()
-        if self.saved == step:
-            with contextlib.suppress(OSError):
-                write_json(self.run / "best.json", {"step": step, "val_loss": val_loss})
-                self.best = val_loss
-
-    def _failed(self, step, why):
-        print(
-            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last"
-            f" checkpoint is step {self.saved:,}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def wait(self) -> None:
-        """Until what was begun is written."""
-        if self.thread:
-            self.thread.join()
-            self.thread = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a save is being written."""
-        return self.thread is not None and self.thread.is_alive()
-
-
-def _kind(tensor):
-    """Tensors of one kind can share a buffer, one after the other."""
-    return tensor.shape, tensor.dtype, tensor.device.type
-
-
-def _buffer(tensor):
-    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it
-    several times faster.
-    """
-    try:
-        return torch.empty(
-            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
-        ).zero_()
-    except RuntimeError:  # no page-locked memory to be had
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
-def _tensors(value):
+def tensors_in(value):
     """All tensors in nested dicts and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
         for v in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(v)
+            yield from tensors_in(v)
 
 
 def tensor_bytes(value) -> int:
     """Bytes of all tensors in nested dicts and lists; what shares memory counts once."""
-    return sum({t.data_ptr(): t.nbytes for t in _tensors(value)}.values())
-
-
-def check_room(folder: Path, size: int) -> None:
-    """Raises OSError where a file system has not `size` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if free < size * 1.02 + (1 << 20):
-        raise OSError(
-            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower"
-            " keep_last"
-        )
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Write a small JSON file whole or not at all."""
-    _write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def _write_text(path, text):
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    sync(partial)
-    os.replace(partial, path)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's list of names, on the disk itself."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        if not path.is_dir():  # some network mounts sync no folders
-            raise
-    finally:
-        os.close(handle)
-
-
-def sha256(path: Path) -> str:
-    """Checksum of a file."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return sum({t.data_ptr(): t.nbytes for t in tensors_in(value)}.values())
 
 
 def fingerprint(state: dict) -> str:
@@ -424,22 +251,6 @@ def what_is_there(path: Path) -> str:
     )
 
 
-def read_json(path: Path, **fields: type) -> dict | None:
-    """The object in a small JSON file, or None where there is none, it is damaged, or one of
-    `fields` is not there in its type.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return (
-        values
-        if isinstance(values, dict)
-        and all(type(values.get(name)) is kind for name, kind in fields.items())
-        else None
-    )
-
-
 def best_of(run: Path) -> int | None:
     """The step of the best evaluation so far."""
     return (read_json(run / "best.json", step=int) or {}).get("step")
@@ -502,6 +313,6 @@ def iterate_log(run: Path):
 
 def write_log(run: Path, records: list[dict]) -> None:
     """Replace log.jsonl, whole or not at all: a resumed run drops what came after its checkpoint."""
-    _write_text(
+    write_text(
         run / "log.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
     )

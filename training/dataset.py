@@ -1,7 +1,7 @@
 """A prepared folder, data/<name>/ -> batches on the device.
 
 Knows token ids, not text and not models. What the folder holds is read, and checked, through
-metadata.py.
+formats/data_folder.py.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from metadata import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
 
 __all__ = [
     "IGNORE",

@@ -1,0 +1,71 @@
+"""Files as every format here writes them: whole or not at all, also when the power fails.
+
+Knows text, JSON and checksums; no format.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+    sync(partial)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write a small JSON file whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path, **fields: type) -> dict | None:
+    """The object in a small JSON file, or None where there is none, it is damaged, or one of
+    `fields` is not there in its type.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return (
+        values
+        if isinstance(values, dict)
+        and all(type(values.get(name)) is kind for name, kind in fields.items())
+        else None
+    )
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's list of names, on the disk itself."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some network mounts sync no folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raises OSError where a file system has not `size` bytes free."""
+    free = shutil.disk_usage(folder).free
+    if free < size * 1.02 + (1 << 20):
+        raise OSError(
+            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower"
+            " keep_last"
+        )

@@ -1,0 +1,144 @@
+"""Saves from a thread, so that training waits for a copy of its state alone.
+
+Knows when a save is under way and what became of it; the files are formats/run_folder.py's.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from formats.files import write_json
+from formats.run_folder import append_log, rotate, save, tensors_in
+
+
+class Saver:
+    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is
+    in flight at most.
+
+    saved: the step last written whole; best: the validation loss in best.json. A save that fails is
+    reported, and the run goes on.
+    """
+
+    def __init__(self, run: Path, keep_last: int, saved: int = 0, best: float = math.inf):
+        self.run, self.keep_last, self.saved, self.best = run, keep_last, saved, best
+        self.thread, self.buffers = None, {}
+
+    def reserve(self, tensors: list[torch.Tensor]) -> None:
+        """Have memory for copies of these at hand before the first save. Touching new memory takes
+        longer than the copy does.
+        """
+        self._begin(self._reserve, tensors)
+
+    def _begin(self, job, *args):
+        """Run a job in the thread; False where there is no memory for one."""
+        self.thread = threading.Thread(target=job, args=args)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self.thread = None
+        return self.thread is not None
+
+    def _reserve(self, tensors):
+        with contextlib.suppress(
+            RuntimeError, MemoryError
+        ):  # the save itself will say that memory is short
+            for t in tensors:
+                self.buffers.setdefault(_kind(t), []).append(_buffer(t))
+
+    def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
+        """Copy the state and have it written; waits for the save before, if that is still being
+        written.
+        """
+        self.wait()
+        free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
+        copies = {}  # by address: tied weights are copied once, and stay tied
+        try:
+            devices = {t.device for t in tensors_in([model, optimizer]) if t.is_cuda}
+            model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
+            for device in devices:
+                torch.cuda.synchronize(device)
+        except (RuntimeError, MemoryError) as error:  # no memory for the copy
+            return self._failed(state["step"], str(error).splitlines()[0])
+        if not self._begin(self._save, state, model, optimizer, tokenizer_json):
+            self._save(state, model, optimizer, tokenizer_json)
+
+    def _copy(self, value, free, copies):
+        if isinstance(value, dict):
+            return {k: self._copy(v, free, copies) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(v, free, copies) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        key = (value.data_ptr(), _kind(value))
+        if key not in copies:
+            if not free.get(key[1]):
+                free[key[1]] = [_buffer(value)]
+                self.buffers.setdefault(key[1], []).extend(free[key[1]])
+            copies[key] = free[key[1]].pop().copy_(value, non_blocking=value.is_cuda)
+        return copies[key]
+
+    def _save(self, state, model, optimizer, tokenizer_json):
+        try:
+            save(self.run, state, model, optimizer, tokenizer_json)
+            rotate(self.run, self.keep_last)
+            self.saved = state["step"]
+            with contextlib.suppress(OSError):
+                append_log(self.run, {"step": state["step"], "event": "save"})
+        except Exception as error:  # OSError, and whatever torch.save makes of one
+            self._failed(state["step"], error)
+
+    def mark_best(self, step: int, val_loss: float) -> None:
+        """Have best.json name a step when it is written whole: what cannot be saved cannot be the
+        best that is kept.
+        """
+        writing = self.thread
+        if not self._begin(self._mark_best, writing, step, val_loss):
+            self._mark_best(writing, step, val_loss)
+
+    def _mark_best(self, writing, step, val_loss):
+        if writing:
+            writing.join()
+        if self.saved == step:
+            with contextlib.suppress(OSError):
+                write_json(self.run / "best.json", {"step": step, "val_loss": val_loss})
+                self.best = val_loss
+
+    def _failed(self, step, why):
+        print(
+            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last"
+            f" checkpoint is step {self.saved:,}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def wait(self) -> None:
+        """Until what was begun is written."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is being written."""
+        return self.thread is not None and self.thread.is_alive()
+
+
+def _kind(tensor):
+    """Tensors of one kind can share a buffer, one after the other."""
+    return tensor.shape, tensor.dtype, tensor.device.type
+
+
+def _buffer(tensor):
+    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it
+    several times faster.
+    """
+    try:
+        return torch.empty(
+            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
+        ).zero_()
+    except RuntimeError:  # no page-locked memory to be had
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
