@@ -77,8 +77,7 @@ VAL_BYTES = (
 SLICE = 1 << 18  # bytes that a sample takes from one place
 
 
-# -- the tokenizer
-# --------------------------------------------------------------------------------------------------------------
+# -- the tokenizer --------------------------------------------------------------------------------
 
 
 def make_tokenizer(args, sources: list[Source], options: Options, path: Path) -> str:
@@ -162,8 +161,7 @@ def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], Posi
     )
 
 
-# -- the input
-# ------------------------------------------------------------------------------------------------------------------
+# -- the input ------------------------------------------------------------------------------------
 
 
 def standard_library() -> list[str]:
@@ -235,8 +233,7 @@ def share_of(sources: list[Source], shard: tuple[int, int]) -> list[Source]:
     return mine
 
 
-# -- the command
-# ----------------------------------------------------------------------------------------------------------------
+# -- the command ----------------------------------------------------------------------------------
 
 
 def prepare(args) -> None:

@@ -1,25 +1,30 @@
 """What each part of the modern recipe is worth: each taken out of it, or put back as it was before.
 
-    python -m benchmarks.ablation [--task shakespeare] [--seeds 3] [--jobs 1] [--beside PATH] [--key=value ...]
+    python -m benchmarks.ablation [--task shakespeare] [--seeds 3] [--jobs 1] [--beside PATH] ...
 
 For each: the final validation loss after as many steps as the recipe, seconds a step against it,
 and the loss after as many seconds (second runs with the steps that fit into them, where that
-differs by more than 2%). Mean and spread over seeds. With --jobs N the CPU's threads are shared by
-N runs at a time. --beside PATH adds the modern preset of another checkout, for comparing with an
-earlier commit: `git clone . ../before && git -C ../before checkout 2a781db`, with `data` linked
-there. Results go to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one.
+differs by more than 2%). Mean and spread over seeds. --jobs N has N runs at a time share the CPU's
+threads; with a thread each, seconds are those of the processor, which other work does not disturb.
+--beside PATH adds the modern preset of another checkout, for comparing with an earlier commit:
+`git clone . ../before && git -C ../before checkout 2a781db`, with `data` linked there. Results go
+to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one. Further arguments are
+settings.
 
 The variants are no settings of model.py: each is a few lines here that replace a part of it in a
 process of its own.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +34,7 @@ from torch.nn import functional as F
 import config as settings
 import hardware
 import model
-import training.step
+import training.optimizer
 from benchmarks import write
 from benchmarks.time_to_loss import TASKS
 from formats import run_folder
@@ -39,7 +44,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class SquaredReLU(nn.Module):
-    """The MLP before SwiGLU: 4 x as wide, the square of ReLU between (So et al., 2021, "Primer")."""
+    """The MLP before SwiGLU: the square of ReLU in 4 x the width (So et al., 2021, "Primer")."""
 
     activation = staticmethod(lambda x: F.relu(x).square())
 
@@ -59,21 +64,45 @@ class GELU(SquaredReLU):
 
 
 def use_mlp(kind):
-    """One matrix in c_fc, so Muon takes it as one."""
+    """Another MLP in SwiGLU's place: its c_fc is one matrix, so Muon must take it as one."""
+    before = training.optimizer.side_by_side
+
+    def side_by_side(name, shape):
+        return 1 if "c_fc" in name else before(name, shape)
+
     model.SwiGLU = kind
-    split = training.step.side_by_side
-    training.step.side_by_side = lambda name, c: 1 if "c_fc" in name else split(name, c)
+    training.optimizer.side_by_side = side_by_side
+
+
+def use_squared_relu():
+    """The MLP before SwiGLU."""
+    use_mlp(SquaredReLU)
+
+
+def use_gelu():
+    """GPT-2's MLP."""
+    use_mlp(GELU)
 
 
 def use_norms_of_heads(make):
-    """Other norms of queries and keys."""
+    """Other norms of queries and keys. make: called with the width of a head."""
     before = model.Attention.__init__
 
     def init(self, config, layer):
         before(self, config, layer)
-        self.q_norm, self.k_norm = make(config), make(config)
+        self.q_norm, self.k_norm = make(config.head_dim), make(config.head_dim)
 
     model.Attention.__init__ = init
+
+
+def use_no_qk_norm():
+    """Queries and keys as they are."""
+    use_norms_of_heads(nn.Identity)
+
+
+def use_qk_norm_without_weights():
+    """Queries and keys normed, but not scaled."""
+    use_norms_of_heads(functools.partial(nn.RMSNorm, eps=1e-6, elementwise_affine=False))
 
 
 def use_layer_norm():
@@ -96,15 +125,10 @@ def use_learned_positions():
 VARIANTS = {
     "modern": ([], None),
     "LayerNorm instead of RMSNorm": ([], use_layer_norm),
-    "no QK norm": ([], lambda: use_norms_of_heads(lambda c: nn.Identity())),
-    "QK norm without weights": (
-        [],
-        lambda: use_norms_of_heads(
-            lambda c: nn.RMSNorm(c.head_dim, 1e-6, elementwise_affine=False)
-        ),
-    ),
-    "squared ReLU instead of SwiGLU": ([], lambda: use_mlp(SquaredReLU)),
-    "GELU instead of SwiGLU": ([], lambda: use_mlp(GELU)),
+    "no QK norm": ([], use_no_qk_norm),
+    "QK norm without weights": ([], use_qk_norm_without_weights),
+    "squared ReLU instead of SwiGLU": ([], use_squared_relu),
+    "GELU instead of SwiGLU": ([], use_gelu),
     "learned positions instead of rotary": ([], use_learned_positions),
     "rope_theta = 1,000,000": (["--rope_theta=1000000"], None),
     "no zero init": (["--zero_init=False"], None),
@@ -113,22 +137,36 @@ VARIANTS = {
 }
 
 
-def one_run(name, beside, threads, arguments, seed, steps):
-    """(final validation loss, tokens/s in the middle of the run) of one run of train.py, a process
-    of its own.
-    """
+@dataclass
+class Outcome:
+    """Final validation loss in nats a token, and seconds of the whole process."""
+
+    loss: float
+    seconds: float
+
+
+def one_run(name, beside, threads, arguments, seed, steps) -> Outcome:
+    """One run of train.py in a process of its own. beside: another checkout to run it in."""
     with tempfile.TemporaryDirectory() as folder:
         run = [f"--seed={seed}", f"--max_steps={steps}", "--eval_interval=0", "--report_minutes=0"]
         command = [sys.executable, "train.py", *arguments, *run, f"--checkpoint_dir={folder}/run"]
         if name in VARIANTS:
             command[1:2] = ["-m", "benchmarks.ablation", "--variant", name]
         env = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(command, cwd=beside or ROOT, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr}")
+        began = time.perf_counter()
+        with open(f"{folder}/errors", "w+") as errors:
+            process = subprocess.Popen(
+                command, cwd=beside or ROOT, env=env, stdout=subprocess.DEVNULL, stderr=errors
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            errors.seek(0)
+            if status:
+                raise RuntimeError(f"{name}: {errors.read()}")
+        seconds = time.perf_counter() - began
+        if threads == 1 and hardware.find_device("auto").type == "cpu":
+            seconds = usage.ru_utime + usage.ru_stime
         log = run_folder.read_log(Path(folder) / "run")
-    loss = next(r["val_loss"] for r in reversed(log) if "val_loss" in r)
-    return loss, statistics.median(r["tokens_per_second"] for r in log if "tokens_per_second" in r)
+    return Outcome(next(r["val_loss"] for r in reversed(log) if "val_loss" in r), seconds)
 
 
 def train_variant(name, arguments):
@@ -162,54 +200,53 @@ def main(argv):
     steps = settings.load(arguments).max_steps
     threads = max(1, torch.get_num_threads() // args.jobs)
     names = [*VARIANTS, *(["before"] if args.beside else [])]
+    few = steps // 10  # what a start takes is in both, and not in their difference
     with ThreadPoolExecutor(args.jobs) as pool:
 
-        def submit(name, seed, steps):
-            where = args.beside if name == "before" else None
-            return pool.submit(one_run, name, where, threads, arguments, seed, steps)
-
         def all_runs(steps_of):
-            jobs = {
-                (name, seed): submit(name, seed, steps_of[name])
-                for seed in range(1, args.seeds + 1)
-                for name in steps_of
-            }
-            for (name, seed), job in jobs.items():
-                loss, speed = job.result()
-                print(
-                    f"seed {seed}, {name}, {steps_of[name]} steps: {loss:.4f}, {speed:,.0f}"
-                    " tokens/s",
-                    flush=True,
-                )
-            return {
-                name: [jobs[name, s].result() for s in range(1, args.seeds + 1)]
-                for name in steps_of
-            }
+            jobs = {}
+            for seed in range(1, args.seeds + 1):
+                for name, count in steps_of.items():
+                    where = args.beside if name == "before" else None
+                    job = pool.submit(one_run, name, where, threads, arguments, seed, count)
+                    jobs.setdefault(name, []).append(job)
+            outcomes = {name: [job.result() for job in of] for name, of in jobs.items()}
+            for name, of in outcomes.items():
+                losses = ", ".join(f"{outcome.loss:.4f}" for outcome in of)
+                print(f"{name}, {steps_of[name]} steps: {losses}", flush=True)
+            return outcomes
 
         equal_steps = all_runs(dict.fromkeys(names, steps))
-        speed = {name: statistics.median(s for _, s in runs) for name, runs in equal_steps.items()}
-        ratio = {name: speed["modern"] / speed[name] for name in names}  # seconds a step
+        starts = all_runs(dict.fromkeys(names, few))
+        ratio = {name: seconds_a_step(name, equal_steps, starts) for name in names}
+        ratio = {name: seconds / ratio["modern"] for name, seconds in ratio.items()}
         timed = {name: round(steps / ratio[name]) for name in names if abs(ratio[name] - 1) > 0.02}
         equal_seconds = equal_steps | all_runs(timed)
     result = {"task": args.task, "jobs": args.jobs, "settings": arguments, "rows": {}}
-    print(
-        f"\n| {args.name or args.task} | loss at equal steps | time a step | loss at equal"
-        " seconds |"
-    )
+    print(f"\n| {args.name or args.task} | equal steps | time a step | equal seconds |")
     print("|---|---|---|---|")
     for name in names:
-        losses = [[loss for loss, _ in runs[name]] for runs in (equal_steps, equal_seconds)]
+        first = [outcome.loss for outcome in equal_steps[name]]
+        second = [outcome.loss for outcome in equal_seconds[name]]
         result["rows"][name] = {
-            "loss": losses[0],
+            "loss": first,
             "time_a_step": ratio[name],
-            "loss_at_equal_seconds": losses[1],
+            "loss_at_equal_seconds": second,
         }
-        a, b = (
-            f"{statistics.mean(v):.4f} ± {statistics.stdev(v) if len(v) > 1 else 0:.4f}"
-            for v in losses
-        )
-        print(f"| {name} | {a} | {ratio[name]:.2f}x | {b} |")
+        print(f"| {name} | {spread(first)} | {ratio[name]:.2f}x | {spread(second)} |")
     write(f"ablation_{args.name or args.task}", hardware.find_device("auto"), result)
+
+
+def seconds_a_step(name, long, short) -> float:
+    """Seconds of the steps that long runs have beyond short ones: the median over seeds."""
+    pairs = zip(long[name], short[name], strict=True)
+    return statistics.median(whole.seconds - start.seconds for whole, start in pairs)
+
+
+def spread(losses: list[float]) -> str:
+    """Mean and standard deviation."""
+    deviation = statistics.stdev(losses) if len(losses) > 1 else 0
+    return f"{statistics.mean(losses):.4f} \u00b1 {deviation:.4f}"
 
 
 if __name__ == "__main__":

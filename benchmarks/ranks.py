@@ -23,7 +23,7 @@ import hardware
 from benchmarks import write
 from model import GPT, GPTConfig
 from training import ranks
-from training.step import make_optimizer
+from training.optimizer import make_optimizer
 
 
 def steps(model, forward, optimizer, x, y, count, wrapped):

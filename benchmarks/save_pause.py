@@ -20,8 +20,8 @@ import hardware
 from benchmarks import write
 from formats import run_folder
 from model import GPT, GPTConfig
+from training.optimizer import make_optimizer
 from training.saver import Saver
-from training.step import make_optimizer
 
 
 def state_on(device):

@@ -132,8 +132,7 @@ class Options:
     min_letters: float = 0.4  # dropped when letters and digits make up less of it
 
 
-# -- finding files
-# ----------------------------------------------------------------------------------------------------------
+# -- finding files --------------------------------------------------------------------------------
 
 
 def kind_of(path: str) -> tuple[str, str]:
@@ -217,8 +216,7 @@ def _expand(given):
     return found
 
 
-# -- reading pieces
-# ---------------------------------------------------------------------------------------------------------
+# -- reading pieces -------------------------------------------------------------------------------
 
 
 def read_pieces(sources: list[Source], start: Position, options: Options) -> Iterator[Piece]:
@@ -430,8 +428,7 @@ def slices(piece: Piece, size: int) -> Iterator[Piece]:
         start, line = end, line + (part.count(b"\n") if piece.kind != "parquet" else 0)
 
 
-# -- documents
-# --------------------------------------------------------------------------------------------------------------
+# -- documents ------------------------------------------------------------------------------------
 
 
 @dataclass

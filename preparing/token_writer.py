@@ -46,8 +46,7 @@ class PrepareError(RuntimeError):
     """What went wrong while running, in a sentence for the user; what was finished before is kept."""
 
 
-# -- worker processes
-# -----------------------------------------------------------------------------------------------------------
+# -- worker processes -----------------------------------------------------------------------------
 
 
 class Pool:
@@ -228,8 +227,7 @@ class Progress(tqdm):
 Progress.set_lock(threading.RLock())  # tqdm's own is one between processes, which a kill leaks
 
 
-# -- encoding, in a worker
-# ------------------------------------------------------------------------------------------------------
+# -- encoding, in a worker ------------------------------------------------------------------------
 
 
 @functools.cache
@@ -309,8 +307,7 @@ def hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-# -- writing, in the main process
-# -----------------------------------------------------------------------------------------------
+# -- writing, in the main process -----------------------------------------------------------------
 
 
 class Seen:

@@ -1,6 +1,5 @@
 """What only a GPU can show. Run with `pytest -m gpu`."""
 
-import contextlib
 import json
 
 import pytest
@@ -17,8 +16,9 @@ from tests.test_sampling import PROMPTS, without_cache
 from tests.test_train import SMALL, losses
 from train import train
 from training import profiling
+from training.checkpointer import Checkpointer
 from training.dataset import Dataset
-from training.run import Run
+from training.setup import build
 
 pytestmark = pytest.mark.gpu
 GPU = [*(s for s in SMALL if "device" not in s), "--device=cuda"]
@@ -75,12 +75,12 @@ def test_batches_are_the_same_wherever_the_tokens_lie(char_data):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, dtype):
-    run = Run(settings_for(char_data, tmp_path, f"--dtype={dtype}", "--data_location=gpu"))
-    run.train_step(contextlib.nullcontext())
+    run = build(settings_for(char_data, tmp_path, f"--dtype={dtype}", "--data_location=gpu"))
+    run.trainer.step()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(3):
-            run.train_step(contextlib.nullcontext())
+            run.trainer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -137,10 +137,10 @@ def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path):
 
 def test_a_resumed_run_goes_on_with_the_same_losses(char_data, tmp_path):
     train(settings_for(char_data, tmp_path / "whole", "--max_steps=40"))
-    run = Run(settings_for(char_data, tmp_path / "part", "--max_steps=40"))
+    run = build(settings_for(char_data, tmp_path / "part", "--max_steps=40"))
     for _ in range(20):
-        run.train_step(contextlib.nullcontext())
-    assert run.save_now()
+        run.trainer.step()
+    assert Checkpointer(run).save_now()
     train(settings_for(char_data, tmp_path / "part", "--max_steps=40"))
     whole, part = losses(tmp_path / "whole")[0], losses(tmp_path / "part")[0]
     assert all(part[step] == pytest.approx(whole[step], rel=1e-3) for step in (30, 35, 40))

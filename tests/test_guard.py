@@ -2,7 +2,6 @@
 budgets, plans.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -24,14 +23,18 @@ from hardware import out_of_memory
 from tests.conftest import ROOT, fails_clearly, run_script
 from tests.test_train import SMALL, losses, train_small
 from tests.torture import torture
-from training.guard import Lock, RunError
-from training.run import Run
+from train import check_numbers
+from training.checkpointer import Checkpointer
+from training.errors import RunError
+from training.lock import Lock
+from training.recorder import Recorder
 from training.saver import Saver
+from training.setup import build
 
 
 def small_run(data, folder, *more):
     """A Run of the small settings in this process, its folder made."""
-    run = Run(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
+    run = build(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
     run.folder.mkdir(parents=True, exist_ok=True)
     return run
 
@@ -75,8 +78,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_pat
     torture(char_data, tmp_path, kills=3, steps=60)
 
 
-# -- one writer
-# ---------------------------------------------------------------------------------------------------------
+# -- one writer -----------------------------------------------------------------------------------
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
@@ -105,8 +107,7 @@ def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
     Lock(tmp_path).release()
 
 
-# -- saving
-# -------------------------------------------------------------------------------------------------------------
+# -- saving ---------------------------------------------------------------------------------------
 
 
 def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
@@ -161,9 +162,11 @@ def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data
 
 def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
     code = """if True:
-        import resource, sys, threading, pathlib, torch, checkpoint
+        import resource, sys, threading, pathlib, torch
+        from training.saver import Saver
         saver, model = Saver(pathlib.Path(sys.argv[1]), 2), {"w": torch.ones(3)}
-        limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (6 << 20)  # a thread's stack has 8 MB
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        limit = used + (6 << 20)  # a thread's stack has 8 MB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         saver.reserve([model["w"]])
         saver.save({"step": 1}, model, {}, "{}")
@@ -313,8 +316,7 @@ def test_a_signal_while_compiling_or_evaluating_is_honoured(char_data, tmp_path,
     )
 
 
-# -- memory
-# -------------------------------------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def test_the_allocators_error_is_recognised():
@@ -330,7 +332,7 @@ def test_the_allocators_error_is_recognised():
 
 
 def under_a_limit(data, folder, limit, *more):
-    """Train in a process that may take `limit` bytes of address space beyond what it starts with."""
+    """Train in a process that may take `limit` bytes beyond what it starts with."""
     code = (
         "import sys, resource, train; limit = int(open('/proc/self/statm').read().split()[0]) *"
         " resource.getpagesize() + int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit,"
@@ -382,10 +384,10 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
 
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run")
-    run.micro_batch = run.eval_micro_batch = 2
-    files.write_json(tmp_path / "run/memory.json", run.memory())
-    assert small_run(char_data, tmp_path / "run").micro_batch == 2
-    assert small_run(char_data, tmp_path / "run", "--micro_batch_size=4").micro_batch == 4
+    run.memory.training.size = run.memory.evaluation.size = 2
+    files.write_json(tmp_path / "run/memory.json", run.memory.to_json())
+    assert small_run(char_data, tmp_path / "run").memory.training.size == 2
+    assert small_run(char_data, tmp_path / "run", "--micro_batch_size=4").memory.training.size == 4
 
 
 def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
@@ -395,36 +397,34 @@ def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
     fails_clearly(result, "out of memory", status=1)
 
 
-# -- numbers
-# ------------------------------------------------------------------------------------------------------------
+# -- numbers --------------------------------------------------------------------------------------
 
 
 def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run", "--max_bad_steps=3")
-    held = contextlib.nullcontext()
-    before = {k: v.clone() for k, v in run.model.state_dict().items()}
-    weight = run.model.lm_head.weight
+    checkpointer = Checkpointer(run)
+    before = {k: v.clone() for k, v in run.state.model.state_dict().items()}
+    weight = run.state.model.lm_head.weight
     with torch.no_grad():
         good, weight[0, 0] = weight[0, 0].item(), float("nan")
-    run.train_step(held)
+    run.trainer.step()
     with torch.no_grad():
         weight[0, 0] = good
-    assert all(torch.equal(before[k], v) for k, v in run.model.state_dict().items())
-    run.check_numbers()
-    run.train_step(held)
-    line = run.log_step(1.0, 1.0)
+    assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
+    check_numbers(run, checkpointer)
+    run.trainer.step()
+    line = Recorder(run).log_step(1.0, 1.0)
     assert line["bad_steps"] == 1 and line["step"] == 2 and np.isfinite(line["loss"])
     with torch.no_grad():
         weight[0, 0] = float("nan")
     for _ in range(3):
-        run.train_step(held)
+        run.trainer.step()
     with pytest.raises(RunError, match="3 steps in a row") as error:
-        run.check_numbers()
+        check_numbers(run, checkpointer)
     assert "learning_rate" in str(error.value)
 
 
-# -- plans and budgets
-# --------------------------------------------------------------------------------------------------
+# -- plans and budgets ----------------------------------------------------------------------------
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):

@@ -11,7 +11,8 @@ import pytest
 from config import Config, ConfigError
 from formats import files, run_folder
 from tests.test_train import train_small
-from training.loggers import Loggers, Report, check_installed
+from training.loggers import Loggers, check_installed
+from training.report_process import ReportProcess
 
 
 def test_tensorboard_continues_across_resumes(char_data, tmp_path):
@@ -80,7 +81,7 @@ def test_the_report_is_refreshed_by_one_process_at_a_time_and_no_failure_matters
     (tmp_path / "log.jsonl").write_text(
         "".join(f'{{"step": {n}, "loss": {9 - n}, "elapsed_s": {n}}}\n' for n in range(1, 4))
     )
-    report = Report(tmp_path, 1e-9)
+    report = ReportProcess(tmp_path, 1e-9)
     report.refresh()
     first = report.process
     report.refresh()
@@ -95,7 +96,7 @@ def test_the_report_is_refreshed_by_one_process_at_a_time_and_no_failure_matters
     (tmp_path / "log.jsonl").unlink()
     assert report.finish() is None
     assert "python -m tools.report" in capsys.readouterr().err
-    later = Report(tmp_path, 10)
+    later = ReportProcess(tmp_path, 10)
     later.refresh()
     assert later.process is None and later.finish() is None  # a short run draws nothing
 

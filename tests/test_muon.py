@@ -6,7 +6,7 @@ import torch
 from config import Config
 from model import GPT, GPTConfig
 from training.muon import Muon, orthogonalize
-from training.step import make_optimizer
+from training.optimizer import make_optimizer
 
 
 def optimizer_of(params, **group):

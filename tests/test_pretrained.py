@@ -109,8 +109,7 @@ def logits_agree(model, hf, vocab_size):
         torch.testing.assert_close(model(idx)[..., :vocab_size], hf(idx).logits, rtol=0, atol=1e-4)
 
 
-# -- out
-# ------------------------------------------------------------------------------------------------------------------
+# -- out ------------------------------------------------------------------------------------------
 
 
 def greedy(model, tokenizer, prompt, count):
@@ -328,8 +327,7 @@ def test_no_checkpoint_to_export(tmp_path):
     )
 
 
-# -- in
-# -------------------------------------------------------------------------------------------------------------------
+# -- in -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["safetensors", "shards", "pickle", "old pickle", "half"])
@@ -545,8 +543,7 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
         pretrained.load(tmp_path)
 
 
-# -- training from there
-# --------------------------------------------------------------------------------------------------
+# -- training from there --------------------------------------------------------------------------
 
 
 def without_shape():
@@ -629,8 +626,7 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
     assert not (tmp_path / "run").exists()
 
 
-# -- tokenizers
-# -----------------------------------------------------------------------------------------------------------
+# -- tokenizers -----------------------------------------------------------------------------------
 
 
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(

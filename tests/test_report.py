@@ -124,8 +124,7 @@ def made_run(folder, steps, evaluations=0, **columns):
     return folder
 
 
-# -- what it holds
-# ------------------------------------------------------------------------------------------------------
+# -- what it holds --------------------------------------------------------------------------------
 
 
 def test_the_page_tells_the_numbers_of_the_log(runs, tmp_path):
@@ -208,8 +207,7 @@ def test_runs_over_different_data_compare_in_bits_per_byte_only(runs, tmp_path):
     )
 
 
-# -- how it looks
-# -------------------------------------------------------------------------------------------------------
+# -- how it looks ---------------------------------------------------------------------------------
 
 LAYOUT = """() => {
     const shown = [...document.querySelectorAll('h1, h2, h3, .tile, .x label, img, table, .answers > div, .columns p, p.dim')].filter(e => e.offsetParent && !e.closest('.answers > div > *'));
@@ -316,8 +314,7 @@ def test_thinning_keeps_every_spike_and_few_points():
     )
 
 
-# -- what is missing or broken
-# ------------------------------------------------------------------------------------------
+# -- what is missing or broken --------------------------------------------------------------------
 
 
 def test_a_long_log_makes_no_large_page(tmp_path):

@@ -6,14 +6,14 @@ from training import terminal
 
 
 def test_an_evaluation_in_a_line_with_what_is_known():
-    full = terminal.evaluation(1000, 20000, 0.5, 4.25, 4.5, 1.234, 4.4, 12345.6, 1.5, 7800)
+    full = str(terminal.Evaluation(1000, 20000, 0.5, 4.25, 4.5, 1.234, 4.4, 12345.6, 1.5, 7800))
     assert (
         full
         == "step 1,000 of 20,000, epoch 0.50: training loss 4.2500, validation loss 4.5000, 1.234"
         " bits per byte, best 4.4000, 12,346 tokens/s, cost 1.50, 2 h 10 min left"
     )
     assert (
-        terminal.evaluation(5, 5, 1.0, None, 4.5, 1.2, math.inf, None, None, None)
+        str(terminal.Evaluation(5, 5, 1.0, None, 4.5, 1.2, math.inf, None, None, None))
         == "step 5 of 5, epoch 1.00: validation loss 4.5000, 1.200 bits per byte, best inf"
     )
 

@@ -19,13 +19,9 @@ from formats import run_folder
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, fails_clearly, run_script
 from training import profiling
-from training.step import (
-    compile_or_not,
-    forward_backward,
-    learning_rate_at,
-    make_optimizer,
-    optimizer_step,
-)
+from training.optimizer import make_optimizer, optimizer_step
+from training.schedule import learning_rate_at
+from training.step import compile_or_not, forward_backward
 from training.terminal import duration
 
 SMALL = [
@@ -60,8 +56,7 @@ def losses(folder):
     }
 
 
-# -- the parts of a step
-# ------------------------------------------------------------------------------------------------
+# -- the parts of a step --------------------------------------------------------------------------
 
 
 def test_the_learning_rate_warms_up_and_ends_at_its_minimum():
@@ -166,8 +161,7 @@ def test_durations_as_people_say_them():
     ]
 
 
-# -- whole runs
-# ---------------------------------------------------------------------------------------------------------
+# -- whole runs -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -386,8 +380,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     )
 
 
-# -- what goes wrong
-# ----------------------------------------------------------------------------------------------------
+# -- what goes wrong ------------------------------------------------------------------------------
 
 
 def test_no_data(tmp_path):
@@ -480,8 +473,7 @@ def change_meta(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-# -- speed: what may not change, and what is shown
-# -----------------------------------------------------------------------
+# -- speed: what may not change, and what is shown ------------------------------------------------
 
 
 def test_compiled_layers_in_bf16_give_the_loss_and_gradients_of_plain_ones_in_fp32():

@@ -8,28 +8,28 @@ import torch
 
 
 def orthogonalize(x, steps: int = 5):
-    """Matrices [N, rows, columns] with their singular values brought near 1, by Newton-Schulz
-    iteration in x's dtype.
+    """Matrices with their singular values brought near 1, by Newton-Schulz iteration.
 
-    The quintic's slope at zero is steep: after five steps all but the smallest singular values lie
-    between 0.7 and 1.2, near enough.
+    x: [N, rows, columns], as is what it returns; the iteration is in x's dtype. The quintic's slope
+    at zero is steep: after five steps all but the smallest singular values lie between 0.7 and 1.2,
+    near enough.
     """
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(
-            x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445
-        )
+        quintic = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, quintic, x, beta=3.4445)
     return x.mT if tall else x
 
 
 class Muon(torch.optim.AdamW):
-    """Parameter groups with `muon` = how many matrices each parameter holds side by side (3 for
-    query, key and value) are stepped by Muon, with `lr`, Nesterov `momentum`, decoupled
-    `weight_decay`, and the iteration in `bfloat16` or not; groups with `muon` = 0 by fused
-    AdamW.
+    """Muon for the groups of parameters that ask for it, fused AdamW for the others.
+
+    A group's `muon` says how many matrices each of its parameters holds side by side (3 for query,
+    key and value), 0 that AdamW steps it. Muon's groups also have `lr`, Nesterov `momentum`,
+    decoupled `weight_decay`, and `bfloat16`: whether to iterate in it.
 
     A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients
     are divided by the tensor `grad_scale`, and where the tensor `found_inf` is 1 the step leaves
@@ -54,23 +54,20 @@ class Muon(torch.optim.AdamW):
             self.param_groups = groups
 
     def _muon_step(self, params, group):
-        """The step of the matrices of one shape: stacked, so that the device sees few and large
-        products.
-        """
+        """The step of the matrices of one shape, stacked: few and large products."""
         for p in params:
-            if not self.state[p]:  # AdamW expects a step in every state that it loads
-                self.state[p].update(
-                    step=torch.zeros((), dtype=torch.float32), momentum_buffer=torch.zeros_like(p)
-                )
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         momentum = [self.state[p]["momentum_buffer"] for p in params]
-        grads, size = [p.grad for p in params], 1.0
+        grads = [p.grad for p in params]
+        size = 1.0
         if getattr(self, "grad_scale", None) is not None:
             grads = torch._foreach_div(grads, self.grad_scale)
         if getattr(self, "found_inf", None) is not None:
-            grads = [
-                torch.where(self.found_inf.bool(), m, g)
-                for m, g in zip(momentum, grads, strict=True)
-            ]
+            bad = self.found_inf.bool()
+            pairs = zip(momentum, grads, strict=True)
+            grads = [torch.where(bad, m, g) for m, g in pairs]
             size = 1.0 - self.found_inf
         torch._foreach_lerp_(momentum, grads, 1 - group["momentum"])
         update = torch.stack(torch._foreach_lerp(grads, momentum, group["momentum"]))

@@ -8,11 +8,16 @@ import shutil
 import statistics
 import time
 
+import torch
+
 import hardware
 from hardware import out_of_memory
 from model import GPTConfig
-from training.guard import RunError
-from training.step import forward_backward, optimizer_step
+from training.checkpointer import copied
+from training.errors import RunError
+from training.optimizer import optimizer_step
+from training.setup import Run
+from training.step import forward_backward
 
 # Dense bf16 TFLOP/s (fp16 on T4 and V100), memory in GB.
 GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80), "H200": (989, 141)}
@@ -38,9 +43,10 @@ def memory(
     accumulates: bool,
     low_precision: bool,
 ) -> dict[str, int]:
-    """Bytes of training at its peak, by what they hold. parameters: trained numbers; optimizer:
-    bytes of its moments; accumulates: more than one micro-batch a step; low_precision: matrix
-    products in 16 bits.
+    """Bytes of training at its peak, by what they hold.
+
+    parameters: trained numbers. optimizer: bytes of its moments. accumulates: more than one
+    micro-batch a step. low_precision: matrix products in 16 bits.
 
     Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass
     needs, a token and layer: two residuals in float32, and in the products' precision the inputs of
@@ -48,88 +54,86 @@ def memory(
     with their gradient. 16-bit products add a copy of the weights.
     """
     item = 2 if low_precision else 4
-    tokens, width = micro_batch * config.block_size, config.n_embd
+    width = config.n_embd
     queries, keys = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    attention = (
-        width + queries + 2 * keys + queries
-    )  # the norm's output, query, key and value, the projection's input
-    mlp = width + 2 * config.n_inner  # the norm's output, before and after GELU
+    attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
+    mlp = width + 2 * config.n_inner  # norm, and before and after GELU
     if config.arch == "qwen3":
-        attention += 2 * (queries + keys)  # normed, and turned
+        attention += 2 * (queries + keys)  # query and key normed, and turned
         mlp += config.n_inner  # gate, values and their product
     layer = 2 * 4 * width + item * (attention + mlp)
     logits = config.vocab_size * 2 * item
-    activations, copies = (
-        tokens * (config.n_layer * layer + logits),
-        2 * parameters if low_precision else 0,
-    )
+    activations = micro_batch * config.block_size * (config.n_layer * layer + logits)
+    copies = 2 * parameters if low_precision else 0
     weights, gradients = 4 * parameters, 4 * parameters
-    # Without accumulation the gradients appear while the activations go: the peak holds the larger
-    # of the two.
-    peak = (
-        weights
-        + optimizer
-        + copies
-        + (gradients + activations if accumulates else max(gradients, activations))
-    )
+    # Without accumulation the gradients appear while the activations go: the larger of the two.
+    during = gradients + activations if accumulates else max(gradients, activations)
     return {
         "weights": weights,
         "gradients": gradients,
         "optimizer": optimizer,
         "activations": activations + copies,
-        "peak": peak,
+        "peak": weights + optimizer + copies + during,
     }
 
 
-def measure(run, seconds: float = 20.0) -> tuple[float, int]:
-    """Seconds of an optimiser step on the present device, from a few real ones, and the sequences
-    at once that they were measured with.
+def measure(run: Run, seconds: float = 20.0) -> tuple[float, int]:
+    """Seconds of an optimiser step on the present device, and the sequences at once that it took.
 
-    On a CPU a micro-batch is cut to about 4,096 tokens, from which on the time a token does not
-    change.
+    From a few real steps. On a CPU a micro-batch is cut to about 4,096 tokens, from which on the
+    time a token does not change.
     """
-    c = run.config
-    micro = (
-        run.micro_batch
-        if run.device.type != "cpu"
-        else max(1, min(run.micro_batch, 4096 // c.block_size))
-    )
+    c, memory = run.config, run.memory.training
+    if run.device.type == "cpu":
+        memory.size = max(1, min(memory.size, 4096 // c.block_size))
     while True:
         try:
-            run.micro_batch = micro
-            x, y = run.train_data.batch(0, micro, c.seed)
+            micro_batch = memory.size
+            x, y = run.trainer.train_data.batch(0, micro_batch, c.seed)
             if run.compiles:
-                run.compile()
-            forward, step, begun = [], [], time.perf_counter()
-            while len(step) < 4 or time.perf_counter() - begun < seconds and len(step) < 20:
-                forward.append(
-                    timed(
-                        run.device, forward_backward, run.forward, x, y, micro, run.cast, run.scaler
-                    )
-                )
-                step.append(
-                    timed(
-                        run.device,
-                        optimizer_step,
-                        run.model,
-                        run.optimizer,
-                        run.scaler,
-                        0.0,
-                        c.grad_clip,
-                    )
-                )
-            # The first of each warms up.
-            return (
-                statistics.median(forward[1:]) * c.batch_size / micro + statistics.median(step[1:]),
-                micro,
-            )
+                run.trainer.compile()
+            return measure_steps(run, x, y, seconds), micro_batch
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or micro == 1:
+            if not out_of_memory(error) or memory.size == 1:
                 raise
-        micro //= 2
+        memory.size //= 2
 
 
-def timed(device, work, *arguments) -> float:
+def measure_steps(run: Run, x, y, seconds: float) -> float:
+    """Seconds of an optimiser step whose micro-batches are as large as x, y: int64 [B, T]."""
+    c, state, trainer = run.config, run.state, run.trainer
+    passes, updates = [], []
+    begun = time.perf_counter()
+    while len(updates) < 4 or (time.perf_counter() - begun < seconds and len(updates) < 20):
+        passes.append(
+            timed(
+                run.device,
+                forward_backward,
+                trainer.forward,
+                x,
+                y,
+                len(x),
+                trainer.cast,
+                state.scaler,
+            )
+        )
+        updates.append(
+            timed(
+                run.device,
+                optimizer_step,
+                state.model,
+                state.optimizer,
+                state.scaler,
+                0.0,
+                c.grad_clip,
+            )
+        )
+    # The first of each warms up.
+    micro_batches = c.batch_size / len(x)
+    return statistics.median(passes[1:]) * micro_batches + statistics.median(updates[1:])
+
+
+def timed(device: torch.device, work, *arguments) -> float:
     """Seconds that work(*arguments) takes on the device."""
     hardware.synchronize(device)
     start = time.perf_counter()
@@ -138,115 +142,120 @@ def timed(device, work, *arguments) -> float:
     return time.perf_counter() - start
 
 
-def plan(run) -> str:
-    """The plan of a run (run.Run) as text."""
-    c, model, state = run.config, run.model, moments(run.optimizer)
-    parameters, flops = model.num_parameters(), model.flops_per_token()
-    tokens_per_step, steps = c.batch_size * c.block_size, run.total_steps - run.progress.step
-    total_flops = flops * tokens_per_step * steps
-    lines = [
-        f"parameters     {parameters:,}",
-        (
-            f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens_per_step / 1e12:,.1f}"
-            f" TFLOP a step, {total_flops / 1e18:,.2f} EFLOP in all"
-        ),
-        (
-            f"steps          {steps:,} of {tokens_per_step:,} tokens,"
-            f" {run.train_data.windows / c.batch_size:,.1f} an epoch; {steps * tokens_per_step:,}"
-            " tokens in all"
-        ),
-        "",
-        (
-            "memory, GB    "
-            f" {'sequences at once':>18}{'weights':>10}{'gradients':>11}{'optimizer':>11}{'activations':>13}{'peak':>8}"
-        ),
+def plan(run: Run) -> str:
+    """The plan of a run as text."""
+    parts = [size_of(run), memory_table(run), disk(run), hours_table(run)]
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def flops_left(run: Run) -> float:
+    """Floating-point operations to the end of the run."""
+    tokens = run.schedule.steps_left * run.config.batch_size * run.config.block_size
+    return run.state.model.flops_per_token() * tokens
+
+
+def size_of(run: Run) -> list[str]:
+    """Parameters, operations and steps."""
+    c, model, steps = run.config, run.state.model, run.schedule.steps_left
+    flops, tokens = model.flops_per_token(), c.batch_size * c.block_size
+    epoch = run.trainer.train_data.windows / c.batch_size
+    return [
+        f"parameters     {model.num_parameters():,}",
+        f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens / 1e12:,.1f} TFLOP a step, "
+        f"{flops_left(run) / 1e18:,.2f} EFLOP in all",
+        f"steps          {steps:,} of {tokens:,} tokens, {epoch:,.1f} an epoch; "
+        f"{steps * tokens:,} tokens in all",
     ]
-    for micro in [
-        m for m in (1, 2, 4, 8, 16, 32, 64, 128, 256) if m <= c.batch_size and c.batch_size % m == 0
-    ]:
-        m = memory(
-            run.model_config,
-            parameters,
-            state,
-            micro,
-            micro < c.batch_size,
-            run.dtype.itemsize == 2,
-        )
-        cells = (
-            (m["weights"], 10),
-            (m["gradients"], 11),
-            (m["optimizer"], 11),
-            (m["activations"], 13),
-            (m["peak"], 8),
-        )
-        lines.append(
-            f"{'':15}{micro:>18}" + "".join(f"{value / 1e9:>{width}.2f}" for value, width in cells)
-        )
-    size = 4 * parameters + state
-    # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
-    copy = (
-        size
-        if run.device.type != "cuda"
-        else sum(1 << (t.nbytes - 1).bit_length() for t in run.copied())
-    )
+
+
+def memory_of(run: Run, micro_batch: int, low_precision: bool) -> dict[str, int]:
+    """Bytes of training at its peak with so many sequences at once, by what they hold."""
+    model = run.state.model
+    accumulates = micro_batch < run.config.batch_size
+    state = moments(run.state.optimizer)
+    parameters = model.num_parameters()
+    return memory(model.config, parameters, state, micro_batch, accumulates, low_precision)
+
+
+def memory_table(run: Run) -> list[str]:
+    """GB by micro-batch and by what they hold."""
+    columns = {"weights": 10, "gradients": 11, "optimizer": 11, "activations": 13, "peak": 8}
+    head = "".join(f"{name:>{width}}" for name, width in columns.items())
+    lines = [f"memory, GB     {'sequences at once':>18}{head}"]
+    for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        if run.config.batch_size % micro_batch:
+            continue
+        needed = memory_of(run, micro_batch, run.dtype.itemsize == 2)
+        cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
+        lines.append(f"{'':15}{micro_batch:>18}{cells}")
+    return lines
+
+
+def disk(run: Run) -> list[str]:
+    """What checkpoints take."""
+    c = run.config
+    size = 4 * run.state.model.num_parameters() + moments(run.state.optimizer)
+    copy = size
+    if run.device.type == "cuda":
+        # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
+        copy = sum(1 << (t.nbytes - 1).bit_length() for t in copied(run.state.optimizer))
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
-    free, kept = shutil.disk_usage(folder).free, c.keep_last + 2
-    lines += [
-        "",
-        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is being"
-        f" written: {kept * size / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}"
-        + ("" if kept * size < free else "  << too little")
-        + f"\n{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
-        "",
-        f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak"
-        + (
-            ""
-            if c.cost_per_hour
-            else "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
-        ),
+    free, kept = shutil.disk_usage(folder).free, (c.keep_last + 2) * size
+    verdict = "" if kept < free else "  << too little"
+    return [
+        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is "
+        f"being written: {kept / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}{verdict}",
+        f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
     ]
+
+
+def hours_table(run: Run) -> list[str]:
+    """Hours and costs on GPUs, computed, and here, measured."""
+    c = run.config
+    hint = (
+        ""
+        if c.cost_per_hour
+        else "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
+    )
+    lines = [f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
     for name, (tflops, gigabytes) in GPUS.items():
-        hours = total_flops / (tflops * 1e12 * UTILISATION) / 3600
-        sizes = [m for m in range(1, c.batch_size + 1) if c.batch_size % m == 0]
-        room = 0.92e9 * gigabytes - (
-            run.train_data.bytes if run.train_data.bytes <= 0.25e9 * gigabytes else 0
-        )  # the tokens lie there too, up to a quarter
-        fits = max(
-            (
-                m
-                for m in sizes
-                if memory(run.model_config, parameters, state, m, m < c.batch_size, True)["peak"]
-                < room
-            ),
-            default=0,
+        hours = flops_left(run) / (tflops * 1e12 * UTILISATION) / 3600
+        fits = largest_micro_batch(run, gigabytes)
+        room = (
+            f"{fits} sequences at once in {gigabytes} GB"
+            if fits
+            else f"does not fit {gigabytes} GB"
         )
-        lines.append(
-            f"{name:15}{hours:>10,.2f}{money(hours, c):>10}  "
-            f" {f'{fits} sequences at once in {gigabytes} GB' if fits else f'does not fit {gigabytes} GB'}"
-        )
+        lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {room}")
     try:
-        seconds, micro = measure(run)
+        seconds, micro_batch = measure(run)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error) and not isinstance(error, RunError):
             raise
-        return "\n".join(
-            [
-                *lines,
-                (
-                    f"{'here':15}{'':>20}   not one sequence fits the memory of"
-                    f" {hardware.describe(run.device)}"
-                ),
-            ]
-        )
-    hours = seconds * steps / 3600
-    here = (
-        f"{seconds:,.3f} s a step, {tokens_per_step / seconds:,.0f} tokens/s, measured on"
-        f" {hardware.describe(run.device)} with {micro} sequences at once"
+        where = hardware.describe(run.device)
+        return [*lines, f"{'here':15}{'':>20}   not one sequence fits the memory of {where}"]
+    hours = seconds * run.schedule.steps_left / 3600
+    speed = c.batch_size * c.block_size / seconds
+    lines.append(
+        f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {seconds:,.3f} s a step, "
+        f"{speed:,.0f} tokens/s, measured on {hardware.describe(run.device)} with {micro_batch} "
+        "sequences at once"
     )
-    lines.append(f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {here}")
-    return "\n".join(lines)
+    return lines
+
+
+def largest_micro_batch(run: Run, gigabytes: int) -> int:
+    """The most sequences at once that a GPU of so much memory holds; 0 where not one does."""
+    room = 0.92e9 * gigabytes
+    if run.trainer.train_data.bytes <= 0.25e9 * gigabytes:
+        room -= run.trainer.train_data.bytes  # the tokens lie there too, up to a quarter
+    batch = run.config.batch_size
+    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+    return max((size for size in sizes if memory_of(run, size, True)["peak"] < room), default=0)
 
 
 def money(hours: float, config) -> str:
     """What so many hours cost, or nothing where no price is set."""
-    return f"{hours * config.cost_per_hour:,.2f}" if config.cost_per_hour else "-"
+    if not config.cost_per_hour:
+        return "-"
+    return f"{hours * config.cost_per_hour:,.2f}"

@@ -14,13 +14,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-rank, count, local = (
-    0,
-    1,
-    0,
-)  # this process among all; how many; among those of its machine, which is its GPU's number too
-alone, main = True, True
-_store, _stderr = None, sys.stderr
+rank = 0  # this process among all
+count = 1  # how many there are
+local = 0  # this process among those of its machine, which is its GPU's number too
+alone = True
+main = True
+_store = None
+_stderr = sys.stderr
 
 
 class Lost(Exception):
@@ -28,26 +28,30 @@ class Lost(Exception):
 
 
 def join() -> None:
-    """Meet the others, if torchrun started this process. All but the first are silent from here on."""
+    """Meet the others, if torchrun started this process.
+
+    All but the first are silent from here on.
+    """
     global rank, count, local, alone, main, _store
     if "LOCAL_RANK" not in os.environ:
         return
     _store, rank, count = next(dist.rendezvous("env://"))
-    local, alone, main = int(os.environ["LOCAL_RANK"]), False, rank == 0
+    local = int(os.environ["LOCAL_RANK"])
+    alone = False
+    main = rank == 0
     # Plain numbers go over gloo, between the CPUs, so that agreeing on them never waits for a GPU.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo",
-        store=_store,
-        rank=rank,
-        world_size=count,
-    )
+    backend = "gloo"
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, store=_store, rank=rank, world_size=count)
     if not main:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
 
 def connect(device: torch.device) -> None:
-    """Have NCCL set itself up, which else comes with the first sum of gradients, when the model may
-    have taken the GPU's last memory.
+    """Have NCCL set itself up now, while the GPU has memory for it.
+
+    Else that comes with the first sum of gradients, when the model may have taken the last of it.
     """
     if not alone and device.type == "cuda":
         dist.all_reduce(torch.zeros(1, device=device))
@@ -67,12 +71,11 @@ def gather(value: float) -> list[float]:
 
 
 def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
-    """Replace the gradients of `parameters` by their sums over all processes; returns that of
-    `loss`, a scalar. Raises Lost.
+    """Sum the gradients of `parameters` over all processes; returns the sum of `loss`, a scalar.
 
-    One message after the last backward, and not DistributedDataParallel, whose messages begin
-    within it: where one process runs out of memory there, the others wait for its messages until
-    the time is out, and its own wrapper refuses another step.
+    Raises Lost. One message after the last backward, and not DistributedDataParallel, whose
+    messages begin within it: where one process runs out of memory there, the others wait for its
+    messages until the time is out, and its own wrapper refuses another step.
     """
     if alone:
         return loss
@@ -82,35 +85,37 @@ def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(flat)
     except RuntimeError as error:
         raise Lost(str(error)) from None
-    for p, gradient in zip(
-        parameters, flat.split([*(p.numel() for p in parameters), 1]), strict=False
-    ):
+    *gradients, total = flat.split([*(p.numel() for p in parameters), 1])
+    for p, gradient in zip(parameters, gradients, strict=True):
         p.grad = gradient.view_as(p)
-    return flat[-1]
+    return total[0]
 
 
 def say_once(message: str) -> None:
-    """Write an error to stderr from the first process that has one; the others wait until it is
-    written.
+    """Write an error to stderr, from the first process that has one.
+
+    The others wait until it is written.
     """
-    first = alone
-    try:
-        first = first or _store.add("failed", 1) == 1
-        if first:
+    if alone:
+        print(message, file=_stderr, flush=True)
+        return
+    with contextlib.suppress(RuntimeError):  # the store's keeper has ended: something was said
+        if _store.add("failed", 1) == 1:
             print(message, file=_stderr, flush=True)
-        if not alone:
-            _store.set("said", "") if first else _store.wait(["said"], timedelta(seconds=10))
-    except RuntimeError:  # whoever kept the store has ended, so something was said
-        pass
+            _store.set("said", "")
+        else:
+            _store.wait(["said"], timedelta(seconds=10))
 
 
 def end(status: int) -> None:
-    """End one of several processes with an exit status, once its output is written. At once: in
-    Python's own end, and in destroy_process_group, gloo's threads now and then abort the
-    process.
+    """End one of several processes with an exit status, once its output is written.
+
+    At once: in Python's own end, and in destroy_process_group, gloo's threads now and then abort
+    the process.
     """
-    if not alone:
-        for stream in (sys.stdout, _stderr):
-            with contextlib.suppress(OSError, ValueError):  # the terminal may be what has gone
-                stream.flush()
-        os._exit(status)
+    if alone:
+        return
+    for stream in (sys.stdout, _stderr):
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be what has gone
+            stream.flush()
+    os._exit(status)

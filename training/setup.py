@@ -1,36 +1,161 @@
-"""What a run is set up from: the data's tokenizer, the prompts, the model's shape, and whether a
-checkpoint and the settings are of one run.
+"""A run's settings -> the parts that it is made of. Writes nothing.
 
-Functions of settings and plain values; each says what does not fit, in a sentence.
+`build` puts them together in the order in which they depend on each other; the functions below it
+each make one part, and say in a sentence what does not fit.
 """
 
-from dataclasses import fields
+import math
+import time
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+import torch
+
+import hardware
 from config import Config, ConfigError
-from formats import files
-from formats.run_folder import CheckpointError
-from model import GPTConfig
+from formats import files, pretrained, run_folder
+from formats.data_folder import DataError, Meta, read_meta
+from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
-from training.dataset import DataError, Meta
+from training import ranks
+from training.dataset import Dataset
+from training.errors import RunError
+from training.loggers import check_installed
+from training.memory import Memory
+from training.optimizer import make_optimizer
+from training.resume import Checkpoint, changed_settings, check_same, find_checkpoint, restore
+from training.schedule import Budget, Clock, Schedule
+from training.state import Progress, State
+from training.trainer import Trainer
+
+
+@dataclass
+class Run:
+    """The parts of one training run; train.py has them work together.
+
+    prompts: sample_prompts as token ids. log: the records up to this step. best: the record of the
+    best evaluation whose step is still there.
+    """
+
+    config: Config
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    meta: Meta
+    tokenizer: Tokenizer
+    prompts: list[list[int]]
+    state: State
+    trainer: Trainer
+    memory: Memory
+    schedule: Schedule
+    clock: Clock
+    budget: Budget
+    compiles: bool
+    log: list[dict]
+    best: dict | None
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens seen so far."""
+        return self.state.progress.sequences * self.config.block_size
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data so far."""
+        return self.state.progress.sequences / self.trainer.train_data.windows
+
+    def versions(self) -> dict:
+        """What the run runs on."""
+        return {
+            "torch": torch.__version__,
+            "processes": ranks.count,
+            "device": hardware.describe(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+
+def build(config: Config) -> Run:
+    """Find device and data, build the model, continue from a checkpoint if there is one.
+
+    Raises ConfigError, DataError, CheckpointError, DeviceError or RunError for what does not fit.
+    """
+    started = time.monotonic()
+    folder = Path(config.checkpoint_dir)
+    check_installed(config)
+    device, dtype = open_device(config)
+    meta = read_meta(config.data_dir)
+    tokenizer = load_tokenizer(config.data_dir, meta)
+    prompts = encode_prompts(tokenizer, config.sample_prompts)
+
+    checkpoint = find_checkpoint(folder, config.resume)
+    weights = find_weights(config, tokenizer, checkpoint)
+    shape = find_shape(config, meta, checkpoint, weights)
+    if checkpoint:
+        check_same(checkpoint, config, shape, meta.identity())
+        print(changed_settings(checkpoint.state["settings"], asdict(config)), end="")
+
+    place = (config.block_size, device, config.data_location)
+    train_data = Dataset(config.data_dir, meta, "train", *place)
+    val_data = None
+    if meta.splits["val"].tokens:
+        val_data = Dataset(config.data_dir, meta, "val", *place)
+
+    state = build_state(config, shape, device, dtype, checkpoint, weights)
+    log, best = read_past(folder, state.progress.step)
+    evaluated = max((r["step"] for r in log if "val_loss" in r), default=0)
+    total_steps = count_steps(config, state.progress, train_data.windows)
+    schedule = Schedule(config, state.progress, total_steps, evaluated, val_data is not None)
+    known_memory = files.read_json(folder / "memory.json", micro_batch=int, eval_micro_batch=int)
+    memory = Memory(config, device, config.batch_size // ranks.count, known_memory)
+    check_together(config, folder, meta, schedule, memory)
+
+    clock = Clock(state.progress, device, started)
+    return Run(
+        config=config,
+        folder=folder,
+        device=device,
+        dtype=dtype,
+        meta=meta,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        state=state,
+        trainer=Trainer(config, state, schedule, memory, train_data, val_data, device, dtype),
+        memory=memory,
+        schedule=schedule,
+        clock=clock,
+        budget=Budget(config, clock),
+        compiles=compilation_pays(config, state.model, device, train_data.windows),
+        log=log,
+        best=best,
+    )
+
+
+def open_device(config: Config) -> tuple[torch.device, torch.dtype]:
+    """The device and the precision of its products, made ready."""
+    device = hardware.find_device(config.device, ranks.local)
+    hardware.respect_quota()
+    dtype = hardware.find_dtype(device, config.dtype)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        ranks.connect(device)
+    torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
+    return device, dtype
 
 
 def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:
-    """The tokenizer of a prepared folder. Raises DataError if it is not the one that made the data."""
+    """The tokenizer of a prepared folder. Raises DataError if another one made the data."""
     path = Path(data_dir) / meta.tokenizer["file"]
     tokenizer = Tokenizer.load(path)
     if files.sha256(path) != meta.tokenizer["sha256"]:
         raise DataError(
-            f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in"
-            " meta.json; copy the right one there, or prepare the data again"
+            f"{path} is not the tokenizer that made {data_dir}: its checksum is not the one in "
+            "meta.json; copy the right one there, or prepare the data again"
         )
     return tokenizer
 
 
 def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """Token ids of sample_prompts, before a run begins. Raises ConfigError for one that the
-    tokenizer cannot encode.
-    """
+    """Token ids of sample_prompts. Raises ConfigError for one that the tokenizer cannot encode."""
     try:
         return [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
     except TokenizerError as error:
@@ -39,15 +164,42 @@ def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
         ) from None
 
 
+def find_weights(
+    config: Config, tokenizer: Tokenizer, checkpoint: Checkpoint | None
+) -> pretrained.Pretrained | None:
+    """The weights to start from; None for those of a checkpoint, and for new ones."""
+    if checkpoint or not config.init_from:
+        return None
+    weights = pretrained.load(config.init_from)
+    weights.check_fits(config, tokenizer)
+    return weights
+
+
+def find_shape(
+    config: Config,
+    meta: Meta,
+    checkpoint: Checkpoint | None,
+    weights: pretrained.Pretrained | None,
+) -> GPTConfig:
+    """The model's shape. With init_from it is that of the weights where no setting is given."""
+    if not config.init_from:
+        return model_config(config, meta)
+    source = checkpoint.shape if checkpoint else weights.config
+    pretrained.fill_shape(config, asdict(source))
+    return model_config(config, meta, source.vocab_size)
+
+
 def model_config(config: Config, meta: Meta, vocab_size: int | None = None) -> GPTConfig:
-    """The model's shape for these settings and data. Large vocabularies are rounded up to a
-    multiple of 64, as tensor cores like it (GPT-2's 50,257 becomes 50,304); the ids so added are
-    never sampled. vocab_size: that of the weights started from, kept as it is, since new rows
-    would take probability from the trained ones.
+    """The model's shape for these settings and data.
+
+    Large vocabularies are rounded up to a multiple of 64, as tensor cores like it (GPT-2's 50,257
+    becomes 50,304); the ids so added are never sampled. vocab_size: that of the weights started
+    from, kept as it is, since new rows would take probability from the trained ones.
     """
-    vocab_size = vocab_size or (
-        meta.vocab_size if meta.vocab_size <= 1024 else -(-meta.vocab_size // 64) * 64
-    )
+    if vocab_size is None:
+        vocab_size = meta.vocab_size
+        if vocab_size > 1024:
+            vocab_size = 64 * math.ceil(vocab_size / 64)
     shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}
     try:
         return GPTConfig(vocab_size=vocab_size, **shape)
@@ -55,38 +207,74 @@ def model_config(config: Config, meta: Meta, vocab_size: int | None = None) -> G
         raise ConfigError(str(error)) from None
 
 
-def check_same(saved: dict, now: dict, folder: Path) -> None:
-    """Raises CheckpointError listing every way in which shape, data or seed differ from what a
-    checkpoint was made with.
-    """
-    differences = []
-    for part, values in now.items():
-        pairs = values.items() if isinstance(values, dict) else [(None, values)]
-        for name, value in pairs:
-            was = saved[part].get(name, value) if name else saved[part]
-            if was != value and name != "dropout":
-                differences.append(
-                    f"  {f'{part} {name}' if name else part}: {was} in the checkpoint, {value} now"
-                )
-    if differences:
-        raise CheckpointError(
-            f"{folder} cannot be continued with these settings; set them back, or choose another"
-            " checkpoint_dir:\n" + "\n".join(differences)
-        )
+def build_state(
+    config: Config,
+    shape: GPTConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    checkpoint: Checkpoint | None,
+    weights: pretrained.Pretrained | None,
+) -> State:
+    """Model, optimiser and counters: new, from `weights`, or from `checkpoint`."""
+    torch.manual_seed(config.seed)
+    model = GPT(shape, config.zero_init).to(device)
+    if weights:
+        model.load_state_dict(weights.cut_to(config.block_size))
+    optimizer = make_optimizer(model, config, device)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    if not checkpoint:
+        return State(model, optimizer, scaler, Progress())
+    restore(checkpoint, model, optimizer, scaler)
+    return State(model, optimizer, scaler, checkpoint.progress)
 
 
-def changes(saved: dict, now: dict) -> str:
-    """A table of the settings that a resumed run changes; empty if there are none."""
-    rows = [
-        (name, str(saved[name]), str(value))
-        for name, value in now.items()
-        if name in saved
-        and saved[name] != value
-        and name not in ("resume", "checkpoint_dir", "dry_run")
+def count_steps(config: Config, progress: Progress, windows: int) -> int:
+    """The step at which the run ends. windows: sequences an epoch."""
+    if config.max_steps:
+        return config.max_steps
+    left = config.epochs * windows - progress.sequences
+    return progress.step + max(0, math.ceil(left / config.batch_size))
+
+
+def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
+    """The log up to `step`, and the best evaluation of a step that is still there."""
+    log = [record for record in run_folder.read_log(folder) if record["step"] <= step]
+    named = files.read_json(folder / "best.json", step=int, val_loss=float) or {}
+    kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
+    scored = [
+        record
+        for record in (named, *log)
+        if record.get("val_loss") is not None and record["step"] in kept and record["step"] <= step
     ]
-    if not rows:
-        return ""
-    return (
-        "\n".join(f"{a:18}{b:>24}{c:>24}" for a, b, c in [("changed", "checkpoint", "now"), *rows])
-        + "\n"
+    return log, min(scored, key=lambda record: record["val_loss"], default=None)
+
+
+def compilation_pays(config: Config, model: GPT, device: torch.device, windows: int) -> bool:
+    """Whether to compile: as the setting says, else whether the run is long enough to repay it."""
+    if config.compile is not None:
+        return config.compile
+    sequences = config.epochs * windows
+    if config.max_steps:
+        sequences = config.max_steps * config.batch_size
+    flops = sequences * config.block_size * model.flops_per_token()
+    return hardware.compile_pays(device, flops)
+
+
+def check_together(
+    config: Config, folder: Path, meta: Meta, schedule: Schedule, memory: Memory
+) -> None:
+    """Raises RunError unless all processes see the same checkpoint, log and data."""
+    seen = run_folder.fingerprint(
+        {
+            "step": schedule.progress.step,
+            "evaluated": schedule.evaluated,
+            "data": meta.identity(),
+            "steps": schedule.total_steps,
+            "micro": memory.training.size,
+        }
     )
+    if len(set(ranks.gather(int(seen[:12], 16)))) > 1:
+        raise RunError(
+            "the processes of this run do not see the same checkpoint or data; several machines "
+            f"need {folder} and {config.data_dir} on a shared disk, or copies on each"
+        )

@@ -1,42 +1,50 @@
-"""What a run says in the terminal: a line an evaluation, the samples under it, and at the end its
-loss curve in characters.
+"""What a run says in the terminal, as text: evaluations, samples, its loss curve in characters.
 
 Text made of plain values, in ASCII but for the samples, so that it reads as well in a log file or a
 Colab cell. Knows no run and no files.
 """
 
 import textwrap
+from dataclasses import dataclass
 
 
-def evaluation(
-    step: int,
-    total: int,
-    epoch: float,
-    loss: float | None,
-    val_loss: float,
-    bits_per_byte: float,
-    best: float,
-    speed: float | None,
-    cost: float | None,
-    left_s: float | None,
-) -> str:
-    """An evaluation in a line. loss: of the last logged steps; losses in nats a token; speed:
-    tokens/s; None leaves a part out.
+@dataclass
+class Evaluation:
+    """An evaluation as a line. Losses in nats a token; None leaves a part out.
+
+    training_loss: of the last logged steps. best: the lowest validation loss so far.
     """
-    parts = [
-        f"step {step:,} of {total:,}, epoch {epoch:.2f}: "
-        + (f"training loss {loss:.4f}" if loss is not None else ""),
-        f"validation loss {val_loss:.4f}, {bits_per_byte:.3f} bits per byte, best {best:.4f}",
-        f"{speed:,.0f} tokens/s" if speed else "",
-        f"cost {cost:.2f}" if cost is not None else "",
-        f"{duration(left_s)} left" if left_s else "",
-    ]
-    return ", ".join(part for part in parts if part).replace(": ,", ":")
+
+    step: int
+    total_steps: int
+    epoch: float
+    training_loss: float | None
+    val_loss: float
+    bits_per_byte: float
+    best: float
+    tokens_per_second: float | None
+    cost: float | None
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.training_loss is not None:
+            parts.append(f"training loss {self.training_loss:.4f}")
+        parts.append(f"validation loss {self.val_loss:.4f}")
+        parts.append(f"{self.bits_per_byte:.3f} bits per byte")
+        parts.append(f"best {self.best:.4f}")
+        if self.tokens_per_second:
+            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
+        if self.cost is not None:
+            parts.append(f"cost {self.cost:.2f}")
+        if self.seconds_left:
+            parts.append(f"{duration(self.seconds_left)} left")
+        where = f"step {self.step:,} of {self.total_steps:,}, epoch {self.epoch:.2f}"
+        return f"{where}: {', '.join(parts)}"
 
 
 def samples(answers: list[dict], width: int = 120) -> str:
-    """Prompts and what the model made of them, indented under the evaluation's line. answers:
-    [{"prompt", "text"}].
+    """Prompts and what the model made of them, indented. answers: [{"prompt", "text"}].
 
     Characters that would move the cursor or change the terminal's colours are shown as "?": an
     untrained model writes those too.
@@ -45,52 +53,46 @@ def samples(answers: list[dict], width: int = 120) -> str:
     for answer in answers:
         text = (answer["prompt"] + answer["text"]).rstrip().expandtabs(4)
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-        lines += [
-            part
-            for line in text.split("\n")
-            for part in textwrap.wrap(line, width, drop_whitespace=False) or [""]
-        ] + [""]
+        for line in text.split("\n"):
+            lines += textwrap.wrap(line, width, drop_whitespace=False) or [""]
+        lines.append("")
     return "\n".join(f"  | {line}".rstrip() for line in lines[:-1])
 
 
 def curve(training: list[tuple], validation: list[tuple], width: int = 64, height: int = 12) -> str:
-    """Losses over steps, drawn in characters: "." for training (the mean of what falls into a
-    column), "o" for validation.
+    """Losses over steps in characters: "." for training, "o" for validation.
 
-    training, validation: (step, loss) in order. The first twentieth of the steps may lie above the
-    picture. "" where there is nothing to draw.
+    training, validation: (step, loss) in order; loss None where there is none. A "." is the mean of
+    what falls into its column. The first twentieth of the steps may lie above the picture. Returns
+    "" where there is nothing to draw.
     """
-    points = [(step, loss) for step, loss in [*training, *validation] if loss is not None]
-    if len({step for step, _ in points}) < 2:
+    training = [(step, loss) for step, loss in training if loss is not None]
+    validation = [(step, loss) for step, loss in validation if loss is not None]
+    if len({step for step, _ in training + validation}) < 2:
         return ""
-    end = max(step for step, _ in points)
+    end = max(step for step, _ in training + validation)
+
+    def column_of(step):
+        return min(width - 1, step * width // end)
+
     columns = [[] for _ in range(width)]
     for step, loss in training:
-        if loss is not None:
-            columns[min(width - 1, step * width // end)].append(loss)
-    dots = [(x, sum(c) / len(c), ".") for x, c in enumerate(columns) if c]
-    dots += [
-        (min(width - 1, step * width // end), loss, "o")
-        for step, loss in validation
-        if loss is not None
-    ]
+        columns[column_of(step)].append(loss)
+    dots = [(x, sum(losses) / len(losses), ".") for x, losses in enumerate(columns) if losses]
+    dots += [(column_of(step), loss, "o") for step, loss in validation]
     low = min(y for _, y, _ in dots)
     high = max([y for x, y, _ in dots if x >= width // 20] or [y for _, y, _ in dots])
     rows = [[" "] * width for _ in range(height)]
     for x, y, mark in dots:
-        rows[min(height - 1, max(0, round((high - y) / (high - low or 1) * (height - 1))))][x] = (
-            mark
-        )
-    labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
-    lines = [f"{labels.get(n, ''):>7} |{''.join(row)}".rstrip() for n, row in enumerate(rows)]
-    return "\n".join(
-        [
-            f"{'loss':>7}   . training   o validation",
-            *lines,
-            f"{'':7} +{'-' * width}",
-            f"{'':8} 0{f'step {end:,}':>{width - 1}}",
-        ]
-    )
+        down = round((high - y) / (high - low or 1) * (height - 1))
+        rows[min(height - 1, max(0, down))][x] = mark
+    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    lines = [f"{'loss':>7}   . training   o validation"]
+    lines += [
+        f"{label:>7} |{''.join(row)}".rstrip() for label, row in zip(labels, rows, strict=True)
+    ]
+    lines += [f"{'':7} +{'-' * width}", f"{'':8} 0{f'step {end:,}':>{width - 1}}"]
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:
@@ -98,4 +100,6 @@ def duration(seconds: float) -> str:
     s = round(seconds)
     if s < 60:
         return f"{s} s"
-    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600:,} h {s % 3600 // 60} min"
+    if s < 3600:
+        return f"{s // 60} min {s % 60} s"
+    return f"{s // 3600:,} h {s % 3600 // 60} min"

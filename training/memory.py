@@ -1,0 +1,123 @@
+"""How many sequences one forward holds: halved when memory runs out, in all processes alike.
+
+The batch of an optimiser step stays what it is, so the losses do too. Knows devices and processes;
+no model and no data.
+"""
+
+import gc
+
+import torch
+
+import hardware
+from config import Config
+from hardware import out_of_memory
+from training import ranks
+from training.errors import RunError
+
+
+class Memory:
+    """The micro-batches of training and of evaluation.
+
+    batch: sequences a step of this process, which both divide. known: what memory.json recorded.
+    drop_gradients: what an attempt that failed may have left is dropped by this.
+    on_halved: called with {name: new size} after a halving, where one is set.
+    """
+
+    def __init__(self, config: Config, device: torch.device, batch: int, known: dict | None):
+        self.config, self.device, self.batch = config, device, batch
+        self.drop_gradients = None
+        self.on_halved = None
+        size = largest_divisor(batch, config.micro_batch_size or batch)
+        self.training = MicroBatch("micro_batch", size, self)
+        self.evaluation = MicroBatch("eval_micro_batch", size, self)
+        self.recall(known or {})
+
+    def recall(self, known: dict) -> None:
+        """Begin with what an earlier start here ended with, unless micro_batch_size is new."""
+        now = self.to_json()
+        if any(known.get(name) != now[name] for name in ("device", "micro_batch_size")):
+            return
+        for micro_batch in (self.training, self.evaluation):
+            fitted = max(1, min(micro_batch.size, known[micro_batch.name]))
+            micro_batch.size = largest_divisor(self.batch, fitted)
+
+    def to_json(self) -> dict:
+        """What memory.json records: the sequences at once that fitted, and where."""
+        return {
+            "device": hardware.describe(self.device),
+            "micro_batch_size": self.config.micro_batch_size,
+            "micro_batch": self.training.size,
+            "eval_micro_batch": self.evaluation.size,
+        }
+
+    def halve(self, micro_batch: "MicroBatch") -> None:
+        """Go on with half as many sequences at once. Raises RunError where it was one."""
+        if self.drop_gradients:
+            self.drop_gradients()
+        release(self.device)
+        before = micro_batch.size
+        if before == 1:
+            raise RunError(self.too_small())
+        micro_batch.size = largest_divisor(self.batch, before // 2)
+        # Evaluation has the same memory, and is compiled for the same shape.
+        self.evaluation.size = min(self.evaluation.size, self.training.size)
+        print(
+            f"\nout of memory with {before} sequences at once; from here on {micro_batch.size}, "
+            f"and the same {self.config.batch_size} a step",
+            flush=True,
+        )
+        if self.on_halved:
+            self.on_halved({micro_batch.name: micro_batch.size})
+
+    def too_small(self) -> str:
+        """What to say when one sequence is too much."""
+        c = self.config
+        dtype = hardware.find_dtype(self.device, c.dtype)
+        precision = ", dtype = bfloat16" if dtype == torch.float32 else ""
+        return (
+            f"out of memory on {hardware.describe(self.device)} with a single sequence of "
+            f"{c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, a smaller "
+            f"n_layer ({c.n_layer}) or n_embd ({c.n_embd}){precision}; or end what else uses the "
+            "memory"
+        )
+
+
+class MicroBatch:
+    """Sequences at once in one kind of work. name: as the log and memory.json call it."""
+
+    def __init__(self, name: str, size: int, memory: Memory):
+        self.name, self.size, self.memory = name, size, memory
+
+    def run(self, work):
+        """work(sequences at once), again with half as many wherever memory ran out in any process.
+
+        Raises RunError when a single sequence is too much.
+        """
+        while True:
+            result, fits = attempt(work, self.size)
+            if all(ranks.gather(fits)):
+                return result
+            result = None  # before its memory is asked for back
+            self.memory.halve(self)
+
+
+def attempt(work, size: int):
+    """(what work(size) returns, True), or (None, False) where memory ran out."""
+    try:
+        return work(size), True
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+    return None, False  # out of the except clause: the error's traceback holds on to the tensors
+
+
+def release(device: torch.device) -> None:
+    """Give back the memory that nothing uses."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def largest_divisor(whole: int, limit: int) -> int:
+    """The largest divisor of `whole` up to `limit`."""
+    return max(n for n in range(1, min(whole, limit) + 1) if whole % n == 0)

@@ -1,0 +1,278 @@
+"""What a run tells of itself: log.jsonl, the loggers, the terminal, the report.
+
+Knows the parts of a run and reads them; it changes none. What is not needed to continue a run never
+ends it: a folder that takes no writes is reported once.
+"""
+
+import contextlib
+import math
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+import hardware
+from formats import files, run_folder
+from training import ranks, terminal
+from training.loggers import Loggers
+from training.report_process import ReportProcess
+from training.setup import Run
+from training.terminal import Evaluation, duration
+
+QUIET_S = 20  # between lines where there is no terminal to show a progress bar on
+
+
+class Recorder:
+    """Writes and prints, in the first process alone."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.loggers = None
+        self.report = ReportProcess(run.folder, run.config.report_minutes if ranks.main else 0)
+        self.unwritten = []  # records that the disk did not take
+        self.complained = False
+        self.line = {}  # the last step's record
+        self.logged_step = run.state.progress.step
+        self.printed_at = 0.0
+        self.bar = tqdm(
+            total=run.schedule.total_steps,
+            initial=run.state.progress.step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    # -- the log ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Settings and log on the disk: the past up to this step, and a record of this start."""
+        if not ranks.main:
+            return
+        run, step = self.run, self.run.state.progress.step
+        run_folder.set_aside(run.folder, step)
+        files.write_json(run.folder / "config.json", asdict(run.config))
+        run_folder.write_log(run.folder, run.log)
+        if run.best:  # a crash may have come between a save and its evaluation's mark
+            best = {name: run.best[name] for name in ("step", "val_loss")}
+            files.write_json(run.folder / "best.json", best)
+        self.loggers = Loggers(run.config, run.folder, step)
+        data = {"dir": run.config.data_dir, "tokenizer": run.meta.tokenizer["kind"]}
+        self.record(
+            {"event": "start", "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            | run.versions()
+            | {
+                "python": platform.python_version(),
+                "parameters": run.state.model.num_parameters(),
+                "total_steps": run.schedule.total_steps,
+                "steps_per_epoch": run.trainer.train_data.windows / run.config.batch_size,
+                "data": data | run.meta.identity(),
+            }
+        )
+
+    def record(self, values: dict) -> dict:
+        """Write a record to the log, with step and time; returns it.
+
+        One that the disk does not take waits for the next.
+        """
+        progress, cost = self.run.state.progress, self.run.budget.cost
+        record = {
+            "step": progress.step,
+            **values,
+            "elapsed_s": round(progress.elapsed_s, 3),
+            "cost": round(cost, 4) if cost else cost,
+        }
+        if ranks.main:
+            self.unwritten.append(record)
+            with self.tolerate_disk():
+                run_folder.append_log(self.run.folder, *self.unwritten)
+                self.unwritten.clear()
+            if self.loggers:
+                self.loggers.write(record)
+        return record
+
+    @contextlib.contextmanager
+    def tolerate_disk(self):
+        """A write that fails does not end the run; said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self.complained:
+                print(
+                    f"\n{self.run.folder} takes no writes: {error}; training goes on",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self.complained = True
+
+    def halved(self, sizes: dict) -> None:
+        """Memory ran out: into the log, and into memory.json for the next start."""
+        self.record({"event": "out of memory", **sizes})
+        if ranks.main:
+            with self.tolerate_disk():
+                files.write_json(self.run.folder / "memory.json", self.run.memory.to_json())
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    def compiled(self, seconds: float, problem: str | None) -> None:
+        """The end of the line that says "compiling ..."."""
+        if problem:
+            print(f"failed; training goes on without it. {problem}", flush=True)
+        else:
+            print(f"{seconds:.1f} s", flush=True)
+
+    def tick(self) -> None:
+        """A step has been taken."""
+        self.bar.update()
+
+    def step(self, seconds: float) -> None:
+        """Record this step and show it. seconds: of training, since the last record."""
+        run, steps = self.run, self.run.state.progress.step - self.logged_step
+        tokens = steps * run.config.batch_size * run.config.block_size
+        self.line = self.log_step(float(run.trainer.norm), tokens / seconds)
+        self.logged_step = run.state.progress.step
+        self.show_step(self.line)
+
+    def log_step(self, norm: float, speed: float) -> dict:
+        """Record this step and begin a new mean of the loss.
+
+        norm: of the gradients. speed: tokens/s since the record before.
+        """
+        run, counts = self.run, self.run.trainer.counts
+        loss_sum, good_steps, _, bad_total = counts.tolist()
+        counts.restart()
+        peak = hardware.peak_flops(run.device)
+        mfu = None
+        if peak:
+            mfu = round(speed * run.state.model.flops_per_token() / (peak * ranks.count), 4)
+        return self.record(
+            {
+                "tokens": run.tokens,
+                "epoch": round(run.epoch, 6),
+                "loss": loss_sum / good_steps if good_steps else None,
+                "lr": run.state.optimizer.param_groups[0]["lr"],
+                "grad_norm": norm if math.isfinite(norm) else None,
+                "tokens_per_second": round(speed, 1),
+                "mfu": mfu,
+                "bad_steps": int(bad_total),
+            }
+        )
+
+    def show_step(self, line: dict) -> None:
+        """The step on the progress bar; where there is none, a line now and then."""
+        loss = "NaN" if line["loss"] is None else f"{line['loss']:.4f}"
+        speed = line["tokens_per_second"]
+        parts = [
+            f"loss {loss}",
+            f"{speed:,.0f} tok/s",
+            f"MFU {line['mfu']:.1%}" if line["mfu"] else "MFU n/a",
+        ]
+        if line["cost"]:
+            parts.append(f"cost {line['cost']:.2f}")
+        self.bar.set_postfix_str(", ".join(parts))
+        if self.bar.disable and time.monotonic() > self.printed_at + QUIET_S:
+            self.printed_at = time.monotonic()
+            print(
+                f"step {line['step']:,} of {self.run.schedule.total_steps:,}: loss {loss}, "
+                f"{speed:,.0f} tokens/s, {duration(self.seconds_left())} left",
+                flush=True,
+            )
+
+    def seconds_left(self) -> float | None:
+        """Seconds of training to the end at the last known speed."""
+        speed, config = self.line.get("tokens_per_second"), self.run.config
+        if not speed:
+            return None
+        return self.run.schedule.steps_left * config.batch_size * config.block_size / speed
+
+    def samples(self, answers: list[dict]) -> None:
+        """Record what the model made of sample_prompts."""
+        if answers:
+            self.record({"samples": answers})
+
+    def evaluation(self, val_loss: float, best: float, answers: list[dict]) -> None:
+        """Record and show an evaluation, with the answers to sample_prompts under it.
+
+        val_loss: in nats a token. best: the lowest so far, this one included.
+        """
+        run, finite = self.run, math.isfinite(val_loss)
+        bits = self.bits_per_byte(val_loss)
+        self.record(  # written last: it marks the evaluation as complete
+            {"val_loss": val_loss if finite else None, "bits_per_byte": bits if finite else None}
+        )
+        evaluation = Evaluation(
+            step=run.state.progress.step,
+            total_steps=run.schedule.total_steps,
+            epoch=run.epoch,
+            training_loss=self.line.get("loss"),
+            val_loss=val_loss,
+            bits_per_byte=bits,
+            best=best,
+            tokens_per_second=self.line.get("tokens_per_second"),
+            cost=run.budget.cost,
+            seconds_left=self.seconds_left(),
+        )
+        tqdm.write(str(evaluation))
+        if answers:
+            tqdm.write(terminal.samples(answers))
+        sys.stdout.flush()
+        self.report.refresh()
+
+    def bits_per_byte(self, val_loss: float) -> float:
+        """Nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
+        val = self.run.meta.splits["val"]
+        return val_loss / math.log(2) * val.tokens / max(1, val.text_bytes)
+
+    def profile(self, table: str, seconds: dict) -> None:
+        """Show what --profile found, and keep it in the log."""
+        print(f"\n{table}", flush=True)
+        rounded = {part: round(s, 6) for part, s in seconds.items()}
+        self.record({"event": "profile", "seconds_a_step": rounded})
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def loss_curve(self) -> str:
+        """The losses of all starts in characters; "" where there is nothing to draw."""
+        training, validation = [], []
+        for record in run_folder.iterate_log(self.run.folder):
+            if "loss" in record:
+                training.append((record["step"], record["loss"]))
+            if "val_loss" in record:
+                validation.append((record["step"], record["val_loss"]))
+        return terminal.curve(training, validation)
+
+    def summary(self, outcome: str, best: float, curve: str, drawn: Path | None) -> None:
+        """The last lines of a run. best: its lowest validation loss. drawn: its report."""
+        run, folder = self.run, self.run.folder
+        cost = f", cost {run.budget.cost:.2f}" if run.budget.cost else ""
+        if curve:
+            print(f"\n{curve}")
+        print(
+            f"\n{outcome}: {run.state.progress.step:,} steps, {run.tokens:,} tokens in "
+            f"{duration(run.state.progress.elapsed_s)} of training{cost}"
+        )
+        if not run_folder.steps(folder):
+            return  # the budget took not a step
+        if math.isfinite(best):
+            print(f"best validation loss {best:.4f}, kept in {run_folder.find(folder)}")
+        else:
+            print(f"the last checkpoint is {run_folder.find(folder)}")
+        print(f"  {generate_command(folder)}")
+        if drawn:
+            print(f"  report: {drawn}")
+        elif curve:
+            print(f"  python -m tools.report {folder}")
+
+    def close(self) -> None:
+        """Nothing is drawn or logged any more."""
+        self.bar.close()
+        self.report.stop()
+        if self.loggers:
+            self.loggers.close()
+
+
+def generate_command(folder: Path) -> str:
+    """The command that generates from a run."""
+    return f"python generate.py --checkpoint {folder} --prompt TEXT"

@@ -1,0 +1,110 @@
+"""Which checkpoint a run continues from, whether it fits, and its state back in place.
+
+Knows run folders and plain values; what it finds it returns. Says what does not fit in a sentence.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from config import Config
+from formats import run_folder
+from formats.run_folder import CheckpointError
+from model import GPTConfig
+from training.state import Progress
+
+UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
+
+
+@dataclass
+class Checkpoint:
+    """What a run continues from. shape: of its model. state: the content of state.json."""
+
+    folder: Path
+    state: dict
+    shape: GPTConfig
+
+    @property
+    def progress(self) -> Progress:
+        """How far it was."""
+        return Progress.saved(self.state["progress"])
+
+
+def find_checkpoint(run: Path, mode: str) -> Checkpoint | None:
+    """The newest whole step of a run; None where it is to begin. mode: the setting `resume`.
+
+    Prints what was passed over. Raises CheckpointError where `mode` forbids what is there.
+    """
+    if mode == "never" and run_folder.steps(run):
+        raise CheckpointError(
+            f"{run} already holds a run, and resume = never: choose another checkpoint_dir, or "
+            "remove that folder"
+        )
+    folder, state, problems = run_folder.latest(run)
+    for problem in problems:
+        print(f"passed over: {problem}")
+    if folder:
+        return Checkpoint(folder, state, run_folder.read_shape(folder, state))
+    if problems:
+        raise CheckpointError(
+            f"no checkpoint in {run} is whole; to start anew, choose another checkpoint_dir"
+        )
+    if mode == "must":
+        there = run_folder.what_is_there(run)
+        raise CheckpointError(f"resume = must, but there is no checkpoint at {run}; {there}")
+    return None
+
+
+def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: dict) -> None:
+    """Raises CheckpointError listing all in which shape, data, seed or optimiser differ.
+
+    shape, data: of the run as it is set now; data as Meta.identity() gives it.
+    """
+    saved, differences = checkpoint.state, []
+    for name, now in asdict(shape).items():
+        was = getattr(checkpoint.shape, name)
+        if was != now and name != "dropout":
+            differences.append(difference(f"model {name}", was, now))
+    for name, now in data.items():
+        was = saved["data"].get(name, now)
+        if was != now:
+            differences.append(difference(f"data {name}", was, now))
+    if saved["seed"] != config.seed:
+        differences.append(difference("seed", saved["seed"], config.seed))
+    optimizer = saved["settings"].get("optimizer", "adamw")
+    if optimizer != config.optimizer:
+        differences.append(difference("optimizer", optimizer, config.optimizer))
+    if differences:
+        raise CheckpointError(
+            f"{checkpoint.folder} cannot be continued with these settings; set them back, or "
+            "choose another checkpoint_dir:\n" + "\n".join(differences)
+        )
+
+
+def difference(name: str, was, now) -> str:
+    """A line of the list."""
+    return f"  {name}: {was} in the checkpoint, {now} now"
+
+
+def changed_settings(saved: dict, now: dict) -> str:
+    """A table of the settings that a resumed run changes; empty if there are none."""
+    rows = [("changed", "checkpoint", "now")]
+    for name, value in now.items():
+        if name in saved and saved[name] != value and name not in UNIMPORTANT:
+            rows.append((name, str(saved[name]), str(value)))
+    if len(rows) == 1:
+        return ""
+    return "".join(f"{name:18}{was:>24}{is_now:>24}\n" for name, was, is_now in rows)
+
+
+def restore(checkpoint: Checkpoint, model, optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Weights and optimiser from a checkpoint; learning rate, decay and so on stay as set."""
+    model.load_state_dict(run_folder.load_tensors(checkpoint.folder / "model.pt"))
+    saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=False)
+    groups = saved["optimizer"]["param_groups"]
+    for group, now in zip(groups, optimizer.param_groups, strict=True):
+        group.update({k: v for k, v in now.items() if k != "params"})
+    optimizer.load_state_dict(saved["optimizer"])
+    if saved["scaler"] and scaler.is_enabled():
+        scaler.load_state_dict(saved["scaler"])

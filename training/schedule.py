@@ -1,0 +1,180 @@
+"""When things happen: the learning rate of each step, evaluations, saves, log lines, the end.
+
+Functions of settings, counters and the clock. Knows no model and no files.
+"""
+
+import contextlib
+import math
+import time
+
+import torch
+
+import hardware
+from config import Config
+from training import ranks
+from training.state import Progress
+
+
+def learning_rate_at(step: int, total_steps: int, config) -> float:
+    """The learning rate of step `step` (from 0): a linear warm-up, then down to min_lr.
+
+    Down by a cosine, or by a straight line over the last `decay_fraction` of the steps (wsd:
+    warm-up, stable, decay); the last step has min_lr. config: anything with learning_rate, min_lr
+    (None: a tenth of that; 0 for wsd), warmup_steps, lr_schedule and decay_fraction.
+    """
+    wsd, high = config.lr_schedule == "wsd", config.learning_rate
+    low = config.min_lr
+    if low is None:
+        low = 0.0 if wsd else high / 10
+    if step < config.warmup_steps:
+        return high * (step + 1) / config.warmup_steps
+    if wsd:
+        left = (total_steps - 1 - step) / max(1, config.decay_fraction * total_steps)
+        return low + (high - low) * min(1.0, left)
+    done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
+    return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+class Schedule:
+    """What is due at which step.
+
+    total_steps: where the run ends. evaluated: the step of the last evaluation. validates: whether
+    there is anything to validate on.
+    """
+
+    def __init__(
+        self, config: Config, progress: Progress, total_steps: int, evaluated: int, validates: bool
+    ):
+        self.config, self.progress, self.total_steps = config, progress, total_steps
+        self.evaluated, self.validates = evaluated, validates
+        self.saved_step, self.saved_at = progress.step, time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are taken."""
+        return self.progress.step >= self.total_steps
+
+    @property
+    def steps_left(self) -> int:
+        """Steps to the end."""
+        return self.total_steps - self.progress.step
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the coming step."""
+        return learning_rate_at(self.progress.step, self.total_steps, self.config)
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether this step is one to evaluate at, and has not been yet."""
+        step = self.progress.step
+        due = step == self.total_steps or falls_on(step, self.config.eval_interval)
+        return self.validates and step > self.evaluated and due
+
+    def save_due(self, busy: bool) -> bool:
+        """Whether to save now. busy: a save is still being written.
+
+        An evaluation is preceded by a save: it may be what runs out of memory.
+        """
+        step, minutes = self.progress.step, self.config.save_minutes
+        if step <= self.saved_step:
+            return False
+        if self.evaluation_due or step == self.total_steps:
+            return True
+        if falls_on(step, self.config.save_interval):
+            return True
+        return bool(minutes) and not busy and time.monotonic() > self.saved_at + 60 * minutes
+
+    def saved(self) -> None:
+        """This step has been saved, or is about to be."""
+        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+
+    @property
+    def log_due(self) -> bool:
+        """Whether this step ends with a line in the log."""
+        return falls_on(self.progress.step, self.config.log_interval) or self.done
+
+    @property
+    def check_due(self) -> bool:
+        """Whether to look for NaN now: at least once in max_bad_steps."""
+        return falls_on(
+            self.progress.step, min(self.config.log_interval, self.config.max_bad_steps)
+        )
+
+
+def falls_on(step: int, interval: int) -> bool:
+    """Whether `step` is a multiple of `interval`; 0 stands for never."""
+    return interval > 0 and step % interval == 0
+
+
+class Clock:
+    """Seconds of training, evaluation and saving not counted; and of everything.
+
+    started: time.monotonic() when the program began.
+    """
+
+    def __init__(self, progress: Progress, device: torch.device, started: float):
+        self.progress, self.device, self.started = progress, device, started
+        self.before = progress.running_s
+        self.since_log = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Training goes on."""
+        self.mark = time.perf_counter()
+
+    def stop(self) -> None:
+        """Count what has passed since start(), once the device has done its work."""
+        hardware.synchronize(self.device)
+        passed = time.perf_counter() - self.mark
+        self.progress.elapsed_s += passed
+        self.since_log += passed
+        self.start()
+
+    @contextlib.contextmanager
+    def paused(self):
+        """What is done under it is not training."""
+        self.stop()
+        yield
+        self.start()
+
+    def lap(self) -> float:
+        """Seconds of training since the last lap."""
+        self.stop()
+        lap, self.since_log = self.since_log, 0.0
+        return lap
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the run has taken in all, over all its starts."""
+        return self.before + time.monotonic() - self.started
+
+
+class Budget:
+    """What the run may take, in hours and in the unit of cost_per_hour."""
+
+    def __init__(self, config: Config, clock: Clock):
+        self.config, self.clock = config, clock
+
+    @property
+    def cost(self) -> float | None:
+        """What the run has cost so far; None where no price is set."""
+        if not self.config.cost_per_hour:
+            return None
+        return self.clock.running_s / 3600 * self.config.cost_per_hour
+
+    def used_up(self) -> str | None:
+        """Which limit is passed, in words, or None."""
+        c = self.config
+        if c.max_hours is not None and self.clock.running_s > c.max_hours * 3600:
+            return f"max_hours = {c.max_hours}"
+        if c.max_cost is not None and self.cost > c.max_cost:
+            return f"max_cost = {c.max_cost}"
+        return None
+
+    def exceeded(self) -> str | None:
+        """The same, agreed between the processes of a run: all stop at the same step."""
+        here = self.used_up()
+        if any(ranks.gather(bool(here))):
+            return here or "the budget"
+        return None

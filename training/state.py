@@ -1,0 +1,71 @@
+"""What training changes, step by step, and what a checkpoint therefore holds.
+
+Plain data. Knows no settings, no devices and no files.
+"""
+
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from model import GPT
+
+
+@dataclass
+class Progress:
+    """How far a run is; saved with every checkpoint.
+
+    sequences: drawn from the training data so far, which is the position in the data order.
+    elapsed_s: seconds of training, compilation included, evaluation and saving not.
+    running_s: seconds of everything, over all starts: what a rented machine costs.
+    sums: StepCounts.tolist().
+    """
+
+    step: int = 0
+    sequences: int = 0
+    elapsed_s: float = 0.0
+    running_s: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+
+    @classmethod
+    def saved(cls, values: dict) -> "Progress":
+        """The progress in a checkpoint's state; what it lacks begins at nothing."""
+        return cls(**{k: v for k, v in values.items() if k in asdict(cls())})
+
+
+@dataclass
+class State:
+    """All that an optimiser step changes."""
+
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    progress: Progress
+
+
+class StepCounts:
+    """Losses and bad steps, counted on the device, so that nothing waits for it.
+
+    loss_sum and good_steps: since restart(). bad_in_a_row: bad steps up to now. bad_total: in all.
+    """
+
+    def __init__(self, values: list[float], device: torch.device):
+        counts = torch.tensor(values, device=device)
+        self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = counts.unbind()
+
+    def add(self, loss: torch.Tensor, good: torch.Tensor) -> None:
+        """Count a step. loss: a scalar. good: bool; a step that is not changed no weights."""
+        bad = (~good).float()
+        self.loss_sum = self.loss_sum + torch.where(good, loss, 0.0)
+        self.good_steps = self.good_steps + 1 - bad
+        self.bad_in_a_row = (self.bad_in_a_row + 1) * bad
+        self.bad_total = self.bad_total + bad
+
+    def restart(self) -> None:
+        """Begin a new mean of the loss."""
+        self.loss_sum = torch.zeros_like(self.loss_sum)
+        self.good_steps = torch.zeros_like(self.good_steps)
+
+    def tolist(self) -> list[float]:
+        """The four counts, in the order of the attributes; waits for the device."""
+        counts = (self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total)
+        return torch.stack(counts).tolist()

@@ -1,0 +1,125 @@
+"""Steps and evaluations of one run.
+
+Knows the model, its data and the devices; no disk, no log and no terminal.
+"""
+
+import contextlib
+
+import torch
+from torch.profiler import record_function
+
+import hardware
+from config import Config
+from training import ranks
+from training.dataset import Dataset
+from training.memory import Memory
+from training.optimizer import optimizer_step
+from training.schedule import Schedule
+from training.state import State, StepCounts
+from training.step import compile_or_not, evaluate, forward_backward
+
+
+class Trainer:
+    """Changes `state`, a step at a time.
+
+    counts: of losses and bad steps. norm: of the last gradients, on the device.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        state: State,
+        schedule: Schedule,
+        memory: Memory,
+        train_data: Dataset,
+        val_data: Dataset | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.config, self.state, self.schedule, self.memory = config, state, schedule, memory
+        self.train_data, self.val_data = train_data, val_data
+        self.device, self.dtype = device, dtype
+        self.forward = state.model  # until compile()
+        self.local_batch = config.batch_size // ranks.count  # sequences a step of this process
+        self.counts = StepCounts(state.progress.sums, device)
+        self.norm = torch.zeros((), device=device)
+        memory.drop_gradients = state.model.zero_grad
+
+    def cast(self):
+        """Autocast to the run's dtype."""
+        return hardware.autocast(self.device, self.dtype)
+
+    def compile(self) -> str | None:
+        """Compile the model; returns why it was not, if it was not."""
+
+        def attempt(micro_batch):
+            x, y = self.train_data.batch(0, micro_batch, self.config.seed)
+            return compile_or_not(self.state.model, x, y, self.cast, self.state.scaler)
+
+        self.forward, problem = self.memory.training.run(attempt)
+        return problem
+
+    def step(self, held=contextlib.nullcontext) -> None:
+        """One optimiser step. Several processes each take their share of its sequences.
+
+        held: makes the context in which weights and counters change together (Signals.held).
+        """
+        config, state, progress = self.config, self.state, self.state.progress
+        with record_function("data"):
+            first = progress.sequences + ranks.rank * self.local_batch
+            x, y = self.train_data.batch(first, self.local_batch, config.seed)
+
+        def attempt(micro_batch):
+            self.seed_dropout()
+            return forward_backward(self.forward, x, y, micro_batch, self.cast, state.scaler)
+
+        loss = self.memory.training.run(attempt)
+        loss = ranks.add_up_gradients(state.model.parameters(), loss)
+        with held():
+            lr = self.schedule.learning_rate
+            self.norm = optimizer_step(
+                state.model, state.optimizer, state.scaler, lr, config.grad_clip
+            )
+            # The scaler skips steps of its own accord: those are no bad ones.
+            deciding = loss if state.scaler.is_enabled() else self.norm
+            self.counts.add(loss, deciding.isfinite())
+            progress.step += 1
+            progress.sequences += config.batch_size
+
+    def evaluate(self) -> float:
+        """The validation loss in nats a token: of all processes' shares together."""
+        windows = self.config.eval_batches * self.config.batch_size
+
+        def attempt(micro_batch):
+            return evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
+
+        total, count = self.memory.evaluation.run(attempt)
+        self.schedule.evaluated = self.state.progress.step
+        return sum(ranks.gather(total)) / sum(ranks.gather(count))
+
+    def seed_dropout(self) -> None:
+        """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
+        if self.config.dropout:
+            seed = self.config.seed * 0x9E3779B97F4A7C15 + self.state.progress.step
+            torch.manual_seed((seed + (ranks.rank << 40)) % 2**63)
+
+    def bad_numbers(self) -> str | None:
+        """Why the run must stop, in a sentence: NaN or infinity in too many steps in a row."""
+        config, step = self.config, self.state.progress.step
+        scaler = self.state.scaler
+        if scaler.is_enabled() and scaler.get_scale() < 1e-3:
+            return (
+                f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
+                "took none of them. What helps: dtype = float32, or a lower learning_rate"
+            )
+        in_a_row = int(self.counts.bad_in_a_row)
+        if in_a_row < config.max_bad_steps:
+            return None
+        fp16 = ""
+        if self.dtype == torch.float16:
+            fp16 = ", dtype = bfloat16 instead of float16"
+        return (
+            f"{in_a_row} steps in a row, up to step {step:,}, had NaN or infinite loss or "
+            "gradients; the weights took none of them. What helps: a lower learning_rate (now "
+            f"{config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
+        )
