@@ -1,34 +1,17 @@
-"""Every setting of a training run: its name, type, default and meaning, and how presets and the
-command line change it.
+"""The settings of a training run: their names, types, defaults and meanings.
 
-A preset is a Python file of plain assignments (`learning_rate = 3e-4`); the command line overrides
-it (`--learning_rate=1e-4`). A name or a value that makes no sense is an error, never ignored.
+A preset is a Python file of plain assignments (`learning_rate = 3e-4`), as the others in this
+folder are; the command line overrides it (`--learning_rate=1e-4`). How both are read is in
+config/loader.py. Nothing here knows what the settings are used for.
 """
 
-import ast
-import dataclasses
-import difflib
-import json
 import sys
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 
+from config.loader import ConfigError, help_text, read_argument, read_preset, setting, settings_of
 
-class ConfigError(ValueError):
-    """A setting that cannot be used, in a sentence for the user."""
-
-
-def setting(default, meaning, choices=None, low=None):
-    """A field of Config with its meaning for --help, and what values it takes (`low`: the
-    smallest).
-    """
-    make = (
-        {"default_factory": lambda: list(default)}
-        if isinstance(default, list)
-        else {"default": default}
-    )
-    return dataclasses.field(**make, metadata={"meaning": meaning, "choices": choices, "low": low})
+__all__ = ["SETTINGS", "Config", "ConfigError", "load"]
 
 
 @dataclass
@@ -178,7 +161,7 @@ class Config:
     )
     max_bad_steps: int = setting(
         10,
-        "steps in a row whose loss or gradient is no number, all skipped, before the run stops",
+        "steps in a row with a NaN or infinite loss or gradient, all skipped, before the run stops",
         low=1,
     )
     # budget
@@ -203,170 +186,50 @@ class Config:
     )
     seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
 
-    given = (
-        frozenset()
-    )  # no setting: the names that preset and command line set, which init_from must not contradict
+    # No setting: the names that the preset and the command line set, which `init_from` must not
+    # contradict.
+    given = frozenset()
 
 
-FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-TYPES = typing.get_type_hints(Config)
-# What nanoGPT calls some of them.
-NANOGPT = {
-    "out_dir": "checkpoint_dir",
-    "dataset": "data_dir",
-    "max_iters": "max_steps",
-    "warmup_iters": "warmup_steps",
-    "eval_iters": "eval_batches",
-    "lr_decay_iters": "max_steps",
-    "gradient_accumulation_steps": "micro_batch_size",
-    "wandb_project": "wandb",
-}
+SETTINGS = settings_of(Config)
 
 
 def load(argv: list[str]) -> Config:
-    """The settings for a command line: `[PRESET.py] [--key=value ...]`. Raises ConfigError; prints
-    the settings and exits for --help.
+    """The settings for a command line, `[PRESET.py] [--key=value ...]`.
+
+    Prints the settings and exits for --help. Raises ConfigError.
     """
     if "--help" in argv or "-h" in argv:
-        print(help_text())
+        print(help_text(SETTINGS))
         sys.exit(0)
-    config, presets = Config(), [Path(a) for a in argv if not a.startswith("--")]
+    presets = [Path(arg) for arg in argv if not arg.startswith("--")]
     if len(presets) > 1:
         raise ConfigError(
             f"{presets[0]} and {presets[1]}: a run takes one preset (settings are given as"
             " --key=value)"
         )
+    values = {}
     for preset in presets:
-        values = read_preset(preset)
-        for name, (value, where) in values.items():
-            setattr(config, name, convert(name, value, where))
-        config.given |= values.keys()
+        values |= read_preset(preset, SETTINGS)
     for arg in argv:
         if arg.startswith("--"):
-            name, given, text = arg[2:].partition("=")
-            name = name.replace("-", "_")
-            check_name(name, "the command line")
-            if not given and base_type(name) is not bool:
-                raise ConfigError(f"--{name} has no value; write --{name}={example(name)}")
-            setattr(config, name, parse(name, text if given else "True", f"--{name}"))
-            config.given |= {name}
+            name, value = read_argument(arg, SETTINGS)
+            values[name] = value
+    config = Config(**values)
+    config.given = frozenset(values)
     if config.checkpoint_dir is None:
-        config.checkpoint_dir = f"checkpoints/{presets[0].stem if presets else 'run'}"
+        run = presets[0].stem if presets else "run"
+        config.checkpoint_dir = f"checkpoints/{run}"
     check(config)
     return config
-
-
-def read_preset(path: Path) -> dict:
-    """The assignments of a preset as {name: (value, where)}. Raises ConfigError for a missing or
-    broken file or an unknown name.
-    """
-    try:
-        code = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        there = sorted(
-            p.as_posix() for p in Path(__file__).parent.glob("*.py") if p.stem != "__init__"
-        )
-        near = difflib.get_close_matches(path.name, [Path(p).name for p in there], 1)
-        hint = (
-            f"did you mean config/{near[0]}?"
-            if near
-            else "presets here: " + ", ".join("config/" + Path(p).name for p in there)
-        )
-        raise ConfigError(f"no preset {path}; {hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    values, lines, line = {}, {}, "?"
-    try:
-        for statement in ast.parse(code, str(path)).body:
-            line = statement.lineno
-            exec(compile(ast.Module([statement], []), str(path), "exec"), values)
-            lines |= dict.fromkeys(values.keys() - lines.keys(), line)
-    except Exception as error:
-        line = error.lineno if isinstance(error, SyntaxError) else line
-        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
-    settings = {}
-    for name, value in values.items():
-        if not name.startswith("_") and not isinstance(value, type(sys)):
-            where = f"{path}, line {lines[name]}"
-            check_name(name, where)
-            settings[name] = (value, where)
-    return settings
-
-
-def check_name(name: str, where: str) -> None:
-    """Raises ConfigError, with the nearest real setting, unless `name` is one."""
-    if name not in FIELDS:
-        near = (
-            [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, FIELDS, 1, 0.5)
-        )
-        raise ConfigError(
-            f"{where}: no setting is called {name!r}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
-            + " (python train.py --help lists all)"
-        )
-
-
-def parse(name: str, text: str, where: str):
-    """The value of a setting from the text of a command line."""
-    kind = base_type(name)
-    if text == "None":
-        return convert(name, None, where)
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-                text.lower()
-            ]
-        if kind is int:
-            return convert(
-                name,
-                int(text) if text.lstrip("+-").replace("_", "").isdigit() else float(text),
-                where,
-            )
-        if kind is float:
-            return convert(name, float(text), where)
-        if kind is list:
-            return convert(name, json.loads(text) if text.startswith("[") else [text], where)
-    except (KeyError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{where}={text}: {name} takes {describe(name)}") from None
-    return convert(name, text, where)
-
-
-def convert(name: str, value, where: str):
-    """`value` in the type of the setting. Raises ConfigError where it does not fit."""
-    kind, choices, low = (
-        base_type(name),
-        FIELDS[name].metadata["choices"],
-        FIELDS[name].metadata["low"],
-    )
-    if value is None and type(None) in typing.get_args(TYPES[name]):
-        return None
-    if (
-        kind is float
-        and type(value) is int
-        or kind is int
-        and type(value) is float
-        and value.is_integer()
-    ):
-        value = kind(value)  # 1 for 1.0, 2e5 for 200000
-    fits = type(value) is kind and (kind is not list or all(isinstance(v, str) for v in value))
-    if (
-        not fits
-        or (choices and value not in choices)
-        or (low is not None and not low <= value < float("inf"))
-    ):
-        raise ConfigError(f"{where}: {name} = {value!r}, but it takes {describe(name)}")
-    return value
 
 
 def check(config: Config) -> None:
     """Raises ConfigError where settings contradict each other."""
     micro = config.micro_batch_size
     if micro and config.batch_size % micro:
-        fits = max(
-            m for m in range(1, min(micro, config.batch_size) + 1) if config.batch_size % m == 0
-        )
+        smaller = range(1, min(micro, config.batch_size) + 1)
+        fits = max(size for size in smaller if config.batch_size % size == 0)
         raise ConfigError(
             f"micro_batch_size = {micro} does not divide batch_size = {config.batch_size}; the next"
             f" smaller that does is {fits}"
@@ -402,53 +265,3 @@ def check(config: Config) -> None:
         )
     if not config.max_steps and not config.epochs:
         raise ConfigError("epochs = 0 and no max_steps: nothing to train")
-
-
-def base_type(name: str) -> type:
-    """int for a setting declared `int | None`, list for `list[str]`, and so on."""
-    kind = TYPES[name]
-    kind = (
-        next((t for t in typing.get_args(kind) if t is not type(None)), kind)
-        if type(None) in typing.get_args(kind)
-        else kind
-    )
-    return typing.get_origin(kind) or kind
-
-
-def describe(name: str) -> str:
-    """What a setting takes, in words."""
-    kind, meta = base_type(name), FIELDS[name].metadata
-    if meta["choices"]:
-        return "one of " + ", ".join(meta["choices"])
-    words = {
-        bool: "True or False",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        list: 'a list of texts, as in \'["Once", "To be"]\'',
-    }[kind]
-    return (
-        words
-        + (f" of at least {meta['low']}" if meta["low"] is not None else "")
-        + (" or None" if type(None) in typing.get_args(TYPES[name]) else "")
-    )
-
-
-def example(name: str) -> str:
-    """A value to show in an error message."""
-    default = FIELDS[name].default
-    return "VALUE" if default in (None, dataclasses.MISSING) else str(default)
-
-
-def help_text() -> str:
-    """All settings, their defaults and meanings, as train.py --help prints them."""
-    lines = [
-        "usage: python train.py [config/PRESET.py] [--key=value ...]",
-        "",
-        "settings, their defaults and meanings:",
-    ]
-    for name, field in FIELDS.items():
-        default = [] if field.default is dataclasses.MISSING else field.default
-        choices = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        lines.append(f"  --{name}={default}".ljust(36) + f" {field.metadata['meaning']}{choices}")
-    return "\n".join(lines)

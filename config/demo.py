@@ -1,5 +1,5 @@
-# make demo: a small model on the standard library's sources, on a CPU, in about two minutes. The
-# modern recipe, as gpt2_small_modern.py has it.
+# make demo: a small model on the standard library's sources, on a CPU, in about two minutes.
+# The modern recipe, as in gpt2_small_modern.py.
 data_dir = "data/python_stdlib"
 arch = "qwen3"
 n_layer = 4

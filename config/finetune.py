@@ -1,6 +1,6 @@
 # Go on from trained weights with one's own text: a run of this repository, or a local folder in
-# Hugging Face's GPT-2 format.
-#   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small --out data/finetune     # the weights' own tokenizer
+# Hugging Face's format. The text is prepared with the weights' own tokenizer.
+#   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small --out data/finetune
 #   python train.py config/finetune.py
 init_from = "checkpoints/gpt2_small"  # its shape is taken over; block_size may be set lower
 data_dir = "data/finetune"
@@ -10,5 +10,6 @@ learning_rate = 3e-5  # a tenth of what the weights were trained with
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3
-eval_interval = 100  # the best step by validation loss is kept and used: more epochs than the text bears do no harm
+# The best step by validation loss is kept and used, so more epochs than the text bears do no harm.
+eval_interval = 100
 save_interval = 0

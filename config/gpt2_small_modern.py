@@ -1,5 +1,5 @@
-# GPT-2 Small's size, data and tokens a step with the modern recipe: rotary positions, squared ReLU,
-# Muon and more; 134,105,902 parameters.
+# GPT-2 Small's size, data and tokens a step with the modern recipe: Qwen3's form, Muon, and a
+# straight line down; 134,107,392 parameters.
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"

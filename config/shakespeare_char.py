@@ -9,9 +9,8 @@ block_size = 256
 batch_size = 8
 learning_rate = 6e-3
 warmup_steps = 50
-beta2_tokens = (
-    280_000  # small batches: average the second moment over as many tokens as larger ones do
-)
+# Small batches: average the second moment over as many tokens as larger ones do.
+beta2_tokens = 280_000
 max_steps = 1200
 eval_interval = 100
 eval_batches = 0  # the whole validation split

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 import config
-from config import ConfigError
+from config import ConfigError, loader
 
-PRESETS = sorted(
-    p.as_posix() for p in Path(config.__file__).parent.glob("*.py") if p.stem != "__init__"
-)
+PRESETS = [path.as_posix() for path in loader.presets()]
 
 
 def preset(tmp_path, text):
@@ -106,4 +104,4 @@ def test_help_lists_every_setting(capsys):
     with pytest.raises(SystemExit) as exit_:
         config.load(["--help"])
     text = capsys.readouterr().out
-    assert exit_.value.code == 0 and all(f"--{name}=" in text for name in config.FIELDS)
+    assert exit_.value.code == 0 and all(f"--{name}=" in text for name in config.SETTINGS)
