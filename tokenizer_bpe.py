@@ -28,7 +28,11 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
-UNKNOWN = 0xFFFFFFFF  # in a character table: no id
+UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
+# So many characters are looked up at a time: in the processor's cache it is several times faster.
+BLOCK = 1 << 20
+# Where text may be cut, see safe_cut.
+CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
 
 class TokenizerError(ValueError):
@@ -36,16 +40,15 @@ class TokenizerError(ValueError):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level tokenizer.json, as GPT-2
-    chose them.
+    """{character: byte}, the printable characters that GPT-2 chose to stand for bytes.
+
+    A byte-level tokenizer.json is written in them.
     """
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+    spans = ("!~", "¡¬", "®ÿ")  # first and last of each
+    printable = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class Tokenizer:
@@ -56,13 +59,14 @@ class Tokenizer:
     """
 
     def __init__(self, description: dict, source: str = "tokenizer.json"):
-        """description: the parsed tokenizer.json; source: its name, for errors. Raises
-        TokenizerError if it is of a kind unknown here.
+        """description: the parsed tokenizer.json; source: its name, for errors.
+
+        Raises TokenizerError if it is of a kind unknown here.
         """
         self.description = description
         try:
             vocab = description["model"]["vocab"]
-            special = {t["content"]: t["id"] for t in description["added_tokens"]}
+            special = {token["content"]: token["id"] for token in description["added_tokens"]}
         except (KeyError, TypeError):
             raise TokenizerError(
                 f"{source} is not a tokenizer.json of the `tokenizers` library: it has no"
@@ -73,57 +77,21 @@ class Tokenizer:
         self.eot_id = special[EOT]
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
-        self.pattern = pattern = _word_pattern(description, source)
-        self.composes = bool(
-            description.get("normalizer")
-        )  # text to Unicode's NFC first, as Qwen does
-        self.kind = "bpe" if pattern else "char"
-        if self.kind == "bpe":
-            self._init_bpe(vocab, special, pattern, source)
+        self.pattern = _word_pattern(description, source)
+        # Whether text is brought to Unicode's NFC first, as Qwen does.
+        self.composes = bool(description.get("normalizer"))
+        if self.pattern:
+            self.kind = "bpe"
+            self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
         else:
-            self._init_char({c: i for c, i in vocab.items() if c != EOT})
-
-    def _init_bpe(self, vocab, special, pattern, source):
-        to_byte = byte_alphabet()
-        try:
-            ranks = {
-                bytes(to_byte[c] for c in token): i
-                for token, i in vocab.items()
-                if token not in special
-            }
-        except KeyError as error:
-            raise TokenizerError(
-                f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands"
-                " for no byte"
-            ) from None
-        if any(bytes([b]) not in ranks for b in range(256)):
-            raise TokenizerError(
-                f"{source} lacks single bytes in its vocabulary, so some text could not be encoded;"
-                " train with the whole byte alphabet"
-            )
-        self._tiktoken = tiktoken.Encoding(
-            "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
-        )
-
-    def _init_char(self, vocab):
-        codes = np.array([ord(c) for c in vocab], dtype=np.int64)
-        ids = np.array(list(vocab.values()), dtype=np.uint32)
-        self._char_to_id = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, dtype=np.uint32)
-        self._char_to_id[codes] = ids
-        self._id_to_text = [""] * self.vocab_size
-        for c, i in vocab.items():
-            self._id_to_text[i] = c
-        self._id_to_text[self.eot_id] = EOT
-
-    # -- making one
-    # ---------------------------------------------------------------------------------------------------
+            self.kind = "char"
+            self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocab_size: int = 32000, show_progress: bool = False
     ) -> "Tokenizer":
-        """Byte-level BPE from an iterator of texts; id 0 is <|endoftext|>, the 256 bytes follow,
-        then the merges in order.
+        """Byte-level BPE from texts: id 0 is <|endoftext|>, the 256 bytes follow, then the merges.
 
         vocab_size: at least 257. Raises TokenizerError when the texts do not support that many
         merges, with the largest size that they do.
@@ -133,89 +101,65 @@ class Tokenizer:
                 f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and"
                 f" {EOT}"
             )
-        hf = HFTokenizer(models.BPE())
-        hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        hf.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        hf = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[EOT],
-            initial_alphabet=alphabet,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=show_progress,
         )
         hf.train_from_iterator(texts, trainer)
-        got = hf.get_vocab_size()
-        if got < vocab_size:
-            better = max(
-                257, 1 << (got // 4).bit_length()
-            )  # pairs that occur a few times teach a model nothing
+        found = hf.get_vocab_size()
+        if found < vocab_size:
+            # Pairs that occur a few times teach a model nothing: a power of two well below.
+            better = max(257, 1 << (found // 4).bit_length())
             raise TokenizerError(
-                f"the text supports a vocabulary of {got:,} only, not {vocab_size:,}: use"
-                f" --vocab_size {min(better, got)}, say, or --tokenizer char, or more text"
+                f"the text supports a vocabulary of {found:,} only, not {vocab_size:,}: use"
+                f" --vocab_size {min(better, found)}, say, or --tokenizer char, or more text"
             )
         return cls(json.loads(hf.to_str()))
 
     @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
-        """Character level: id 0 is <|endoftext|>, then each character of `chars` in code-point
-        order.
-        """
-        vocab = {EOT: 0} | {c: i for i, c in enumerate(sorted(set(chars)), start=1)}
+        """Character level: id 0 is <|endoftext|>, then each of `chars` in code-point order."""
+        vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(set(chars)), start=1)}
         hf = HFTokenizer(models.BPE(vocab=vocab, merges=[]))
         hf.decoder = decoders.Fuse()
-        hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
-        return cls(json.loads(hf.to_str()))
+        return cls(_description(hf))
 
     @classmethod
     def gpt2(cls) -> "Tokenizer":
-        """GPT-2's own vocabulary of 50,257, from data/r50k_base.tiktoken where it lies, else
-        downloaded through tiktoken.
+        """GPT-2's own vocabulary of 50,257.
 
-        Raises TokenizerError when it can be had neither way, saying which file to put where.
+        From data/r50k_base.tiktoken where it lies, else downloaded to there. Raises TokenizerError
+        when it can be had neither way, saying which file to put where.
         """
         if not GPT2_FILE.exists():
-            try:
-                data = read_file(GPT2_URL)
-            except Exception as error:  # whatever the network stack of the day raises
-                problem = f"GPT-2's vocabulary could not be downloaded ({type(error).__name__})"
-                raise TokenizerError(
-                    f"{problem}. Where there is a network, fetch\n  {GPT2_URL}\nand put it at"
-                    f" {GPT2_FILE.absolute()}"
-                ) from None
-            GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
-            partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
-            partial.write_bytes(data)
-            os.replace(partial, GPT2_FILE)
+            _download_gpt2()
         found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
         if found != GPT2_SHA256:
             raise TokenizerError(
                 f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256};"
                 f" download {GPT2_URL} again"
             )
-        return cls(_byte_level(**_vocab_and_merges(load_tiktoken_bpe(str(GPT2_FILE)))))
+        ranks = load_tiktoken_bpe(str(GPT2_FILE))
+        return cls(_description(_byte_level(models.BPE(**_vocab_and_merges(ranks)))))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
         """From a tokenizer.json, or a folder that holds one, or GPT-2's vocab.json and merges.txt.
+
         Raises TokenizerError if there is none or it is not usable.
         """
         path = Path(path)
-        path = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_dir():
+            path = path / "tokenizer.json"
         vocab, merges = path.with_name("vocab.json"), path.with_name("merges.txt")
+        two_files = path.name == "tokenizer.json" and vocab.exists() and merges.exists()
         try:
-            if (
-                path.name == "tokenizer.json"
-                and not path.exists()
-                and vocab.exists()
-                and merges.exists()
-            ):
+            if two_files and not path.exists():
                 path = vocab
-                pairs = [
-                    tuple(line.split(" "))
-                    for line in merges.read_text(encoding="utf-8").split("\n")
-                    if line and not line.startswith("#version")
-                ]
-                description = _byte_level(json.loads(vocab.read_text(encoding="utf-8")), pairs)
+                description = _read_two_files(vocab, merges)
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -238,9 +182,6 @@ class Tokenizer:
         """Whether both give every text the same ids, whatever else their files say."""
         return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
 
-    # -- using it
-    # -----------------------------------------------------------------------------------------------------
-
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
 
@@ -252,119 +193,181 @@ class Tokenizer:
         try:
             if self.kind == "bpe":
                 return self._tiktoken.encode_to_numpy(text, disallowed_special=())
-            return np.concatenate(
-                [self._encode_chars(text, at) for at in range(0, len(text), 1 << 20)]
-                or [np.zeros(0, np.uint32)]
-            )
+            return self._characters.encode(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
                 f"the text holds half a surrogate pair at character {error.start}, which is no"
                 " valid Unicode"
             ) from None
 
-    def _encode_chars(self, text, start):
-        """Ids of a million characters from `start`: blocks that stay in the processor's cache are
-        several times faster than one pass.
-        """
-        block = text[start : start + (1 << 20)]
-        codes = (
-            np.frombuffer(block.encode("latin-1"), np.uint8)
-            if block.isascii()
-            else np.frombuffer(block.encode("utf-32-le"), np.uint32)
-        )
-        ids = self._char_to_id.take(
-            codes, mode="clip"
-        )  # its last entry is unknown, so every larger code is too
-        unknown = ids == UNKNOWN
-        if unknown.any():
-            at = start + int(unknown.argmax())
-            raise TokenizerError(
-                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
-                f" the {self.vocab_size - 1} characters of this tokenizer"
-            )
-        return ids
-
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD. Raises
-        TokenizerError for an id beyond the vocabulary.
+        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD.
+
+        Raises TokenizerError for an id beyond the vocabulary.
         """
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < self.vocab_size:
                 raise TokenizerError(f"token id {i} is outside the vocabulary of {self.vocab_size}")
         if self.kind == "char":
-            return "".join(self._id_to_text[i] for i in ids)
+            return "".join(self._characters.texts[i] for i in ids)
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The UTF-8 bytes of token ids: what to collect when tokens come one by one and may end
-        inside a character.
+        """The UTF-8 bytes of token ids.
+
+        To be collected where tokens come one by one and may end inside a character.
         """
         if self.kind == "char":
             return self.decode(ids).encode()
         return self._tiktoken.decode_bytes(list(ids))
 
 
-def _word_pattern(description: dict, source: str) -> str | None:
-    """The regular expression that cuts text into words before merging, or None for character level.
+class _Characters:
+    """Characters <-> ids, by looking up whole blocks of text in an array."""
+
+    def __init__(self, vocab, vocab_size):
+        self.texts = [""] * vocab_size  # id -> text
+        for text, i in vocab.items():
+            self.texts[i] = text
+        characters = [text for text in vocab if text != EOT]
+        codes = np.array([ord(char) for char in characters], dtype=np.int64)
+        # Code point -> id. The last entry stays unknown, and stands for all larger code points.
+        self.ids = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, dtype=np.uint32)
+        self.ids[codes] = [vocab[char] for char in characters]
+
+    def encode(self, text):
+        """The ids of a text, uint32 [characters]. Raises TokenizerError for an unknown one."""
+        blocks = [self._encode_block(text, at) for at in range(0, len(text), BLOCK)]
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.uint32)
+
+    def _encode_block(self, text, start):
+        block = text[start : start + BLOCK]
+        if block.isascii():
+            codes = np.frombuffer(block.encode("latin-1"), np.uint8)
+        else:
+            codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
+        ids = self.ids.take(codes, mode="clip")
+        unknown = ids == UNKNOWN
+        if unknown.any():
+            at = start + int(unknown.argmax())
+            raise TokenizerError(
+                f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
+                f" the {len(self.texts) - 1} characters of this tokenizer"
+            )
+        return ids
+
+
+def _byte_pairs(vocab, special, pattern, source):
+    """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
+    to_byte = byte_alphabet()
+    ranks = {}
+    try:
+        for token, i in vocab.items():
+            if token not in special:
+                ranks[bytes(to_byte[char] for char in token)] = i
+    except KeyError as error:
+        raise TokenizerError(
+            f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands"
+            " for no byte"
+        ) from None
+    if any(bytes([byte]) not in ranks for byte in range(256)):
+        raise TokenizerError(
+            f"{source} lacks single bytes in its vocabulary, so some text could not be encoded;"
+            " train with the whole byte alphabet"
+        )
+    return tiktoken.Encoding(
+        "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+    )
+
+
+def _word_pattern(description, source):
+    """The expression that cuts text into words before merging, or None for character level.
 
     Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded
     faithfully.
     """
     model = description["model"]
-    normalizer = (description.get("normalizer") or {"type": None})["type"]
+    normalizer = (description.get("normalizer") or {}).get("type")
     if model.get("type", "BPE") != "BPE" or normalizer not in (None, "NFC"):
         raise TokenizerError(
             f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer"
             f" {normalizer}); train one with prepare_data.py"
         )
     pre = description.get("pre_tokenizer")
-    if (
-        pre is None
-        and not normalizer
-        and not model.get("merges")
-        and all(len(t) == 1 or t == EOT for t in model["vocab"])
-    ):
+    characters_only = all(len(token) == 1 or token == EOT for token in model["vocab"])
+    if pre is None and not normalizer and not model.get("merges") and characters_only:
         return None
     steps = pre.get("pretokenizers", [pre]) if pre else []
-    kinds = [s.get("type") for s in steps]
-    if (
-        kinds == ["ByteLevel"]
-        and steps[0].get("use_regex", True)
-        and not steps[0].get("add_prefix_space")
-    ):
+    if len(steps) == 1 and _is_byte_level(steps[0], cuts=True):
         return GPT2_PATTERN
-    if kinds == ["Split", "ByteLevel"]:
-        split, level = steps
-        isolates = (
-            "Regex" in split.get("pattern", {})
-            and split.get("behavior") == "Isolated"
-            and not split.get("invert")
-        )
-        if isolates and not level.get("use_regex", True) and not level.get("add_prefix_space"):
-            return split["pattern"]["Regex"]
+    if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
+        return steps[0]["pattern"]["Regex"]
+    kinds = ", ".join(str(step.get("type")) for step in steps)
     raise TokenizerError(
-        f"{source} cuts text in a way that is not supported here"
-        f" ({', '.join(map(str, kinds)) or 'no pre-tokenizer'}); use a byte-level BPE without"
-        " prefix space"
+        f"{source} cuts text in a way that is not supported here ({kinds or 'no pre-tokenizer'});"
+        " use a byte-level BPE without prefix space"
     )
 
 
-def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> dict:
-    """The content of a tokenizer.json for GPT-2's vocabulary and merges."""
-    hf = HFTokenizer(models.BPE(vocab=vocab, merges=merges))
+def _is_byte_level(step, cuts):
+    """Whether a pre-tokenizer turns text into bytes and, if `cuts`, cuts it into words before."""
+    if step.get("type") != "ByteLevel" or step.get("add_prefix_space"):
+        return False
+    return bool(step.get("use_regex", True)) == cuts
+
+
+def _isolates(step):
+    """Whether a pre-tokenizer cuts text into the matches of an expression and what is between."""
+    if step.get("type") != "Split" or "Regex" not in step.get("pattern", {}):
+        return False
+    return step.get("behavior") == "Isolated" and not step.get("invert")
+
+
+def _byte_level(model):
+    """A tokenizer of the `tokenizers` library that reads text as GPT-2's does."""
+    hf = HFTokenizer(model)
     hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     hf.decoder = decoders.ByteLevel()
+    return hf
+
+
+def _description(hf):
+    """The content of its tokenizer.json, with <|endoftext|> as a special token."""
     hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
     return json.loads(hf.to_str())
 
 
-def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
-    """tiktoken's ranks as the vocabulary and merges of tokenizer.json: each token was made of the
-    two parts that BPE, stopped just before its rank, leaves of it.
+def _read_two_files(vocab, merges):
+    """The content of a tokenizer.json for GPT-2's two files."""
+    lines = merges.read_text(encoding="utf-8").split("\n")
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    model = models.BPE(vocab=json.loads(vocab.read_text(encoding="utf-8")), merges=pairs)
+    return _description(_byte_level(model))
+
+
+def _download_gpt2():
+    """Fetch GPT2_FILE. Raises TokenizerError, saying what to put where."""
+    try:
+        data = read_file(GPT2_URL)
+    except Exception as error:  # whatever the network stack of the day raises
+        raise TokenizerError(
+            f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}). Where there is a"
+            f" network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
+        ) from None
+    GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
+    partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    os.replace(partial, GPT2_FILE)
+
+
+def _vocab_and_merges(ranks):
+    """tiktoken's {token: rank} as the vocabulary and merges of tokenizer.json.
+
+    Each token was made of the two parts that BPE, stopped just before its rank, leaves of it.
     """
-    to_char = {b: c for c, b in byte_alphabet().items()}
-    as_text = {token: "".join(to_char[b] for b in token) for token in ranks}
+    to_char = {byte: char for char, byte in byte_alphabet().items()}
+    as_text = {token: "".join(to_char[byte] for byte in token) for token in ranks}
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
@@ -378,24 +381,19 @@ def _vocab_and_merges(ranks: dict[bytes, int]) -> dict:
 
 
 def safe_cut(text: str, limit: int) -> int:
-    """Where to cut `text`, at or before `limit`, so that encoding the two parts gives the same ids
-    as encoding the whole.
+    """Where to cut `text`, at or before `limit`, so that its two parts encode as the whole does.
 
     After a line break between two characters that are not white space, before a space between two
     letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
     expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever stands further away.
     0 where there is no such place.
     """
-    end = limit
+    end, stride = limit, 4096
     while end > 0:  # look back in strides, nearest first
-        start = max(0, end - (4096 if end == limit else 65536))
-        cuts = [
-            m.end() for m in _CUT.finditer(text, start, min(end + 1, len(text))) if m.end() <= end
-        ]
+        start = max(0, end - stride)
+        matches = CUT.finditer(text, start, min(end + 1, len(text)))
+        cuts = [match.end() for match in matches if match.end() <= end]
         if cuts:
             return cuts[-1]
-        end = start
+        end, stride = start, 65536
     return 0
-
-
-_CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
