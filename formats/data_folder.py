@@ -1,7 +1,7 @@
 """What a prepared folder, data/<name>/, says of itself: meta.json.
 
-Owner of that format: prepare_data.py writes it, training/dataset.py reads it, and every count in it is
-checked against the files. Knows neither text nor tensors, so that preparing need not import torch.
+prepare_data.py writes it, training/dataset.py reads it, and every count in it is checked against
+the files. Knows neither text nor tensors, so that preparing need not import torch.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.files import write_text
+from formats.files import write_json
 
 FORMAT = 1
 
@@ -23,11 +23,11 @@ class DataError(ValueError):
 
 @dataclass
 class Split:
-    """One .bin file and what is known of it. text_bytes: UTF-8 bytes of the text that the tokens
-    stand for.
+    """One .bin file and what is known of it.
 
-    compressed: {"file", "bytes", "sha256"} of a .gz copy, which can stand in for the file. parts:
-    of a folder of shards, the files that one after the other make up the split.
+    text_bytes: UTF-8 bytes of the text that the tokens stand for. compressed: {"file", "bytes",
+    "sha256"} of a .gz copy, which can stand in for the file. parts: in a folder of shards, the
+    files that one after the other make up the split.
     """
 
     file: str
@@ -76,19 +76,19 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-    raw = dataclasses.asdict(meta)
-    raw["splits"] = {
-        name: {k: v for k, v in split.items() if k not in ("compressed", "parts") or v}
-        for name, split in raw["splits"].items()
-    }
-    write_text(Path(folder) / "meta.json", json.dumps(raw, indent=1, ensure_ascii=False) + "\n")
+    values = dataclasses.asdict(meta)
+    for split in values["splits"].values():
+        for name in ("compressed", "parts"):
+            if not split[name]:
+                del split[name]
+    write_json(Path(folder) / "meta.json", values)
 
 
 def read_meta(folder: str | Path) -> Meta:
-    """Read meta.json and check it against the files beside it; a folder of shards, shard-I-of-N,
-    reads as one dataset.
+    """Read meta.json and check it against the files beside it.
 
-    Raises DataError for all that does not fit together.
+    A folder of shards, shard-I-of-N, reads as one dataset. Raises DataError for all that does not
+    fit together.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -97,10 +97,9 @@ def read_meta(folder: str | Path) -> Meta:
             return _join_shards(folder)
         raise DataError(_what_to_run(folder))
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        meta = Meta(
-            **raw | {"splits": {name: Split(**raw["splits"][name]) for name in ("train", "val")}}
-        )
+        values = json.loads(path.read_text(encoding="utf-8"))
+        splits = {name: Split(**values["splits"][name]) for name in ("train", "val")}
+        meta = Meta(**(values | {"splits": splits}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or"
@@ -119,47 +118,52 @@ def read_meta(folder: str | Path) -> Meta:
             " wrong"
         )
     for split in meta.splits.values():
-        _check_size(folder, split, meta.dtype)
+        if (folder / split.file).exists():
+            _check_size(folder, split, meta.dtype)
+        else:
+            _check_copy(folder, split)
     return meta
 
 
 def _check_size(folder, split, dtype):
-    """Raises DataError unless the .bin, or else its compressed copy, has the size that it should
-    have.
-    """
-    path, expected = folder / split.file, split.tokens * np.dtype(dtype).itemsize
-    if not path.exists() and split.compressed and (folder / split.compressed["file"]).exists():
-        copy = folder / split.compressed["file"]
-        if copy.stat().st_size != split.compressed["bytes"]:
-            raise DataError(
-                f"{copy} has {copy.stat().st_size:,} bytes, but meta.json says"
-                f" {split.compressed['bytes']:,}: it is cut off or still being copied"
-            )
+    """Raises DataError unless the .bin has the size that it should have."""
+    path, meta = folder / split.file, folder / "meta.json"
+    size, expected = path.stat().st_size, split.tokens * np.dtype(dtype).itemsize
+    if size == expected:
         return
-    if not path.exists():
+    other = "int32" if dtype == "uint16" else "uint16"
+    if size == split.tokens * np.dtype(other).itemsize:
+        hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
+    elif size < expected:
+        hint = "it is cut off or still being copied"
+    else:
+        hint = "it is longer than it should be"
+    raise DataError(
+        f"{path} has {size:,} bytes, but {meta} says {split.tokens:,} {dtype} tokens ="
+        f" {expected:,} bytes: {hint}"
+    )
+
+
+def _check_copy(folder, split):
+    """Raises DataError unless a whole compressed copy stands in for the missing .bin."""
+    copy = folder / split.compressed["file"] if split.compressed else None
+    if copy is None or not copy.exists():
         raise DataError(
-            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare"
-            " the data again"
+            f"{folder / split.file} is missing, though {folder / 'meta.json'} names it; copy it"
+            " here or prepare the data again"
         )
-    size = path.stat().st_size
+    size, expected = copy.stat().st_size, split.compressed["bytes"]
     if size != expected:
-        other = "int32" if dtype == "uint16" else "uint16"
-        hint = (
-            "it is cut off or still being copied"
-            if size < expected
-            else "it is longer than it should be"
-        )
-        if size == split.tokens * np.dtype(other).itemsize:
-            hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
         raise DataError(
-            f"{path} has {size:,} bytes, but {folder / 'meta.json'} says {split.tokens:,} {dtype}"
-            f" tokens = {expected:,} bytes: {hint}"
+            f"{copy} has {size:,} bytes, but meta.json says {expected:,}: it is cut off or still"
+            " being copied"
         )
 
 
 def _join_shards(folder):
-    """One Meta for the shards of a folder, in their order. Raises DataError when one is missing or
-    was made with another tokenizer.
+    """One Meta for the shards of a folder, in their order.
+
+    Raises DataError when one is missing or was made with another tokenizer.
     """
     count = max(int(p.name.rpartition("-")[2]) for p in folder.glob("shard-*-of-*"))
     names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
@@ -169,9 +173,9 @@ def _join_shards(folder):
             f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with"
             " --shard, or copy it here"
         )
-    metas = [read_meta(folder / name) for name in names]
-    first = metas[0]
-    for name, meta in zip(names, metas, strict=True):
+    metas = {name: read_meta(folder / name) for name in names}
+    first = metas[names[0]]
+    for name, meta in metas.items():
         if meta.tokenizer["sha256"] != first.tokenizer["sha256"]:
             raise DataError(
                 f"{folder / name} was made with another tokenizer than {folder / names[0]}: make"
@@ -179,34 +183,33 @@ def _join_shards(folder):
             )
     splits = {}
     for kind in first.splits:
-        parts = [_under(name, meta.splits[kind]) for name, meta in zip(names, metas, strict=True)]
-        sha256 = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+        parts = [_placed(meta.splits[kind], name) for name, meta in metas.items()]
         splits[kind] = Split(
-            kind,
-            *(
-                sum(getattr(part, field) for part in parts)
-                for field in ("tokens", "documents", "text_bytes")
-            ),
-            sha256,
+            file=kind,
+            tokens=sum(part.tokens for part in parts),
+            documents=sum(part.documents for part in parts),
+            text_bytes=sum(part.text_bytes for part in parts),
+            sha256=hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest(),
             parts=parts,
         )
-    sources = [source for meta in metas for source in meta.sources]
     return dataclasses.replace(
         first,
         tokenizer=first.tokenizer | {"file": f"{names[0]}/{first.tokenizer['file']}"},
         splits=splits,
-        sources=sources,
+        sources=[source for meta in metas.values() for source in meta.sources],
     )
 
 
-def _under(name, split):
-    compressed = split.compressed and split.compressed | {
-        "file": f"{name}/{split.compressed['file']}"
-    }
-    return dataclasses.replace(split, file=f"{name}/{split.file}", compressed=compressed)
+def _placed(split, shard):
+    """A shard's split as seen from the folder that holds the shards."""
+    compressed = split.compressed
+    if compressed:
+        compressed = compressed | {"file": f"{shard}/{compressed['file']}"}
+    return dataclasses.replace(split, file=f"{shard}/{split.file}", compressed=compressed)
 
 
 def _what_to_run(folder):
+    """What to type where a folder holds no prepared data."""
     prepared = sorted(p.parent.as_posix() for p in Path("data").glob("*/meta.json"))
     there = "prepared here: " + ", ".join(prepared) if prepared else "nothing is prepared yet"
     if folder.name == "shakespeare_char":

@@ -1,6 +1,6 @@
 """Files as every format here writes them: whole or not at all, also when the power fails.
 
-Knows text, JSON and checksums; no format.
+Knows text, JSON, checksums and locks; no format.
 """
 
 import hashlib
@@ -8,6 +8,12 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -26,19 +32,20 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def read_json(path: Path, **fields: type) -> dict | None:
-    """The object in a small JSON file, or None where there is none, it is damaged, or one of
-    `fields` is not there in its type.
+    """The object in a small JSON file.
+
+    None where there is no file, it is damaged, or one of `fields` is not there in its type.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return (
-        values
-        if isinstance(values, dict)
-        and all(type(values.get(name)) is kind for name, kind in fields.items())
-        else None
-    )
+    if not isinstance(values, dict):
+        return None
+    for name, kind in fields.items():
+        if type(values.get(name)) is not kind:
+            return None
+    return values
 
 
 def sync(path: Path) -> None:
@@ -57,8 +64,8 @@ def sync(path: Path) -> None:
 
 def sha256(path: Path) -> str:
     """Checksum of a file."""
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_room(folder: Path, size: int) -> None:
@@ -69,3 +76,20 @@ def check_room(folder: Path, size: int) -> None:
             f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower"
             " keep_last"
         )
+
+
+def try_lock(file: IO) -> bool | None:
+    """Lock an open file, until it is closed or its process ends, however it ends.
+
+    Returns True when it is locked, False when another process holds it, and None where the system
+    or the mount has no locks.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,8 +1,8 @@
 """A run's state <-> checkpoints/<run>/.
 
-Owner of that folder's format: step folders, best.json, config.json and log.jsonl. A step folder is
-whole or it does not exist: it is written under a temporary name, flushed to disk, and renamed.
-Knows tensors and plain values, not what they mean.
+What is known of that folder's format: step folders, best.json and log.jsonl. A step folder is whole
+or it does not exist: it is written under a temporary name, flushed to disk, and renamed. Knows
+tensors and plain values, not what they mean.
 """
 
 import contextlib
@@ -24,10 +24,9 @@ FORMAT = 1
 ROOT = Path("checkpoints")
 DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)$")
-
-
-# What older checkpoints say of the model besides: with one of these values it is the GPT-2 of
-# model.py.
+FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, beside state.json
+# Switches of the model that older checkpoints name and that are gone. With one of these values the
+# model is the GPT-2 of model.py.
 GONE = {
     "norm": ["layernorm"],
     "logit_softcap": [0.0],
@@ -56,7 +55,13 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     try:
         partial.mkdir(parents=True)
         check_room(run, tensor_bytes(model) + tensor_bytes(optimizer))
-        _write(partial, state, model, optimizer, tokenizer_json)
+        torch.save(model, partial / "model.pt")
+        torch.save(optimizer, partial / "optimizer.pt")
+        (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
+        write_json(partial / "state.json", _described(state, partial))
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(partial, final)
         sync(run)
@@ -66,31 +71,25 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     return final
 
 
-def _write(partial, state, model, optimizer, tokenizer_json):
-    """All files of a step folder, flushed to the disk."""
-    torch.save(model, partial / "model.pt")
-    torch.save(optimizer, partial / "optimizer.pt")
-    (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
-    files = {
-        name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)}
-        for name in ("model.pt", "optimizer.pt", "tokenizer.json")
-    }
-    state = (
-        {"format": FORMAT, "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z")} | state | {"files": files}
-    )
-    write_json(partial / "state.json", state | {"sha256": fingerprint(state)})
-    for file in partial.iterdir():
-        sync(file)
-    sync(partial)
+def _described(state, folder):
+    """The content of state.json: the state, and sizes and checksums of the files beside it."""
+    files = {}
+    for name in FILES:
+        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+    saved = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    content = {"format": FORMAT, "saved": saved} | state | {"files": files}
+    return content | {"sha256": fingerprint(content)}
 
 
 def tensors_in(value):
-    """All tensors in nested dicts and lists."""
+    """All tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, dict | list | tuple):
-        for v in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(v)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
 
 
 def tensor_bytes(value) -> int:
@@ -114,9 +113,11 @@ def step_of(folder: Path) -> int:
     return int(STEP_NAME.search(folder.name)[1])
 
 
-def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json")) -> dict:
-    """state.json, after comparing size and checksum of the files `names`. Raises CheckpointError
-    naming what is wrong.
+def read_state(folder: Path, names=FILES) -> dict:
+    """state.json, after comparing size and checksum of the files `names`.
+
+    Raises CheckpointError naming what is wrong. Its cause is an OSError where the folder could not
+    be read just now, which damages nothing.
     """
     path = folder / "state.json"
     try:
@@ -128,18 +129,7 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
         if state["sha256"] != fingerprint(state):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
         for name in names:
-            known, file = state["files"][name], folder / name
-            if not file.exists():
-                raise CheckpointError(f"{file} is missing")
-            if file.stat().st_size != known["bytes"]:
-                raise CheckpointError(
-                    f"{file} has {file.stat().st_size:,} bytes, it was saved with"
-                    f" {known['bytes']:,}"
-                )
-            if sha256(file) != known["sha256"]:
-                raise CheckpointError(
-                    f"{file} is damaged: its checksum is not the one it was saved with"
-                )
+            _check_file(folder / name, state["files"][name])
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
@@ -151,16 +141,30 @@ def read_state(folder: Path, names=("model.pt", "optimizer.pt", "tokenizer.json"
     return state
 
 
+def _check_file(file, known):
+    """Raises CheckpointError unless a file has the size and the checksum that state.json names."""
+    if not file.exists():
+        raise CheckpointError(f"{file} is missing")
+    size = file.stat().st_size
+    if size != known["bytes"]:
+        raise CheckpointError(f"{file} has {size:,} bytes, it was saved with {known['bytes']:,}")
+    if sha256(file) != known["sha256"]:
+        raise CheckpointError(f"{file} is damaged: its checksum is not the one it was saved with")
+
+
 def read_shape(folder: Path, state: dict) -> GPTConfig:
     """The shape of the model in a step folder: what its state lacks takes its default.
 
     Raises CheckpointError for what model.py does not build, and for a switch that was used and is
     gone.
     """
+    known, used = {}, []
     try:
-        known = {k: v for k, v in state["model"].items() if k in GPTConfig.__dataclass_fields__}
-        gone = {k: v for k, v in state["model"].items() if k not in known}
-        used = [f"{k} = {v}" for k, v in gone.items() if v not in GONE.get(k, [])]
+        for name, value in state["model"].items():
+            if name in GPTConfig.__dataclass_fields__:
+                known[name] = value
+            elif value not in GONE.get(name, []):
+                used.append(f"{name} = {value}")
         if used:
             raise ValueError(
                 f"it was trained with {', '.join(used)}, which this version of the code has no more"
@@ -171,56 +175,47 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
 
 
 def load_tensors(path: Path, mmap: bool = True) -> dict:
-    """The tensors of model.pt or optimizer.pt, on the CPU. Executes nothing: only tensors and plain
-    values are read. mmap: they lie in the file, for who copies them; what is used as it comes
-    would hold on to the file.
+    """The tensors of model.pt or optimizer.pt, on the CPU.
+
+    Executes nothing: only tensors and plain values are read. mmap: they stay in the file, for who
+    copies them; tensors that are used as they come would hold on to the file. Raises
+    CheckpointError.
     """
     try:
-        return torch.load(
-            path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path)
-        )  # files of before 2020 are no zip
+        mmap = mmap and zipfile.is_zipfile(path)  # files of before 2020 are none
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # pickle, zip and torch each have their own
         foreign = re.search(r"GLOBAL (\S+)", str(error))
-        why = (
-            f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
-            if foreign
-            else (str(error) or type(error).__name__).splitlines()[0]
-        )
+        if foreign:
+            why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
+        else:
+            why = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
-    """The newest whole step folder, its state, and what was wrong with those passed over; (None,
-    {}, ...) if there is none.
+    """The newest whole step folder, its state, and what was wrong with those passed over.
+
+    (None, {}, ...) if there is none.
     """
     problems = []
     for folder in reversed(steps(run)):
         try:
             return folder, read_state(folder), problems
         except CheckpointError as error:
-            if isinstance(
-                error.__cause__, OSError
-            ):  # a mount that fails for a moment damages nothing
+            if isinstance(error.__cause__, OSError):  # a mount that fails for a moment
                 raise
             problems.append(str(error))
     return None, {}, problems
 
 
 def find(path: str | Path | None) -> Path:
-    """The step folder to generate from. path: a step folder; a run, for its best step by validation
-    loss, else its newest; None, for the newest run under checkpoints/. Raises CheckpointError
-    that lists what there is.
+    """The step folder to generate from.
+
+    path: a step folder; a run, for its best step by validation loss, else its newest; None, for the
+    newest run under checkpoints/. Raises CheckpointError that lists what there is.
     """
-    if path is None:
-        runs = sorted(
-            (p for p in ROOT.glob("*") if steps(p)), key=lambda run: steps(run)[-1].stat().st_mtime
-        )
-        if not runs:
-            raise CheckpointError(
-                f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
-            )
-        path = runs[-1]
-    path = Path(path)
+    path = newest_run() if path is None else Path(path)
     if (path / "state.json").exists() or (STEP_NAME.search(path.name) and path.is_dir()):
         return path
     found = steps(path)
@@ -230,25 +225,35 @@ def find(path: str | Path | None) -> Path:
     return best if best in found else found[-1]
 
 
+def newest_run() -> Path:
+    """The run under checkpoints/ that was saved last. Raises CheckpointError if there is none."""
+    runs = runs_with_steps()
+    if not runs:
+        raise CheckpointError(
+            f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
+        )
+    return max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
+
+
+def runs_with_steps() -> list[Path]:
+    """The runs under checkpoints/ that have saved, by name."""
+    return sorted(path for path in ROOT.glob("*") if steps(path))
+
+
 def what_is_there(path: Path) -> str:
     """In words, what a path that holds no checkpoint holds instead, and where checkpoints are."""
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir())
-        here = (
-            f"it holds {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-            if names
-            else "it is empty"
-        )
+        more = " ..." if len(names) > 8 else ""
+        here = f"it holds {', '.join(names[:8])}{more}" if names else "it is empty"
+    elif path.exists():
+        here = "it is a file, and a checkpoint is a folder"
     else:
-        here = (
-            "it is a file, and a checkpoint is a folder" if path.exists() else "it does not exist"
-        )
-    runs = sorted(p.as_posix() for p in ROOT.glob("*") if steps(p))
-    return here + (
-        f"; runs with checkpoints: {', '.join(runs)}"
-        if runs
-        else f"; there are none under {ROOT}/ either"
-    )
+        here = "it does not exist"
+    runs = [run.as_posix() for run in runs_with_steps()]
+    if runs:
+        return f"{here}; runs with checkpoints: {', '.join(runs)}"
+    return f"{here}; there are none under {ROOT}/ either"
 
 
 def best_of(run: Path) -> int | None:
@@ -257,8 +262,9 @@ def best_of(run: Path) -> int | None:
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Rename step folders beyond `step`: damaged ones, that a resumed run passed over and that must
-    not count as its newest.
+    """Rename step folders beyond `step`, which are damaged.
+
+    A resumed run passed over them; they must not count as its newest.
     """
     for folder in steps(run):
         if step_of(folder) > step:
@@ -266,8 +272,9 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def rotate(run: Path, keep_last: int) -> None:
-    """Delete all step folders but the newest `keep_last` and the best, and what interrupted saves
-    left behind.
+    """Delete all step folders but the newest `keep_last` and the best.
+
+    What interrupted saves left behind goes too.
     """
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
@@ -278,21 +285,36 @@ def rotate(run: Path, keep_last: int) -> None:
 
 
 def _delete(folder):
-    """Delete a step folder. On a mounted Drive its files are emptied first: there they go to the
-    trash, which counts, at their size.
+    """Delete a step folder.
+
+    On a mounted Drive its files are emptied first: deleted files count against the quota for 30
+    days.
     """
     hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.partial")
     with contextlib.suppress(OSError):
         os.replace(folder, hidden)  # so that a crash leaves no half of it
-        for file in hidden.iterdir() if folder.resolve().is_relative_to(DRIVE.resolve()) else ():
-            os.truncate(file, 0)
+        if folder.resolve().is_relative_to(DRIVE.resolve()):
+            for file in hidden.iterdir():
+                os.truncate(file, 0)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def append_log(run: Path, *records: dict) -> None:
     """Add lines to log.jsonl."""
-    with open(run / "log.jsonl", "a", encoding="utf-8", newline="\n") as f:
-        f.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    with open(run / "log.jsonl", "a", encoding="utf-8", newline="\n") as file:
+        file.writelines(_log_lines(records))
+
+
+def write_log(run: Path, records: list[dict]) -> None:
+    """Replace log.jsonl, whole or not at all.
+
+    A resumed run drops what came after its checkpoint.
+    """
+    write_text(run / "log.jsonl", "".join(_log_lines(records)))
+
+
+def _log_lines(records):
+    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def read_log(run: Path) -> list[dict]:
@@ -302,17 +324,11 @@ def read_log(run: Path) -> list[dict]:
 
 def iterate_log(run: Path):
     """The same, one after the other: a long log need not lie in memory."""
-    if (run / "log.jsonl").exists():
-        with open(
-            run / "log.jsonl", encoding="utf-8", errors="replace", newline="\n"
-        ) as f:  # "\n" alone ends a line: a text may hold U+2028
-            for line in f:
-                with contextlib.suppress(ValueError):
-                    yield json.loads(line)
-
-
-def write_log(run: Path, records: list[dict]) -> None:
-    """Replace log.jsonl, whole or not at all: a resumed run drops what came after its checkpoint."""
-    write_text(
-        run / "log.jsonl", "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-    )
+    path = run / "log.jsonl"
+    if not path.exists():
+        return
+    # newline: "\n" alone ends a line, for a text may hold U+2028.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
