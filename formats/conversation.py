@@ -26,12 +26,11 @@ OLLAMA_TEMPLATE = (
 
 
 def format_chat(messages: list[dict]) -> str:
-    """A conversation as text. messages: [{"role", "content"}]. For the next answer, prompt with
-    this and REPLY.
-    """
-    return "".join(
-        f"{message['role'].capitalize()}: {message['content'].strip()}\n\n" for message in messages
-    )
+    """A conversation as text, [{"role", "content"}]. For the next answer, add REPLY to it."""
+    turns = []
+    for message in messages:
+        turns.append(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n")
+    return "".join(turns)
 
 
 def is_chat(text: str) -> bool:

@@ -46,10 +46,10 @@ def write(
     name: str = "model",
     chat: bool = False,
 ) -> None:
-    """Write the file, whole or not at all. tensors: under our names. kind: of TYPES. chat: trained
-    on conversations.
+    """Write the file, whole or not at all.
 
-    Raises CheckpointError for what the format cannot hold.
+    tensors: under our names. kind: of TYPES. chat: whether it was trained on conversations. Raises
+    CheckpointError for what the format cannot hold.
     """
     pre = check(path, config, tokenizer, kind)
     partial = path.with_name(f".{path.name}.partial")
@@ -69,8 +69,9 @@ def write(
 
 
 def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
-    """llama.cpp's name for the way in which the tokenizer cuts words. Raises CheckpointError for
-    what GGUF cannot hold.
+    """llama.cpp's name for the way in which the tokenizer cuts words.
+
+    Raises CheckpointError for what GGUF cannot hold.
     """
     if path.exists():
         raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
@@ -120,9 +121,11 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
     tokens = [f"<|unused{i}|>" for i in range(tokenizer.vocab_size)]
     types = [gguf.TokenType.UNUSED] * tokenizer.vocab_size
     for token, i in vocab.items():
-        tokens[i], types[i] = token, gguf.TokenType.NORMAL
-    for token in tokenizer.description["added_tokens"]:
-        tokens[token["id"]], types[token["id"]] = token["content"], gguf.TokenType.CONTROL
+        tokens[i] = token
+        types[i] = gguf.TokenType.NORMAL
+    for added in tokenizer.description["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = gguf.TokenType.CONTROL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
@@ -143,12 +146,14 @@ def bpe(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
 
 
 def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """A character-level tokenizer as byte-level BPE: the merges put together the bytes of each
-    character, from the left.
+    """A character-level tokenizer as byte-level BPE.
+
+    The merges put together the bytes of each character, from the left.
     """
     as_char = {byte: char for char, byte in byte_alphabet().items()}
-    # llama.cpp wants one merge at least; no UTF-8 has this byte
-    vocab, merges = {}, {f"{as_char[0xC0]} {as_char[0xC0]}": None}
+    vocab = {}
+    # llama.cpp wants one merge at least; no UTF-8 has this byte. A dict, to keep each merge once.
+    merges = {f"{as_char[0xC0]} {as_char[0xC0]}": None}
     for char, i in tokenizer.description["model"]["vocab"].items():
         if i == tokenizer.eot_id:
             continue
@@ -160,7 +165,7 @@ def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]
 
 
 def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor], kind: str) -> None:
-    """tensors: as Hugging Face names and lays them out."""
+    """The weights. tensors: as Hugging Face names and lays them out, float32."""
     names = gguf.get_tensor_name_map(ARCHES[config.arch], config.n_layer)
     for theirs, tensor in tensors.items():
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))

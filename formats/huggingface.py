@@ -1,9 +1,9 @@
-"""Weights <-> a folder in Hugging Face's format: GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM
-for qwen3.
+"""Weights <-> a folder in Hugging Face's format.
 
-Owner of what is known of that format: config.json, the names and layouts of the tensors, and
-model.safetensors or pytorch_model.bin, also in shards. Reads it with torch alone and executes
-nothing. Knows tensors and shapes, not how they are trained.
+GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. What is known of that format is here:
+config.json, the names and layouts of the tensors, and model.safetensors or pytorch_model.bin, also
+in shards. Reads it with torch alone and executes nothing. Knows tensors and shapes, not how they
+are trained.
 """
 
 import json
@@ -76,11 +76,11 @@ QWEN3_REST = {
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-# -- shape ----------------------------------------------------------------------------------------
-
-
 def read_config(folder: Path) -> GPTConfig:
-    """The shape in a config.json. Raises CheckpointError listing all that model.py does not build."""
+    """The shape in a config.json.
+
+    Raises CheckpointError listing all that model.py does not build.
+    """
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     arch = values["model_type"]
@@ -89,16 +89,7 @@ def read_config(folder: Path) -> GPTConfig:
         raise CheckpointError(
             f"{path} describes the architecture {arch!r}; only {known} can be loaded here"
         )
-    odd = [
-        f"{k} = {values[k]!r}"
-        for k, allowed in FIXED[arch].items()
-        if values.get(k, allowed[0]) not in allowed
-    ]
-    rope = values.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        odd.append(f"rope_type = {rope['rope_type']!r}")
-    if any(kind != "full_attention" for kind in values.get("layer_types") or []):
-        odd.append("layer_types with other than full_attention")
+    odd = _without_counterpart(arch, values)
     if odd:
         raise CheckpointError(f"{path}: {', '.join(odd)}; model.py has no counterpart to that")
     try:
@@ -106,14 +97,29 @@ def read_config(folder: Path) -> GPTConfig:
         if arch == "gpt2":
             shape["n_inner"] = values.get("n_inner")
         else:
+            rope = values.get("rope_parameters") or {}
             shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
-        return GPTConfig(
-            **shape, arch=arch, tie_weights=values.get("tie_word_embeddings", TIED[arch])
-        )
+        tied = values.get("tie_word_embeddings", TIED[arch])
+        return GPTConfig(**shape, arch=arch, tie_weights=tied)
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from None
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _without_counterpart(arch, values):
+    """What a config.json asks for that model.py does not build, in words."""
+    odd = []
+    for name, allowed in FIXED[arch].items():
+        value = values.get(name, allowed[0])
+        if value not in allowed:
+            odd.append(f"{name} = {value!r}")
+    rope = values.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        odd.append(f"rope_type = {rope['rope_type']!r}")
+    if any(kind != "full_attention" for kind in values.get("layer_types") or []):
+        odd.append("layer_types with other than full_attention")
+    return odd
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
@@ -133,9 +139,6 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     return values
 
 
-# -- tensors --------------------------------------------------------------------------------------
-
-
 def to_hf(
     config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int
 ) -> dict[str, torch.Tensor]:
@@ -150,51 +153,63 @@ def to_hf(
             continue
         if name in ("wte.weight", "lm_head.weight"):
             tensor = tensor[:vocab_size]
-        if config.arch == "qwen3":
-            theirs = qwen3_names(name)
-            for part_name, part in zip(
-                theirs, tensor.split(part_sizes(config, name, tensor)), strict=True
-            ):
-                out[part_name] = part.float().contiguous()
+        if config.arch == "gpt2":
+            theirs = name if name == "lm_head.weight" else f"transformer.{name}"
+            out[theirs] = (tensor.t() if is_transposed(name) else tensor).float().contiguous()
         else:
-            part_name = name if name == "lm_head.weight" else f"transformer.{name}"
-            out[part_name] = (tensor.t() if is_transposed(name) else tensor).float().contiguous()
+            parts = tensor.split(part_sizes(config, name, tensor))
+            for theirs, part in zip(qwen3_names(name), parts, strict=True):
+                out[theirs] = part.float().contiguous()
     if config.arch == "gpt2" and not config.bias:
-        for name in [n for n in out if n.endswith(".weight") and (".ln_" in n or ".h." in n)]:
-            width = out[name].size(-1)  # of a LayerNorm, or of the outputs of a Conv1D
-            out[name.removesuffix("weight") + "bias"] = torch.zeros(width)
+        _add_zero_biases(out)
     return out
 
 
+def _add_zero_biases(tensors):
+    """Biases of zeros for every LayerNorm and Conv1D of a GPT-2, under their names."""
+    for name in list(tensors):
+        if name.endswith(".weight") and (".ln_" in name or ".h." in name):
+            width = tensors[name].size(-1)  # of a LayerNorm, or of the outputs of a Conv1D
+            tensors[name.removesuffix("weight") + "bias"] = torch.zeros(width)
+
+
 def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Their tensors under our names and in our layout, float32. The causal masks in old GPT-2 files
-    are left out.
+    """Their tensors under our names and in our layout, float32.
+
+    The causal masks in old GPT-2 files are left out. What has no place in our model keeps its name,
+    for check_tensors to find.
     """
-    if config.arch == "gpt2":
-        masks = (".attn.bias", ".attn.masked_bias")
-        out = {
-            k.removeprefix("transformer."): v for k, v in tensors.items() if not k.endswith(masks)
-        }
-        out = {k: (v.t().contiguous() if is_transposed(k) else v).float() for k, v in out.items()}
-    else:
-        out, left = {}, dict(tensors)
-        with torch.device("meta"):
-            expected = GPT(config).state_dict().keys()
-        for name in expected:
-            theirs = qwen3_names(name)
-            if all(part in left for part in theirs):
-                out[name] = torch.cat([left.pop(part).float() for part in theirs])
-        if config.tie_weights:
-            left.pop("lm_head.weight", None)
-        out |= left  # to be named by check_tensors
+    out = _from_gpt2(tensors) if config.arch == "gpt2" else _from_qwen3(config, tensors)
     if config.tie_weights and "wte.weight" in out:
         out["lm_head.weight"] = out["wte.weight"]
     return out
 
 
+def _from_gpt2(tensors):
+    out = {}
+    for theirs, tensor in tensors.items():
+        if theirs.endswith((".attn.bias", ".attn.masked_bias")):
+            continue
+        name = theirs.removeprefix("transformer.")
+        out[name] = (tensor.t().contiguous() if is_transposed(name) else tensor).float()
+    return out
+
+
+def _from_qwen3(config, tensors):
+    out, left = {}, dict(tensors)
+    for name in expected_shapes(config):
+        theirs = qwen3_names(name)
+        if all(part in left for part in theirs):
+            out[name] = torch.cat([left.pop(part).float() for part in theirs])
+    if config.tie_weights:
+        left.pop("lm_head.weight", None)
+    return out | left
+
+
 def is_transposed(name: str) -> bool:
-    """Whether their tensor is ours transposed: GPT-2's code had Conv1D, [inputs, outputs], where
-    torch has Linear.
+    """Whether their tensor is ours transposed.
+
+    GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear.
     """
     return name.endswith(
         ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -202,8 +217,9 @@ def is_transposed(name: str) -> bool:
 
 
 def qwen3_names(name: str) -> list[str]:
-    """What a tensor of ours is called in Qwen3's format: several names where it holds several of
-    theirs.
+    """What a tensor of ours is called in Qwen3's format.
+
+    Several names where it holds several of theirs.
     """
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
     if not layer:
@@ -214,19 +230,23 @@ def qwen3_names(name: str) -> list[str]:
 def part_sizes(config: GPTConfig, name: str, tensor: torch.Tensor) -> list[int]:
     """The rows of each of their tensors in one of ours."""
     if name.endswith("c_attn.weight"):
-        return [
-            heads * config.head_dim for heads in (config.n_head, config.n_kv_head, config.n_kv_head)
-        ]
+        heads = (config.n_head, config.n_kv_head, config.n_kv_head)
+        return [number * config.head_dim for number in heads]
     if name.endswith("c_fc.weight"):
         return [config.n_inner, config.n_inner]
     return [len(tensor)]
 
 
+def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model."""
+    with torch.device("meta"):
+        return {name: tuple(t.shape) for name, t in GPT(config).state_dict().items()}
+
+
 def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
     """Raises CheckpointError unless names and shapes are those of a model of this shape."""
-    with torch.device("meta"):
-        expected = {k: tuple(v.shape) for k, v in GPT(config).state_dict().items()}
-    found = {k: tuple(getattr(v, "shape", ())) for k, v in tensors.items()}
+    expected = expected_shapes(config)
+    found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
     wrong = []
     for name in sorted(expected.keys() | found.keys()):
         here, there = found.get(name, "missing"), expected.get(name, "no such tensor")
@@ -240,41 +260,42 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder under their names there, from whichever of the four forms it has."""
-    for name, read in (
-        ("model.safetensors", read_safetensors),
-        ("pytorch_model.bin", run_folder.load_tensors),
-    ):
+    """All tensors of a folder under their names there, from whichever of the four forms it has.
+
+    Raises CheckpointError for a missing or damaged file, and for one that holds more than tensors.
+    """
+    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": run_folder.load_tensors}
+    for name, read in readers.items():
         if (folder / name).exists():
             return read(folder / name)
         index = files.read_json(folder / f"{name}.index.json", weight_map=dict)
         if index:
-            parts = sorted({Path(part).name for part in index["weight_map"].values()})
-            return {k: v for part in parts for k, v in read(folder / part).items()}
+            tensors = {}
+            for part in sorted({Path(part).name for part in index["weight_map"].values()}):
+                tensors |= read(folder / part)
+            return tensors
     there = run_folder.what_is_there(folder)
     raise CheckpointError(f"{folder} has no model.safetensors and no pytorch_model.bin; {there}")
 
 
 def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file: 8 bytes, the length of a header in JSON; the header, with
-    type, shape and place of each; the data (https://github.com/huggingface/safetensors).
+    """The tensors of a .safetensors file (https://github.com/huggingface/safetensors).
 
-    Raises CheckpointError for a missing or damaged file.
+    It is 8 bytes, the length of a header in JSON; the header, with type, shape and place of each
+    tensor; and the data. Raises CheckpointError for a missing or damaged file.
     """
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, size)))
-        data = torch.from_file(str(path), size=size, dtype=torch.uint8)[
-            8 + length :
-        ]  # mapped, not read
+        mapped = torch.from_file(str(path), size=size, dtype=torch.uint8)  # not read yet
+        data = mapped[8 + length :]
         header.pop("__metadata__", None)
         tensors = {}
         for name, of in header.items():
-            part = data[
-                slice(*of["data_offsets"])
-            ].clone()  # its place need not be a multiple of its items' size
+            start, end = of["data_offsets"]
+            part = data[start:end].clone()  # its place need not be a multiple of its items' size
             tensors[name] = part.view(DTYPES[of["dtype"]]).view(of["shape"])
         return tensors
     except FileNotFoundError:

@@ -1,8 +1,7 @@
-"""Weights to start from: a checkpoint of ours, or a local folder in Hugging Face's format (GPT-2 or
-Qwen3).
+"""Weights to start from: a checkpoint of ours, or a local folder in Hugging Face's format.
 
-Knows whether weights fit the settings and the data of a run; what the folders look like, formats/
-and formats/run_folder.py know.
+Knows whether weights fit the settings and the data of a run. What the folders look like is in
+formats/run_folder.py and formats/huggingface.py.
 """
 
 import dataclasses
@@ -21,8 +20,10 @@ FREE = ("dropout",)  # of GPTConfig: no property of trained weights
 
 @dataclass
 class Pretrained:
-    """What can be started from. config: its shape; tensors: float32, under the names of model.GPT;
-    tokenizer: None where the folder has none.
+    """What can be started from.
+
+    config: its shape. tensors: float32, under the names of model.GPT. tokenizer: None where the
+    folder has none.
     """
 
     path: Path
@@ -31,11 +32,30 @@ class Pretrained:
     tokenizer: Tokenizer | None
 
     def check_fits(self, settings, tokenizer: Tokenizer) -> None:
-        """Raises CheckpointError where the settings that were given ask for another shape, or
-        `tokenizer`, the data's, is another one.
+        """Raises CheckpointError where the run is about another model or another tokenizer.
 
-        A shorter context is no contradiction; a longer one is: its positions were never trained.
+        settings: the run's; those that were given must not ask for another shape. A shorter context
+        is no contradiction; a longer one is: its positions were never trained. tokenizer: the
+        data's.
         """
+        self._check_tokenizer(settings.data_dir, tokenizer)
+        differences = []
+        for name, trained in dataclasses.asdict(self.config).items():
+            if name in FREE or name not in settings.given:
+                continue
+            now = getattr(settings, name)
+            difference = f"  {name}: {trained} in the weights, {now} in the settings"
+            if name != "block_size" and now != trained:
+                differences.append(difference)
+            if name == "block_size" and now > trained:
+                differences.append(f"{difference} (a shorter context would do)")
+        if differences:
+            raise CheckpointError(
+                f"init_from = {self.path} has another shape; leave out these settings to take its"
+                " own, or start from nothing:\n" + "\n".join(differences)
+            )
+
+    def _check_tokenizer(self, data_dir, tokenizer):
         prepare = (
             "prepare the text with the weights' own:\n  python prepare_data.py TEXT --tokenizer"
             f" {self.path} --out data/NAME"
@@ -43,47 +63,31 @@ class Pretrained:
         if self.tokenizer and not self.tokenizer.same_as(tokenizer):
             here, there = (f"{t.kind} of {t.vocab_size:,}" for t in (tokenizer, self.tokenizer))
             raise CheckpointError(
-                f"{settings.data_dir} was made with another tokenizer ({here}) than the weights of"
+                f"{data_dir} was made with another tokenizer ({here}) than the weights of"
                 f" {self.path} ({there}), so its ids mean other text to them; {prepare}"
             )
         padding = self.config.vocab_size - tokenizer.vocab_size
-        if padding < 0 or (
-            padding >= 64 and not self.tokenizer
-        ):  # without a tokenizer of their own it may be another
+        likely_another = padding >= 64 and not self.tokenizer
+        if padding < 0 or likely_another:
             raise CheckpointError(
-                f"{settings.data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of"
+                f"{data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of"
                 f" {self.path} one of {self.config.vocab_size:,}; {prepare}"
-            )
-        differences = []
-        for name, value in dataclasses.asdict(self.config).items():
-            now = getattr(settings, name, value)
-            if (
-                name in settings.given
-                and name not in FREE
-                and now != value
-                and not (name == "block_size" and now < value)
-            ):
-                differences.append(
-                    f"  {name}: {value} in the weights, {now} in the settings"
-                    + (" (a shorter context would do)" if name == "block_size" else "")
-                )
-        if differences:
-            raise CheckpointError(
-                f"init_from = {self.path} has another shape; leave out these settings to take its"
-                " own, or start from nothing:\n" + "\n".join(differences)
             )
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
         """The tensors for a context of at most its own: of learned positions, the first."""
-        return {k: v[:block_size] if k == "wpe.weight" else v for k, v in self.tensors.items()}
+        tensors = dict(self.tensors)
+        if "wpe.weight" in tensors:
+            tensors["wpe.weight"] = tensors["wpe.weight"][:block_size]
+        return tensors
 
 
 def load(path: str | Path) -> Pretrained:
-    """The weights at `path`: a run (its best step, else its newest), a step of one, or a folder in
-    Hugging Face's format.
+    """The weights at `path`.
 
-    Raises CheckpointError for what is missing, damaged or of another architecture, and for files
-    that hold more than tensors.
+    path: a run (its best step, else its newest), a step of one, or a folder in Hugging Face's
+    format. Raises CheckpointError for what is missing, damaged or of another architecture, and for
+    files that hold more than tensors.
     """
     path = Path(path)
     if "model_type" in (files.read_json(path / "config.json") or {}):
