@@ -4,39 +4,31 @@ Knows token ids, not text and not models. What the folder holds is read, and che
 formats/data_folder.py.
 """
 
-import contextlib
 import gzip
 import os
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from formats.data_folder import DataError, Meta, read_meta
+from model import IGNORE
 
-__all__ = [
-    "IGNORE",
-    "DataError",
-    "Dataset",
-    "Meta",
-    "Split",
-    "dtype_for",
-    "read_meta",
-    "read_tokens",
-    "write_meta",
-]
+__all__ = ["IGNORE", "DataError", "Dataset", "Meta", "read_meta", "read_tokens"]
 
-IGNORE = -1  # the target where nothing is to be predicted; model.py's value
+PIECE = 1 << 26  # bytes that one thread reads of a large file
+CHUNK = 1 << 24  # bytes of one read
 
 
 class Dataset:
     """The tokens of one split, and its batches.
 
-    tokens: one flat tensor, int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped
-    (one a shard). `windows` sequences of block_size tokens fit into it side by side, from whatever
-    offset below block_size.
+    tokens: one flat tensor, int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped;
+    a list of them where several shards are memory-mapped. windows: so many sequences of block_size
+    tokens fit into it side by side, from whatever offset below block_size.
     """
 
     def __init__(
@@ -48,17 +40,14 @@ class Dataset:
         device: torch.device,
         location: str = "auto",
     ):
-        """Raises DataError when the split is shorter than one window or holds an id beyond the
-        vocabulary.
-        """
-        self.folder, self.meta, self.block_size, self.device = (
-            Path(folder),
-            meta,
-            block_size,
-            device,
-        )
-        self.split, self.parts = split, meta.splits[split].files()
-        self.path, self.length = self.folder / meta.splits[split].file, meta.splits[split].tokens
+        """Raises DataError when the split is too short or holds an id beyond the vocabulary."""
+        self.folder = Path(folder)
+        self.meta = meta
+        self.split = split
+        self.block_size = block_size
+        self.device = device
+        self.path = self.folder / meta.splits[split].file
+        self.length = meta.splits[split].tokens
         self.bytes = self.length * np.dtype(meta.dtype).itemsize
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
@@ -71,29 +60,33 @@ class Dataset:
             raise DataError(
                 "data_location = gpu, but training runs on the cpu; set data_location = auto or ram"
             )
-        self.location = location if location != "auto" else find_location(self.bytes, device)
-        self.tokens = self._load()
-        self._order = {}  # epoch -> (offset, order of its windows)
+        self.location = find_location(self.bytes, device) if location == "auto" else location
+        self.tokens = self._map() if self.location == "mmap" else self._read()
+        self._orders = {}  # epoch -> (offset, order of its windows)
 
-    def _load(self):
-        kind = torch.int16 if self.meta.dtype == "uint16" else torch.int32
-        if self.location == "mmap":
-            mapped = [self._map(part, kind) for part in self.parts if part.tokens]
-            return mapped[0] if len(mapped) == 1 else mapped
+    def _read(self):
         tokens = read_tokens(self.folder, self.meta, self.split)
         self._check_ids(tokens)
-        tokens = torch.from_numpy(tokens.view(np.int16) if kind == torch.int16 else tokens)
+        if self.meta.dtype == "uint16":
+            tokens = tokens.view(np.int16)
+        tokens = torch.from_numpy(tokens)
         return tokens.to(self.device) if self.location == "gpu" else tokens
 
-    def _map(self, part, kind):
-        path = self.folder / part.file
-        if not path.exists():
-            raise DataError(
-                f"{path} is there only compressed, and can be read so only into memory: unpack it"
-                f" with gunzip -k {self.folder / part.compressed['file']}, or use"
-                " --data_location=ram"
-            )
-        return torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind)
+    def _map(self):
+        kind = torch.int16 if self.meta.dtype == "uint16" else torch.int32
+        mapped = []
+        for part in self.meta.splits[self.split].files():
+            path = self.folder / part.file
+            if not part.tokens:
+                continue
+            if not path.exists():
+                raise DataError(
+                    f"{path} is there only compressed, and can be read so only into memory: unpack"
+                    f" it with gunzip -k {self.folder / part.compressed['file']}, or use"
+                    " --data_location=ram"
+                )
+            mapped.append(torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind))
+        return mapped[0] if len(mapped) == 1 else mapped
 
     def _check_ids(self, ids):
         low, high = int(ids.min()), int(ids.max())
@@ -106,52 +99,53 @@ class Dataset:
             )
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the sequences number `first` and on of a run, each int64
-        [batch_size, block_size] on the device.
+        """Inputs and targets of the sequences number `first` and on of a run.
 
-        Without replacement: an epoch visits every window once, in an order and from an offset that
-        follow from (seed, epoch) alone. So with first = step x batch_size a batch follows from
-        (seed, step), and a run resumes anywhere at no cost.
+        Each is int64 [batch_size, block_size] on the device. Without replacement: an epoch visits
+        every window once, in an order and from an offset that follow from (seed, epoch) alone. So
+        with first = step x batch_size a batch follows from (seed, step), and a run resumes anywhere
+        at no cost.
         """
         parts = []
         while batch_size:  # once, or twice where an epoch ends inside the batch
             epoch, at = divmod(first, self.windows)
             count = min(batch_size, self.windows - at)
-            offset, order = self._epoch(epoch, seed)
+            offset, order = self._order(epoch, seed)
             parts.append(self._gather(offset, order[at : at + count]))
-            first, batch_size = first + count, batch_size - count
+            first += count
+            batch_size -= count
         chunk = parts[0] if len(parts) == 1 else torch.cat(parts)
         return chunk[:, :-1], chunk[:, 1:]
 
-    def _epoch(self, epoch, seed):
-        if epoch not in self._order:
+    def _order(self, epoch, seed):
+        """The offset of an epoch's windows, and their order, int64 [windows]."""
+        if epoch not in self._orders:
             # NumPy guarantees Philox's raw stream in all its versions, which it does not for
             # permutation() (NEP 19).
             random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
             offset = int(random.random_raw() % self.block_size)
             order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
-            keep = {e: o for e, o in self._order.items() if e == epoch - 1}
-            self._order = keep | {
-                epoch: (offset, order.to(self.device if self.location == "gpu" else "cpu"))
-            }
-        return self._order[epoch]
+            if self.location == "gpu":
+                order = order.to(self.device)
+            # The epoch before is kept: a batch may begin in it.
+            self._orders = {e: known for e, known in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = (offset, order)
+        return self._orders[epoch]
 
     def _gather(self, offset, rows):
-        """Tokens of the windows `rows`, int64 [len(rows), block_size + 1] on the device: one
-        indexing operation.
-        """
+        """Tokens of the windows `rows`, int64 [len(rows), block_size + 1] on the device."""
         T = self.block_size
         if isinstance(self.tokens, list):
             return self._to_device(self._take(offset + rows[:, None] * T + torch.arange(T + 1)))
-        return self._to_device(
-            self.tokens.as_strided((self.windows, T + 1), (T, 1), offset).index_select(0, rows)
-        )
+        windows = self.tokens.as_strided((self.windows, T + 1), (T, 1), offset)
+        return self._to_device(windows.index_select(0, rows))
 
     def _take(self, index):
         """The tokens at `index`, from mapped shards too."""
         if not isinstance(self.tokens, list):
             return self.tokens[index.to(self.tokens.device)]
-        taken, first = torch.empty(index.shape, dtype=self.tokens[0].dtype), 0
+        taken = torch.empty(index.shape, dtype=self.tokens[0].dtype)
+        first = 0
         for tokens in self.tokens:
             here = (index >= first) & (index < first + len(tokens))
             taken[here] = tokens[index[here] - first]
@@ -159,100 +153,126 @@ class Dataset:
         return taken
 
     def _to_device(self, chunk):
-        """Gathered tokens as int64 on the device; they travel in their 16 or 32 bits, and are
-        widened there.
+        """Gathered tokens as int64 on the device.
+
+        They travel in their 16 or 32 bits, and are widened there.
         """
-        if self.location == "mmap":  # the other places were checked when they were filled
+        if self.location == "mmap":  # elsewhere they were checked when they were read
             self._check_ids(chunk.numpy().view(self.meta.dtype))
-        if self.device.type == "cuda" and chunk.device.type == "cpu":
+        cuda = self.device.type == "cuda"
+        if cuda and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
-        chunk = chunk.to(self.device, non_blocking=self.device.type == "cuda").long()
+        chunk = chunk.to(self.device, non_blocking=cuda).long()
         return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
 
-    def evaluation(self, windows: int, micro_batch: int, share: int = 0, shares: int = 1):
-        """Yield inputs, targets and the number of predictions of fixed windows spread evenly over
-        the split, `micro_batch` a time.
+    def evaluation(
+        self, windows: int, micro_batch: int, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        """Yield inputs, targets and the number of predictions of fixed windows, spread evenly.
 
-        windows: how many, 0 for all, the last, partial one included. Each yield is int64
-        [micro_batch, block_size] twice; rows that fill up the last one have only IGNORE as targets,
-        so every forward has one shape and the mean does not depend on micro_batch. share, shares:
-        of so many processes that evaluate together, the number of this one, which takes every
+        windows: how many, 0 for all, the last, partial one included. Inputs and targets are int64
+        [micro_batch, block_size]; rows that fill up the last micro-batch have only IGNORE as
+        targets, so every forward has one shape and the mean does not depend on micro_batch. rank,
+        ranks: of so many processes that evaluate together, which one this is; it takes every
         so-many-th window.
         """
-        T, whole = self.block_size, (self.length - 1) // self.block_size
-        rest = self.length - 1 - whole * T
-        rows = (
-            range(whole)
-            if not windows or windows >= whole
-            else [i * whole // windows for i in range(windows)]
-        )
-        starts = ([row * T for row in rows] + ([whole * T] if rest and not windows else []))[
-            share::shares
-        ]
+        T = self.block_size
+        whole, rest = divmod(self.length - 1, T)  # targets: each token but the first
+        if windows and windows < whole:
+            starts = [i * whole // windows * T for i in range(windows)]
+        else:
+            starts = [row * T for row in range(whole)]
+        if rest and not windows:
+            starts.append(whole * T)
+        starts = starts[rank::ranks]
         for at in range(0, len(starts), micro_batch):
             part = starts[at : at + micro_batch]
-            index = torch.tensor(part + [0] * (micro_batch - len(part)))[:, None] + torch.arange(
-                T + 1
-            )
+            rows = torch.tensor(part + [0] * (micro_batch - len(part)))
+            index = rows[:, None] + torch.arange(T + 1)
             chunk = self._to_device(self._take(index.clamp(max=self.length - 1)))
-            x, y = (
-                chunk[:, :-1],
-                chunk.clone()[:, 1:],
-            )  # in memory as a training batch lies: another layout would be compiled anew
+            x = chunk[:, :-1]
+            y = chunk.clone()[:, 1:]  # lies in memory as in training: else it is compiled anew
             y[len(part) :] = IGNORE
-            cut = T - rest if part[-1] == whole * T else 0
-            if cut:
+            predictions = len(part) * T
+            if part[-1] == whole * T:  # the partial window, which is the last
                 y[len(part) - 1, rest:] = IGNORE
-            yield x, y, len(part) * T - cut
+                predictions -= T - rest
+            yield x, y, predictions
 
 
 def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
-    """All tokens of a split in memory, [tokens] of meta.dtype: from one file, from its compressed
-    copy where only that is there, or from shards in their order. Raises DataError for a file
-    that is cut off or damaged.
+    """All tokens of a split in memory, [tokens] of meta.dtype.
+
+    From one file, from its compressed copy where only that is there, or from shards in their order.
+    Raises DataError for a file that is cut off or damaged.
     """
-    tokens, start = np.empty(meta.splits[split].tokens, meta.dtype), 0
+    tokens = np.empty(meta.splits[split].tokens, meta.dtype)
+    start = 0
     for part in meta.splits[split].files():
-        _fill(tokens[start : start + part.tokens], Path(folder), part)
+        if not part.tokens:
+            continue
+        target = memoryview(tokens[start : start + part.tokens]).cast("B")
         start += part.tokens
+        path = Path(folder) / part.file
+        if path.exists():
+            fits = _read(target, path)
+        else:
+            path = Path(folder) / part.compressed["file"]
+            fits = _unpack(target, path)
+        if not fits:
+            raise DataError(
+                f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it"
+                " again"
+            )
     return tokens
 
 
-def _fill(target, folder, part):
-    """Read one file into its place: in pieces by several threads, which new memory needs to take
-    what a fast disk gives.
+def _read(target, path):
+    """Fill a buffer from a file. Returns whether the file has its length.
+
+    A large file is read in pieces by several threads: filling new memory needs them to keep up with
+    a fast disk.
     """
-    path, view, size = folder / part.file, memoryview(target).cast("B"), 1 << 26
-    packed = not path.exists()
-    if packed:
-        path, size = folder / part.compressed["file"], max(1, len(view))
 
-    def read(begin):
-        with gzip.open(path) if packed else open(path, "rb") as file:
-            file.seek(begin)
-            at, end = begin, min(begin + size, len(view))
-            while at < end and (count := file.readinto(view[at : min(end, at + (1 << 24))])):
-                at += count
-            if at < end or end == len(view) and file.read(1):
-                raise DataError(
-                    f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of;"
-                    " copy it again"
-                )
+    def read(start):
+        end = min(start + PIECE, len(target))
+        with open(path, "rb") as file:
+            file.seek(start)
+            return _fill(target[start:end], file, last=end == len(target))
 
+    starts = range(0, len(target), PIECE)
+    if len(starts) == 1:
+        return read(0)  # a thread takes address space, which may be limited
+    with ThreadPoolExecutor(4) as threads:
+        return all(threads.map(read, starts))
+
+
+def _unpack(target, path):
+    """Fill a buffer from a gzip file. Returns whether it holds as much."""
     try:
-        pieces = range(0, max(1, len(view)), size)
-        with (
-            ThreadPoolExecutor(4) if len(pieces) > 1 else contextlib.nullcontext()
-        ) as threads:  # a thread takes address space, which may be limited
-            list((threads.map if threads else map)(read, pieces))
+        with gzip.open(path) as file:
+            return _fill(target, file, last=True)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from None
 
 
+def _fill(target, file, last):
+    """Fill a buffer from an open file. Returns whether there was enough, and, if `last`, no more."""
+    at = 0
+    while at < len(target):
+        count = file.readinto(target[at : at + CHUNK])
+        if not count:
+            return False
+        at += count
+    return not (last and file.read(1))
+
+
 def find_location(size: int, device: torch.device) -> str:
-    """Where `size` bytes of tokens go: "gpu" while they take at most a quarter of its free memory
-    and fit through the RAM, "ram" while they take at most half of what is free there, divided
-    among the processes that torchrun started here, else "mmap".
+    """Where `size` bytes of tokens go: "gpu", "ram" or "mmap".
+
+    To the GPU while they take at most a quarter of its free memory and fit through the RAM; into
+    RAM while they take at most half of what is free there, divided among the processes that
+    torchrun started here.
     """
     free = free_ram() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
@@ -261,21 +281,22 @@ def find_location(size: int, device: torch.device) -> str:
 
 
 def free_ram() -> int:
-    """Bytes of memory that can be had without swapping; a large guess where the system does not
-    say.
+    """Bytes of memory that can be had without swapping.
+
+    8 GiB, a guess, where the system does not say.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
+        available = next(line for line in lines if line.startswith("MemAvailable"))
+        free = int(available.split()[1]) * 1024
+        # The limit of a container, in the two versions of Linux's control groups.
         for limit, used in (
             ("memory.max", "memory.current"),
             ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
         ):
-            files = Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used)
-            if all(f.exists() for f in files) and files[0].read_text().strip() != "max":
-                free = min(free, int(files[0].read_text()) - int(files[1].read_text()))
+            limit, used = Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used)
+            if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+                free = min(free, int(limit.read_text()) - int(used.read_text()))
         return free
     except (OSError, StopIteration, ValueError):
         return 8 << 30
