@@ -215,7 +215,7 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
         start += part.tokens
         path = Path(folder) / part.file
         if path.exists():
-            fits = _read(target, path)
+            fits = _read_file(target, path)
         else:
             path = Path(folder) / part.compressed["file"]
             fits = _unpack(target, path)
@@ -227,7 +227,7 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
     return tokens
 
 
-def _read(target, path):
+def _read_file(target, path):
     """Fill a buffer from a file. Returns whether the file has its length.
 
     A large file is read in pieces by several threads: filling new memory needs them to keep up with
@@ -257,7 +257,7 @@ def _unpack(target, path):
 
 
 def _fill(target, file, last):
-    """Fill a buffer from an open file. Returns whether there was enough, and, if `last`, no more."""
+    """Fill a buffer from an open file. Returns whether it held enough and, if `last`, no more."""
     at = 0
     while at < len(target):
         count = file.readinto(target[at : at + CHUNK])
