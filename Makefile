@@ -14,8 +14,10 @@ test: .venv/dev .venv/llama_cpp
 
 lint: .venv/dev
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
-# Every check and measurement that a GPU is needed for. NANOGPT=PATH: a checkout to compare with; PY=python3: what is installed, without .venv
+# Every check and measurement that a GPU is needed for. NANOGPT=PATH: a checkout to compare with;
+# PY=python3: what is installed, without .venv
 PACKAGES = $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 gpu: $(if $(filter .venv/%,$(PY)),.venv/dev)
 	$(PY) -m pytest -m gpu
