@@ -1,6 +1,4 @@
-"""What tests share: small prepared folders made of real text, and the scripts run as a user runs
-them.
-"""
+"""What tests share: small folders of real text, and the scripts run as a user runs them."""
 
 import os
 import shutil
@@ -10,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # models this small gain nothing from a second thread, and processes side by side lose
-)
+# Models this small gain nothing from a second thread, and processes side by side lose.
+os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
@@ -41,8 +38,9 @@ def run_script(*command, cwd=ROOT, timeout=300, **env):
 
 
 def fails_clearly(result, *words, status=2):
-    """Assert that a command ended with `status`, a message of a few lines that holds `words`, and
-    no traceback.
+    """Assert that a command ended with `status` and a short message that holds `words`.
+
+    A message of a few lines, and no traceback.
     """
     text = result.stderr.strip()
     assert result.returncode == status, (result.returncode, result.stdout, text)
@@ -60,13 +58,13 @@ def prose() -> str:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium, as a playwright Browser. Tests that ask for it are skipped where there
-    is none.
+    """A headless Chromium, as a playwright Browser.
+
+    Tests that ask for it are skipped where there is none.
     """
-    path = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if not path:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = [path for path in map(shutil.which, names) if path]
+    if not found:
         pytest.skip("needs Chromium (Debian: apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
@@ -79,7 +77,7 @@ def browser():
             "--disable-component-update",
             "--disable-sync",
         ]
-        chromium = playwright.chromium.launch(executable_path=path, args=quiet)
+        chromium = playwright.chromium.launch(executable_path=found[0], args=quiet)
         yield chromium
         chromium.close()
 

@@ -1,5 +1,6 @@
-"""tokenizer_bpe.py: every string comes back, ids are those of the saved tokenizer.json, and what is
-read from files is checked.
+"""tokenizer_bpe.py: every string comes back, and ids are those of the saved tokenizer.json.
+
+What is read from files is checked.
 """
 
 import json
@@ -48,8 +49,9 @@ TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
 
 
 def known_to_both(text):
-    """Whether Python's Unicode data knows every character: engines differ on letters that are newer
-    than their tables.
+    """Whether Python's Unicode data knows every character.
+
+    Engines differ on letters that are newer than their tables.
     """
     return all(unicodedata.category(c) != "Cn" for c in text)
 
@@ -158,8 +160,9 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
 
 
 def test_merges_are_recovered_from_ranks():
-    """GPT-2's vocabulary comes as ranks alone; from those of a trained tokenizer exactly its merges
-    come back.
+    """GPT-2's vocabulary comes as ranks alone.
+
+    From those of a trained tokenizer exactly its merges come back.
     """
     vocab = BPE.description["model"]["vocab"]
     alphabet = tokenizer_bpe.byte_alphabet()

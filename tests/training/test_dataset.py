@@ -1,6 +1,4 @@
-"""training/dataset.py and formats/data_folder.py: what is checked, and that every place and form of the data gives the
-same batches.
-"""
+"""training/dataset.py and formats/data_folder.py: every form of the data gives the same batches."""
 
 import gzip
 import json
@@ -10,16 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.dataset import (
-    DataError,
-    Dataset,
-    Meta,
-    Split,
-    dtype_for,
-    read_meta,
-    read_tokens,
-    write_meta,
-)
+from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from training.dataset import Dataset, read_tokens
 
 CPU = torch.device("cpu")
 

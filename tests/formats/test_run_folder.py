@@ -1,4 +1,4 @@
-"""formats/run_folder.py: whole-or-nothing step folders, what is found, and what damage is answered with."""
+"""formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
 import json
 import pickle

@@ -1,0 +1,77 @@
+"""What the tests of formats share: small models of transformers, and how two models compare."""
+
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+from tests.test_train import train_small
+
+SHAPE = {
+    "vocab_size": 512,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 32,
+    "n_positions": 32,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+@pytest.fixture(scope="package")
+def bpe_run(tmp_path_factory, bpe_data):
+    """A short run on bpe_data."""
+    folder = tmp_path_factory.mktemp("run") / "bpe"
+    assert train_small(bpe_data, folder, "--max_steps=10").returncode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hf_model():
+    """A small GPT-2 of transformers with random weights, biases included."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**SHAPE)).eval()
+    for p in model.parameters():
+        p.data.normal_(std=0.1)
+    return model
+
+
+@pytest.fixture(scope="module", params=["as many heads", "grouped, tied"])
+def qwen3_model(request):
+    """A small Qwen3 of transformers with random weights."""
+    torch.manual_seed(0)
+    grouped = request.param != "as many heads"
+    shape = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_key_value_heads": 2 if grouped else 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": grouped,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    for name, p in model.named_parameters():
+        p.data.normal_(mean=float("norm" in name), std=0.1)
+    return model
+
+
+def logits_agree(model, hf, vocab_size):
+    """Assert that two models give the same logits, to 1e-4, over the whole context."""
+    idx = torch.randint(
+        vocab_size, (3, model.config.block_size), generator=torch.Generator().manual_seed(1)
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(model(idx)[..., :vocab_size], hf(idx).logits, rtol=0, atol=1e-4)
+
+
+def saved(hf_model, folder, **config):
+    """The model in a folder, with values of config.json replaced."""
+    hf_model.save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder

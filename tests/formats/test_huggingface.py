@@ -1,0 +1,153 @@
+"""formats/huggingface.py: folders of transformers, read in every form, or refused in a sentence."""
+
+import copy
+import os
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from formats import huggingface, pretrained
+from formats.run_folder import CheckpointError
+from model import GPT, GPTConfig
+from tests.formats.conftest import SHAPE, logits_agree, saved
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "pickle", "old pickle", "half"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_of_transformers_loads_in_every_form(hf_model, tmp_path, form, tied):
+    hf = GPT2LMHeadModel(GPT2Config(**SHAPE, tie_word_embeddings=tied)).eval()
+    hf.load_state_dict(hf_model.state_dict())
+    if not tied:
+        hf.lm_head.weight.data.normal_(std=0.1)
+    if form == "half":
+        hf = hf.to(torch.bfloat16)
+    hf.save_pretrained(tmp_path, max_shard_size="30KB" if form == "shards" else "1GB")
+    if "pickle" in form:  # as the first GPT-2 folders were: no prefix, causal masks inside
+        (tmp_path / "model.safetensors").unlink()
+        old = {
+            k.removeprefix("transformer."): v
+            for k, v in hf.state_dict().items()
+            if not (tied and k == "lm_head.weight")
+        }
+        old["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
+        torch.save(
+            old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=form == "pickle"
+        )
+    assert len(list(tmp_path.glob("*.safetensors"))) == {"safetensors": 1, "half": 1}.get(
+        form, len(list(tmp_path.glob("model-*")))
+    )
+    source = pretrained.load(tmp_path)
+    assert source.tokenizer is None and source.config == GPTConfig(
+        512, 32, 2, 2, 32, tie_weights=tied
+    )
+    model = GPT(source.config).eval()
+    model.load_state_dict(source.tensors)
+    logits_agree(model, hf.float(), 512)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [
+        ((12, 12, 768), 124_439_808),
+        ((24, 16, 1024), 354_823_168),
+        ((36, 20, 1280), 774_030_080),
+        ((48, 25, 1600), 1_557_611_200),
+    ],
+)
+def test_all_four_sizes_have_the_right_tensors(tmp_path, shape, parameters):
+    layers, heads, width = shape
+    hf_shape = GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
+    hf_shape.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        hf = GPT2LMHeadModel(hf_shape)
+    config = huggingface.read_config(tmp_path)
+    assert config == GPTConfig(50257, 1024, layers, heads, width)
+    huggingface.check_tensors(tmp_path, config, huggingface.from_hf(config, hf.state_dict()))
+    with torch.device("meta"):
+        assert GPT(config).num_parameters() == parameters == hf.num_parameters()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "shards", "half"])
+def test_a_folder_of_qwen3_loads_in_every_form(qwen3_model, tmp_path, form):
+    hf = copy.deepcopy(qwen3_model).to(torch.bfloat16 if form == "half" else torch.float32)
+    hf.save_pretrained(tmp_path, max_shard_size="50KB" if form == "shards" else "1GB")
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (form == "shards")
+    source = pretrained.load(tmp_path)
+    assert (
+        source.config.arch == "qwen3"
+        and source.config.head_dim == 16
+        and source.config.rope_theta == 1e6
+    )
+    model = GPT(source.config).eval()
+    model.load_state_dict(source.tensors)
+    logits_agree(
+        model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval(), 512
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"attention_bias": True, "hidden_act": "gelu"},
+            "hidden_act = 'gelu', attention_bias = True",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type = 'yarn'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
+        ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
+        ({"head_dim": 15}, "heads of 15"),
+    ],
+)
+def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, config, words):
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        pretrained.load(saved(qwen3_model, tmp_path, **config))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama"}, "'llama'"),
+        (
+            {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
+            "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
+        ),
+        ({"n_inner": 64}, "h.0.mlp.c_fc.bias: (128,), expected (64,)"),
+        ({"n_layer": 3}, "h.2.attn.c_attn.bias: missing"),
+        ({"vocab_size": 500}, "(512, 32), expected (500, 32)"),
+        ({"n_head": 3}, "n_head = 3 does not divide"),
+    ],
+)
+def test_another_architecture_is_refused_in_a_sentence(hf_model, tmp_path, config, words):
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        pretrained.load(saved(hf_model, tmp_path, **config))
+
+
+def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    weights = saved(hf_model, tmp_path) / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (whole[:-10], whole[:100], b"", b"\xff" * 100):
+        weights.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            pretrained.load(tmp_path)
+    weights.unlink()
+    for content in ({"wte.weight": Evil()}, None):
+        (
+            torch.save(content, tmp_path / "pytorch_model.bin")
+            if content
+            else (tmp_path / "pytorch_model.bin").write_bytes(b"")
+        )
+        with pytest.raises(
+            CheckpointError, match="execute code" if content else "cannot be loaded"
+        ):
+            pretrained.load(tmp_path)
+    assert not (tmp_path / "executed").exists()
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+        pretrained.load(tmp_path)

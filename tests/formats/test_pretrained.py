@@ -1,0 +1,179 @@
+"""formats/pretrained.py: runs that start from weights, and text prepared for them."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HFTokenizer
+from transformers import AutoTokenizer
+
+from formats import gguf, pretrained, run_folder
+from formats.data_folder import read_meta
+from generating.load import load_model
+from tests.conftest import fails_clearly, run_script
+from tests.formats.conftest import logits_agree, saved
+from tests.test_train import SMALL
+from tokenizer_bpe import Tokenizer
+
+
+def without_shape():
+    """The small settings, the shape left to the weights."""
+    return [s for s in SMALL if not s.startswith(("--n_", "--block_size"))]
+
+
+def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
+    def train(*more):
+        return run_script(
+            "train.py",
+            f"--data_dir={bpe_data}",
+            f"--checkpoint_dir={tmp_path / 'run'}",
+            *without_shape(),
+            *more,
+        )
+
+    start = shutil.copytree(bpe_run, tmp_path / "start")
+    first = train(f"--init_from={start}", "--block_size=16", "--learning_rate=0", "--max_steps=1")
+    assert first.returncode == 0 and f"the weights of {start}" in first.stdout, first.stderr
+    ours, theirs = pretrained.load(tmp_path / "run"), pretrained.load(start)
+    assert ours.config == dataclasses.replace(theirs.config, block_size=16)
+    assert all(torch.equal(t, ours.tensors[name]) for name, t in theirs.cut_to(16).items())
+
+    shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
+    second = train(f"--init_from={start}", "--block_size=16", "--max_steps=2")
+    assert (
+        second.returncode == 0
+        and "does not read again" in second.stdout
+        and "continues at step 1" in second.stdout
+    ), second.stderr
+
+
+def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp_path):
+    saved(hf_model, tmp_path / "hf")
+    shutil.copy(bpe_data / "tokenizer.json", tmp_path / "hf")
+    where = [
+        f"--data_dir={bpe_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        f"--init_from={tmp_path / 'hf'}",
+    ]
+    quick = [
+        "--batch_size=4",
+        "--max_steps=3",
+        "--eval_batches=1",
+        "--compile=False",
+        "--warmup_steps=1",
+        "--learning_rate=0",
+        "--dtype=float32",
+        "--log_interval=1",
+    ]
+    result = run_script("train.py", "config/finetune.py", *where, *quick)
+    assert result.returncode == 0, result.stderr
+    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
+    logits_agree(model, hf_model, 512)
+
+
+def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, text_file, tmp_path):
+    hf_tokenizer = HFTokenizer(models.BPE())
+    hf_tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(gguf.QWEN2_PATTERN), "isolated")
+    hf_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    hf_tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    hf_tokenizer.train([str(text_file)], trainer)
+    hf_tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    folder = saved(qwen3_model, tmp_path / "hf")
+    hf_tokenizer.save(str(folder / "tokenizer.json"))
+    text = "Cafe\u0301 na\u00efve, it's 1234 o'clock\n\n  \u4f60\u597d\uff01"
+    assert Tokenizer.load(folder).encode(text).tolist() == hf_tokenizer.encode(text).ids
+
+    result = run_script(
+        "prepare_data.py", text_file, "--tokenizer", folder, "--out", tmp_path / "data"
+    )
+    assert result.returncode == 0, result.stderr
+    where = [
+        f"--data_dir={tmp_path / 'data'}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        f"--init_from={folder}",
+    ]
+    quick = [
+        "--batch_size=4",
+        "--max_steps=2",
+        "--eval_batches=1",
+        "--compile=False",
+        "--learning_rate=0",
+        "--dtype=float32",
+    ]
+    plan = run_script("train.py", "config/finetune.py", *where, *quick, "--dry_run=True")
+    assert plan.returncode == 0 and f"{qwen3_model.num_parameters():,}" in plan.stdout, plan.stderr
+    result = run_script("train.py", "config/finetune.py", *where, *quick)
+    assert result.returncode == 0, result.stderr
+    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
+    logits_agree(model, qwen3_model, 512)
+
+
+def test_contradictions_are_listed_and_other_tokenizers_explained(
+    hf_model, bpe_run, char_data, bpe_data, tmp_path
+):
+    def train(data, source, *more):
+        return run_script(
+            "train.py",
+            f"--data_dir={data}",
+            f"--checkpoint_dir={tmp_path / 'run'}",
+            f"--init_from={source}",
+            *without_shape(),
+            *more,
+        )
+
+    fails_clearly(
+        train(bpe_data, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"),
+        "n_layer: 2 in the weights, 3 in the settings",
+        "block_size: 32 in the weights, 64",
+        "shorter",
+    )
+    fails_clearly(train(char_data, bpe_run), "another tokenizer", "char of", "--tokenizer")
+    fails_clearly(train(char_data, saved(hf_model, tmp_path / "hf")), "vocabulary of", "512")
+    fails_clearly(train(bpe_data, tmp_path), "no checkpoint at")
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(
+    bpe_run, bpe_data, text_file, tmp_path
+):
+    assert run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf").returncode == 0
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(
+        tmp_path / "saved"
+    )  # as transformers itself writes it
+    model = json.loads((tmp_path / "hf" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    (tmp_path / "old" / "merges.txt").write_text(
+        "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]),
+        encoding="utf-8",
+    )
+    expected = np.fromfile(bpe_data / "train.bin", read_meta(bpe_data).dtype)
+    for n, source in enumerate([bpe_run, tmp_path / "saved", tmp_path / "old"]):
+        result = run_script(
+            "prepare_data.py", text_file, "--tokenizer", source, "--out", tmp_path / f"data{n}"
+        )
+        assert result.returncode == 0, result.stderr
+        assert np.array_equal(np.fromfile(tmp_path / f"data{n}" / "train.bin", "uint16"), expected)
+        assert Tokenizer.load(tmp_path / f"data{n}").same_as(Tokenizer.load(bpe_data))
+    (tmp_path / "old" / "merges.txt").write_text("#version: 0.2\nnot there\n", encoding="utf-8")
+    fails_clearly(
+        run_script(
+            "prepare_data.py",
+            text_file,
+            "--tokenizer",
+            Path(tmp_path / "old"),
+            "--out",
+            tmp_path / "data9",
+        ),
+        "vocab.json",
+    )

@@ -1,0 +1,254 @@
+"""The house: which file may import which, and the rules of style that a program can check.
+
+Reads the sources with the standard library's ast; imports and runs none of them. Imports inside
+functions count like any other.
+"""
+
+import ast
+import re
+from functools import cache
+
+from tests.conftest import ROOT
+
+GROUND = {"model", "tokenizer_bpe", "hardware", "config"}
+ROOMS = {"preparing", "training", "generating"}
+SCRIPTS = {"prepare_data", "train", "generate"}
+# What each part of the house may import, beside itself. tools and benchmarks may import all of it.
+MAY_IMPORT = {
+    "formats": GROUND,
+    "preparing": GROUND | {"formats"},
+    "generating": GROUND | {"formats"},
+    "training": GROUND | {"formats", "generating"},
+    "tools": GROUND | {"formats"} | ROOMS | SCRIPTS,
+    "benchmarks": GROUND | {"formats", "tools"} | ROOMS | SCRIPTS,
+    "tests": GROUND | {"formats", "tools", "benchmarks"} | ROOMS | SCRIPTS,
+}
+MAY_IMPORT |= {part: set() for part in GROUND}
+MAY_IMPORT |= {part: GROUND | {"formats"} | ROOMS for part in SCRIPTS}
+LINES = 400
+COLUMNS = 100
+
+# Files that do not keep the rules of style yet. To be emptied.
+NOT_YET_LIST = """
+    benchmarks/__init__.py benchmarks/ablation.py benchmarks/generate.py benchmarks/ladder.py
+    benchmarks/plan.py benchmarks/prepare.py benchmarks/ranks.py benchmarks/report.py
+    benchmarks/startup.py benchmarks/throughput.py benchmarks/time_to_loss.py generate.py
+    generating/cache.py generating/chat.py generating/cpu_kernels.py generating/decode.py
+    generating/load.py generating/sampling.py generating/text.py model.py prepare_data.py
+    preparing/folders.py preparing/text_sources.py preparing/token_writer.py tests/test_demo.py
+    tests/test_generate.py tests/test_guard.py tests/test_loggers.py tests/test_model.py
+    tests/test_prepare.py tests/test_ranks.py tests/test_report.py tests/test_sampling.py
+    tests/test_tools.py tests/test_train.py tests/torture.py tools/charts.py tools/demo.py
+    tools/evaluate.py tools/export.py tools/history.py tools/model_card.py tools/report.py
+    train.py training/guard.py training/loggers.py training/muon.py training/plan.py
+    training/profiling.py training/ranks.py training/run.py training/saver.py training/setup.py
+    training/step.py training/terminal.py
+"""
+NOT_YET = set(NOT_YET_LIST.split())
+
+
+def sources():
+    """The Python files of the project, as paths from its root."""
+    found = list(ROOT.glob("*.py"))
+    for part in MAY_IMPORT:
+        found += (ROOT / part).rglob("*.py")
+    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+
+
+@cache
+def read(path):
+    """The text of a file."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def parse(path):
+    """The syntax tree of a file."""
+    return ast.parse(read(path), path)
+
+
+FILES = sources()
+STYLED = [path for path in FILES if path not in NOT_YET]
+# formats.files -> formats/files.py, formats -> formats/__init__.py
+MODULES = {
+    path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in FILES
+}
+
+
+def part_of(module):
+    """The part of the house that a module belongs to: the first word of its name."""
+    return module.partition(".")[0]
+
+
+@cache
+def imports(module):
+    """What a module of the project imports, as {module: names that it takes from it}.
+
+    `from formats import files` counts as an import of formats.files.
+    """
+    found = {}
+    for node in ast.walk(parse(MODULES[module])):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                found.setdefault(alias.name, set())
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" in MODULES:
+                    found.setdefault(f"{node.module}.{alias.name}", set())
+                else:
+                    found.setdefault(node.module, set()).add(alias.name)
+    return found
+
+
+def our_imports(module):
+    """The same, but for what is not of the project."""
+    return {name: names for name, names in imports(module).items() if part_of(name) in MAY_IMPORT}
+
+
+def defined(module):
+    """The names that a module assigns, defines or imports outside of functions."""
+    names, waiting = set(), [parse(MODULES[module])]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        waiting += ast.iter_child_nodes(node)
+    return names
+
+
+def reached_from(module):
+    """All modules, of the project or not, that importing one of the project can lead to."""
+    found, waiting = set(), [module]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += imports(current) if current in MODULES else []
+    return found
+
+
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def test_imports_run_one_way():
+    wrong = []
+    for module in MODULES:
+        allowed = MAY_IMPORT[part_of(module)] | {part_of(module)}
+        wrong += [f"{module} imports {n}" for n in our_imports(module) if part_of(n) not in allowed]
+    assert wrong == []
+
+
+def test_what_is_imported_from_the_project_is_there():
+    missing = []
+    for module in MODULES:
+        for name, names in our_imports(module).items():
+            there = defined(name) if name in MODULES else set()
+            missing += [f"{module}: {name}.{n}" for n in names - there]
+            if name not in MODULES:
+                missing.append(f"{module}: {name}")
+    assert missing == []
+
+
+def test_no_imports_run_in_a_circle():
+    graph = {module: our_imports(module).keys() for module in MODULES}
+    while graph:  # take away what imports nothing more of the rest
+        free = [module for module, needed in graph.items() if not needed & graph.keys()]
+        assert free, f"there is a circle among {sorted(graph)}"
+        for module in free:
+            del graph[module]
+
+
+def test_preparing_does_without_torch():
+    for module in MODULES:
+        if part_of(module) in ("preparing", "prepare_data"):
+            assert "torch" not in map(part_of, reached_from(module)), module
+
+
+# -- style -----------------------------------------------------------------------------------------
+
+
+def nodes(*kinds):
+    """All nodes of some kinds, with where they are, in the files that should keep the rules."""
+    for path in STYLED:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, kinds):
+                yield f"{path}:{getattr(node, 'lineno', 1)}", node
+
+
+def public(node):
+    """The functions and classes of a module, and the methods of these, whose names are public."""
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from public(child)
+
+
+def is_preset(path):
+    """Whether a file is a preset: plain assignments under a comment that says what they are for."""
+    return path.startswith("config/") and path not in ("config/__init__.py", "config/loader.py")
+
+
+def test_no_conditional_expression_lies_inside_another():
+    wrong = []
+    for where, node in nodes(ast.IfExp):
+        if sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1:
+            wrong.append(where)
+    assert wrong == []
+
+
+def test_a_function_with_a_name_is_no_lambda():
+    wrong = []
+    for where, node in nodes(ast.Assign, ast.AnnAssign, ast.NamedExpr):
+        if isinstance(node.value, ast.Lambda):
+            wrong.append(where)
+    assert wrong == []
+
+
+def test_what_is_public_has_a_docstring():
+    wrong = []
+    for path in STYLED:
+        if path.startswith("tests/") or is_preset(path) or not read(path):
+            continue
+        for node in [parse(path), *public(parse(path))]:
+            name = getattr(node, "name", "the file")
+            if not ast.get_docstring(node) and name != "main":
+                wrong.append(f"{path}: {name}")
+    assert wrong == []
+
+
+def test_a_docstring_begins_with_a_line_that_stands_alone():
+    wrong = []
+    for where, node in nodes(ast.Module, ast.FunctionDef, ast.ClassDef):
+        first, _, rest = (ast.get_docstring(node) or "").partition("\n")
+        if rest and not rest.startswith("\n"):
+            wrong.append(f"{where}: {first}")
+    assert wrong == []
+
+
+def test_a_long_file_gives_its_reason():
+    wrong = []
+    for path in STYLED:
+        lines = len(read(path).splitlines())
+        reason = ast.get_docstring(parse(path)) or ""
+        if lines > LINES and not re.search(r"\blong\b", reason):
+            wrong.append(f"{path}: {lines} lines")
+    assert wrong == []
+
+
+def test_lines_end_at_the_hundredth_column():
+    wrong = []
+    for path in STYLED:
+        for number, line in enumerate(read(path).splitlines(), start=1):
+            if len(line) > COLUMNS:
+                wrong.append(f"{path}:{number}")
+    assert wrong == []
+
+
+def test_the_list_of_exceptions_names_files_that_are_there():
+    assert set(FILES) >= NOT_YET

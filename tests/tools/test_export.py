@@ -1,0 +1,281 @@
+"""tools/export.py and formats/gguf.py: what is exported, run by the programs that it is for."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import ctranslate2
+import pytest
+import torch
+from ctranslate2.converters import TransformersConverter
+from gguf import GGUFReader
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from formats import gguf, pretrained, run_folder
+from formats.conversation import CHAT_TEMPLATE, REPLY, format_chat
+from formats.huggingface import to_hf
+from formats.run_folder import CheckpointError
+from generating import decode
+from generating.load import load_model
+from model import GPT, GPTConfig
+from tests.conftest import LLAMA_CPP, fails_clearly, run_script
+from tests.formats.conftest import logits_agree
+from tests.test_train import train_small
+from tokenizer_bpe import Tokenizer
+
+# Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.
+RUNS = {
+    "gpt2, characters": ["--tie_weights=True", "--bias=False"],
+    "gpt2": ["--tie_weights=False", "--bias=True"],
+    "qwen3": ["--arch=qwen3", "--tie_weights=False", "--zero_init=True"],
+    "qwen3, grouped, tied": [
+        "--arch=qwen3",
+        "--tie_weights=True",
+        "--n_kv_head=1",
+        "--head_dim=24",
+        "--n_inner=96",
+    ],
+    "qwen3, characters": ["--arch=qwen3", "--tie_weights=True"],
+}
+
+
+def greedy(model, tokenizer, prompt, count):
+    """Our own greedy continuation: ids up to the end of the text, and the text."""
+    ids = tokenizer.encode(prompt).tolist()
+    vocab_size = tokenizer.vocab_size
+    new = [i for (i,) in decode.generate(model, [ids], count, temperature=0, vocab_size=vocab_size)]
+    if tokenizer.eot_id in new:
+        new = new[: new.index(tokenizer.eot_id)]
+    return new, tokenizer.decode(new)
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def trained(request, tmp_path_factory, char_data, bpe_data):
+    """A short run of each."""
+    folder = tmp_path_factory.mktemp("runs") / request.param.replace(", ", "_")
+    data = char_data if "characters" in request.param else bpe_data
+    more = [
+        "--max_steps=100",
+        "--eval_interval=100",
+        "--block_size=256",
+        "--sample_prompts=The name",
+    ]
+    result = train_small(data, folder, *more, *RUNS[request.param])
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bpe_run(tmp_path_factory, bpe_data):
+    """A short run on bpe_data."""
+    folder = tmp_path_factory.mktemp("run") / "bpe"
+    assert train_small(bpe_data, folder, "--max_steps=10").returncode == 0
+    return folder
+
+
+class Exported(NamedTuple):
+    """A run as a folder for transformers, out/hf, and as out/run.gguf, and our own model of it."""
+
+    out: Path
+    model: GPT
+    tokenizer: Tokenizer
+    state: dict
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Each run, exported in both ways."""
+    out = tmp_path_factory.mktemp("exported")
+    result = run_script(
+        "-m", "tools.export", trained, "--out", out / "hf", "--gguf", out / "run.gguf"
+    )
+    assert result.returncode == 0, result.stderr
+    model, tokenizer, state = load_model(run_folder.find(trained), torch.device("cpu"))
+    return Exported(out, model, tokenizer, state)
+
+
+def test_an_export_computes_the_same_and_writes_the_same(exported, trained):
+    out, model, tokenizer, state = exported
+    folder = out / "hf"
+    hf = AutoModelForCausalLM.from_pretrained(folder)
+    hf_tokenizer = AutoTokenizer.from_pretrained(folder)
+    names = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}
+    assert type(hf).__name__ == names[model.config.arch]
+    assert hf.config.tie_word_embeddings == model.config.tie_weights
+    logits_agree(model, hf.eval(), tokenizer.vocab_size)
+
+    prompt = "The name of the"
+    ids = hf_tokenizer(prompt)["input_ids"]
+    assert ids == tokenizer.encode(prompt).tolist() and hf_tokenizer.decode(ids) == prompt
+    write = pipeline("text-generation", model=str(folder))
+    # Its own settings stay within the context.
+    assert write(prompt)[0]["generated_text"].startswith(prompt)
+    text = write(prompt, do_sample=False, max_new_tokens=200)[0]["generated_text"]
+    assert text == prompt + greedy(model, tokenizer, prompt, 200)[1]
+
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    logged = next(
+        r for r in run_folder.read_log(trained) if r.get("val_loss") and r["step"] == state["step"]
+    )
+    assert (
+        f"{logged['val_loss']:.4f} nats" in card
+        and str(state["settings"]["data_dir"]) in card
+        and "context 256" in card
+    )
+    assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
+    assert ("characters" in card) == (tokenizer.kind == "char")
+    assert "](curve.png)" in card and (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    fails_clearly(run_script("-m", "tools.export", trained, "--out", folder), "is there already")
+
+
+def test_an_export_comes_back_as_it_was(trained, exported):
+    there, back = pretrained.load(run_folder.find(trained)), pretrained.load(exported[0] / "hf")
+    biases = back.config.arch == "gpt2"
+    assert dataclasses.replace(
+        there.config, bias=biases
+    ) == back.config and there.tokenizer.same_as(back.tokenizer)
+    for name, tensor in there.tensors.items():
+        assert torch.equal(tensor, back.tensors[name])
+    assert all(not back.tensors[name].any() for name in back.tensors.keys() - there.tensors.keys())
+
+
+def test_ctranslate2_writes_the_same(exported, tmp_path):
+    out, model, tokenizer, _ = exported
+    TransformersConverter(str(out / "hf")).convert(str(tmp_path / "ct2"))
+    prompt = "The name of the"
+    tokens = AutoTokenizer.from_pretrained(out / "hf").convert_ids_to_tokens(
+        tokenizer.encode(prompt).tolist()
+    )
+    generator = ctranslate2.Generator(str(tmp_path / "ct2"), device="cpu", compute_type="float32")
+    (result,) = generator.generate_batch(
+        [tokens], max_length=50, sampling_topk=1, include_prompt_in_result=False
+    )
+    assert result.sequences_ids[0] == greedy(model, tokenizer, prompt, 50)[0]
+
+
+@pytest.mark.skipif(
+    not (LLAMA_CPP / "node_modules").exists(), reason="needs llama.cpp: make .venv/llama_cpp"
+)
+def test_llama_cpp_writes_the_same(exported):
+    out, model, tokenizer, _ = exported
+    prompt = "The name of the"
+    done = subprocess.run(
+        ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", prompt, "50"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout)
+    assert theirs["prompt"] == tokenizer.encode(prompt).tolist() and theirs["template"] is None
+    ids, text = greedy(model, tokenizer, prompt, 50)
+    assert theirs["ids"] == ids and theirs["text"] == text
+    assert (out / "run.Modelfile").read_text().startswith("FROM ./run.gguf\n")
+
+
+def test_padding_is_left_out_of_an_export():
+    config = GPTConfig(
+        vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=8, tie_weights=False
+    )
+    out = to_hf(config, GPT(config).state_dict(), 50)
+    assert out["transformer.wte.weight"].shape == out["lm_head.weight"].shape == (50, 8)
+
+
+def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path):
+    def export(*more):
+        return run_script("-m", "tools.export", bpe_run, *more)
+
+    fails_clearly(export(), "--out FOLDER, --gguf FILE")
+    fails_clearly(export("--gguf", tmp_path / "a.bin"), "must end in .gguf")
+    (tmp_path / "there.gguf").touch()
+    fails_clearly(
+        export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
+        "there.gguf is there already",
+    )
+    assert not (tmp_path / "hf").exists()
+
+    source = pretrained.load(run_folder.find(bpe_run))
+    narrow = dataclasses.replace(source.config, n_embd=40, n_head=2, head_dim=20, n_inner=64)
+    with pytest.raises(
+        CheckpointError, match=r"n_embd = 40.* multiple of that; take --gguf_type f16"
+    ):
+        gguf.check(tmp_path / "a.gguf", narrow, source.tokenizer, "q8_0")
+    words = {
+        "type": "Split",
+        "pattern": {"Regex": r"\w+|\W+"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    cut = source.tokenizer.description | {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, level]}
+    }
+    with pytest.raises(CheckpointError, match="this tokenizer has another"):
+        gguf.check(tmp_path / "a.gguf", source.config, Tokenizer(cut), "f16")
+
+
+def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
+    source, sizes = pretrained.load(run_folder.find(bpe_run)), {}
+    for kind in ("f32", "f16", "q8_0"):
+        gguf.write(tmp_path / f"{kind}.gguf", source.config, source.tensors, source.tokenizer, kind)
+        sizes[kind] = sum(
+            t.data.nbytes
+            for t in GGUFReader(tmp_path / f"{kind}.gguf").tensors
+            if len(t.shape) == 2 and "position" not in t.name
+        )
+    assert sizes["f32"] == 2 * sizes["f16"] and sizes["q8_0"] == sizes["f16"] * 34 / 64
+
+
+def test_models_of_conversations_say_how_to_talk_to_them(tmp_path):
+    asked = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "More "},
+    ]
+    lines = [
+        json.dumps({"messages": [*asked, {"role": "assistant", "content": f"Number {n}."}]})
+        for n in range(300)
+    ]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
+    assert (
+        run_script(
+            "prepare_data.py",
+            tmp_path / "chat.jsonl",
+            "--vocab_size",
+            300,
+            "--out",
+            tmp_path / "data",
+        ).returncode
+        == 0
+    )
+    assert (
+        train_small(tmp_path / "data", tmp_path / "run", "--max_steps=2", "--arch=qwen3").returncode
+        == 0
+    )
+    result = run_script(
+        "-m",
+        "tools.export",
+        tmp_path / "run",
+        "--out",
+        tmp_path / "hf",
+        "--gguf",
+        tmp_path / "run.gguf",
+    )
+    assert result.returncode == 0, result.stderr
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf").apply_chat_template(
+        asked, tokenize=False, add_generation_prompt=True
+    )
+    assert theirs == format_chat(asked) + REPLY
+    template = GGUFReader(tmp_path / "run.gguf").get_field("tokenizer.chat_template").contents()
+    assert template == CHAT_TEMPLATE
+    assert 'PARAMETER stop "\\n\\nUser:"' in (tmp_path / "run.Modelfile").read_text()
+
+
+def test_no_checkpoint_to_export(tmp_path):
+    fails_clearly(
+        run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"),
+        "no checkpoint at",
+    )
