@@ -29,9 +29,8 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert folder.name == "step_00000007" and not list(tmp_path.glob(".*"))
     assert run_folder.read_state(folder)["step"] == 7
     assert torch.equal(run_folder.load_tensors(folder / "model.pt")["w"], torch.ones(100))
-    assert run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]["state"][0]["m"].shape == (
-        3,
-    )
+    optimizer = run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]
+    assert optimizer["state"][0]["m"].shape == (3,)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "optimizer.pt", "tokenizer.json", "state.json"])
@@ -75,9 +74,8 @@ def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatc
     trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
     save(tmp_path / "run", 2)
     run_folder.rotate(tmp_path / "run", 1)
-    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [2] and not list(
-        (tmp_path / "run").glob(".*")
-    )
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [2]
+    assert not list((tmp_path / "run").glob(".*"))
     assert (trash.stat().st_size == 0) == mounted
 
 

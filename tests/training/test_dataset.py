@@ -29,24 +29,10 @@ def make(folder, dtype="uint16", shards=0, compressed=False, tokens=5000):
                 data = gzip.compress(part.tobytes())
                 (place / f"{name}.bin").unlink()
                 (place / f"{name}.bin.gz").write_bytes(data)
-                splits[name].compressed = {
-                    "file": f"{name}.bin.gz",
-                    "bytes": len(data),
-                    "sha256": "0",
-                }
-        write_meta(
-            place,
-            Meta(
-                dtype,
-                60000,
-                0,
-                {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"},
-                splits,
-                [],
-                {},
-                "now",
-            ),
-        )
+                copy = {"file": f"{name}.bin.gz", "bytes": len(data), "sha256": "0"}
+                splits[name].compressed = copy
+        tokenizer = {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"}
+        write_meta(place, Meta(dtype, 60000, 0, tokenizer, splits, [], {}, "now"))
     return ids
 
 
@@ -66,48 +52,31 @@ def test_every_form_and_place_gives_the_same_batches(tmp_path, dtype):
     ):
         data = Dataset(tmp_path / name, read_meta(tmp_path / name), "train", 32, CPU, location)
         for first in (0, 100, 150, 160):
-            for ours, theirs in zip(
-                data.batch(first, 16, 7), reference.batch(first, 16, 7), strict=True
-            ):
+            batches = zip(data.batch(first, 16, 7), reference.batch(first, 16, 7), strict=True)
+            for ours, theirs in batches:
                 assert ours.dtype == torch.int64 and torch.equal(ours, theirs)
         for ours, theirs in zip(data.evaluation(0, 8), reference.evaluation(0, 8), strict=True):
-            assert (
-                torch.equal(ours[0], theirs[0])
-                and torch.equal(ours[1], theirs[1])
-                and ours[2] == theirs[2]
-            )
+            assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
+            assert ours[2] == theirs[2]
 
 
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     ids = make(tmp_path / "whole")
     data = Dataset(tmp_path / "whole", read_meta(tmp_path / "whole"), "train", 32, CPU)
     x, y = data.batch(0, data.windows, 3)
-    offset = (
-        np.flatnonzero((np.lib.stride_tricks.sliding_window_view(ids, 32) == x[0].numpy()).all(1))[
-            0
-        ]
-        % 32
-    )
-    seen = sorted(
-        int(
-            np.flatnonzero(
-                (np.lib.stride_tricks.sliding_window_view(ids, 32) == row.numpy()).all(1)
-            )[0]
-        )
-        for row in x
-    )
+    places = np.lib.stride_tricks.sliding_window_view(ids, 32)
+    seen = sorted(int(np.flatnonzero((places == row.numpy()).all(1))[0]) for row in x)
+    offset = seen[0] % 32
     assert seen == list(range(offset, offset + 32 * data.windows, 32))
     assert torch.equal(x[:, 1:], y[:, :-1])
-    assert not torch.equal(
-        data.batch(data.windows, data.windows, 3)[0], x
-    )  # the next epoch differs
+    next_epoch, _ = data.batch(data.windows, data.windows, 3)
+    assert not torch.equal(next_epoch, x)
 
 
 def test_a_file_of_several_pieces_is_read_whole(tmp_path):
     ids = make(tmp_path / "large", tokens=(1 << 26) + 5)  # 128 MiB and a little: three pieces
-    assert np.array_equal(
-        read_tokens(tmp_path / "large", read_meta(tmp_path / "large"), "train"), ids
-    )
+    meta = read_meta(tmp_path / "large")
+    assert np.array_equal(read_tokens(tmp_path / "large", meta, "train"), ids)
 
 
 def test_what_does_not_fit_together_is_named(tmp_path):
