@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, so that a forward takes the new ones alone.
+"""Keys and values of the tokens so far, so that a forward takes only the new ones.
 
 Knows the model's shape and tensors; no text.
 """
@@ -10,37 +10,42 @@ from model import GPTConfig
 
 
 class Cache:
-    """Each layer's keys and values of the tokens so far, so that a forward takes the new ones
-    alone.
+    """Each layer's keys and values, with a slot for each position of the context.
 
-    A slot for each position of the context. The B rows may differ in length: `set_positions` says
-    where the coming tokens stand in each, and a token sees the slots up to its own. What lies
-    beyond is left over from padding, and overwritten before it is seen.
+    The B rows may differ in length: `set_positions` says where the coming tokens stand in each, and
+    a token sees the slots up to its own. The slots beyond it hold what padding left there; they are
+    overwritten before a token sees them.
     """
 
-    def __init__(self, config: GPTConfig, rows: int, device, dtype):
+    def __init__(self, config: GPTConfig, rows: int, device: torch.device, dtype: torch.dtype):
         shape = (config.n_layer, rows, config.n_kv_head, config.block_size, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.slots = torch.arange(config.block_size, device=device)
-        self.rows = torch.arange(rows, device=device)[:, None]
+        self.rows = torch.arange(rows, device=device)[:, None]  # [B, 1]
 
     def set_positions(self, positions, read_until=None, contiguous=False):
-        """Before a forward: the positions of its tokens, int64 [B, T]; and what spares work where
-        it is known.
+        """Say, before a forward, where its tokens stand; and what spares work, where it is known.
 
-        read_until: no slot from there on is read. contiguous: the tokens of every row stand side by
-        side and end at read_until.
+        positions: int64 [B, T]. read_until: no slot from there on is read; None: all are.
+        contiguous: the tokens of every row stand side by side and end at read_until.
         """
         T = positions.size(1)
         self.positions = positions
         self.read_until = read_until or len(self.slots)
-        self.span = slice(self.read_until - T, self.read_until) if contiguous else None
+        self.span = None
+        if contiguous:
+            self.span = slice(self.read_until - T, self.read_until)
         self.mask = None
-        if not contiguous or T > 1:
-            hidden = self.slots[: self.read_until] > positions[:, None, :, None]
-            zeros = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
-            self.mask = zeros.masked_fill(hidden, -torch.inf)  # [B, 1, T, read_until]
+        if T > 1 or not contiguous:  # else the one token of each row sees all that is read
+            self.mask = self.causal_mask()
+
+    def causal_mask(self):
+        """What is added to scores: -inf for slots beyond a token's own. [B, 1, T, read_until]."""
+        slots = self.slots[: self.read_until]
+        hidden = slots > self.positions[:, None, :, None]
+        zeros = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
+        return zeros.masked_fill(hidden, -torch.inf)
 
     def attend(self, layer, q, k, v):
         """Keep the new tokens' keys and values, and attend to all that the layer has.
@@ -58,8 +63,9 @@ class Cache:
         return y.to(q.dtype)
 
     def write(self, slots, new):
-        """Put what is new into the slots of its positions. slots: [B, heads, block_size, D], new:
-        [B, heads, T, D].
+        """Put new keys or values into the slots of their positions.
+
+        slots: [B, kv heads, block_size, D]. new: [B, kv heads, T, D].
         """
         if self.span:
             slots[:, :, self.span] = new

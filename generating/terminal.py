@@ -1,0 +1,110 @@
+"""What generate.py shows: texts as they grow, in columns, or as JSON; notes on standard error.
+
+Knows Completions and plain values; no model.
+"""
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+
+from generating.text import Completion
+
+
+def note(words: str) -> None:
+    """Something about a text that is not the text: in brackets, to standard error."""
+    print(f"[{words}]", file=sys.stderr)
+
+
+def written(completion: Completion, chat: bool) -> str:
+    """What is shown of a continuation: it follows its prompt, but in a chat it stands alone."""
+    if chat:
+        return completion.text.lstrip()
+    return completion.prompt + completion.text
+
+
+def show(answers: Iterable[list[Completion]], chat: bool) -> list[Completion]:
+    """Print continuations as they grow, one below the other; returns them once they are whole."""
+    row = 0  # the one that is being printed
+    printed = 0  # how many of its characters are
+    for completions in answers:
+        while row < len(completions):
+            text = written(completions[row], chat)
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+            if not completions[row].ended:
+                break
+            row += 1
+            printed = 0
+            if row < len(completions):
+                print("\n---")
+    print()
+    return completions
+
+
+def show_beside(names: list[str], answers: list[list[Completion]], chat: bool) -> None:
+    """Print the continuations of each prompt as columns. answers: a list for each name."""
+    tables = []
+    for completions in zip(*answers, strict=True):
+        texts = [written(completion, chat) for completion in completions]
+        if chat:
+            texts = [text.rstrip() for text in texts]
+        tables.append(side_by_side(names, texts))
+    print("\n\n".join(tables))
+
+
+def side_by_side(titles: list[str], texts: list[str]) -> str:
+    """Texts as columns, as wide as the terminal."""
+    columns_of_terminal = shutil.get_terminal_size((160, 24)).columns
+    width = max(20, columns_of_terminal // len(texts) - 3)
+    heads = [[*textwrap.wrap(title, width), "-" * width] for title in titles]
+    height = max(len(head) for head in heads)
+    columns = []
+    for head, text in zip(heads, texts, strict=True):
+        space_above = [""] * (height - len(head))
+        columns.append(space_above + head + wrapped(text, width))
+    height = max(len(column) for column in columns)
+    columns = [column + [""] * (height - len(column)) for column in columns]
+    lines = []
+    for row in zip(*columns, strict=True):
+        lines.append(" | ".join(cell.ljust(width) for cell in row).rstrip())
+    return "\n".join(lines)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text, none wider than `width`; nothing but line breaks is left out."""
+    lines = []
+    for line in text.expandtabs(4).splitlines():
+        parts = textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=False)
+        lines += parts or [""]
+    return lines
+
+
+def show_json(name: str, completions: list[Completion]) -> None:
+    """Print a line of JSON for each continuation of the checkpoint `name`."""
+    speed = round(tokens_per_second(completions), 1)
+    for completion in completions:
+        values = {
+            "checkpoint": name,
+            "prompt": completion.prompt,
+            "text": completion.text,
+            "ended": completion.ended,
+            "tokens": len(completion.ids),
+            "ids": completion.ids,
+            "first_token_s": round(completion.first_s, 4),
+            "tokens_per_second": speed,
+        }
+        print(json.dumps(values, ensure_ascii=False), flush=True)
+
+
+def note_speed(name: str, completions: list[Completion]) -> None:
+    """How fast the checkpoint `name` wrote."""
+    tokens = sum(len(completion.ids) for completion in completions)
+    note(f"{name}: {tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")
+
+
+def tokens_per_second(completions: list[Completion]) -> float:
+    """The speed of continuations that were written together."""
+    tokens = sum(len(completion.ids) for completion in completions)
+    return tokens / max(completion.seconds for completion in completions)
