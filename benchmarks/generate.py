@@ -1,22 +1,25 @@
-"""Speed of generation beside transformers' `generate` with its cache and nanoGPT's, at the shape of
-GPT-2 Small.
+"""Speed of generation beside transformers' `generate` and nanoGPT's, at the shape of GPT-2 Small.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
 
-Each round runs every contender in turn, in one process, greedily, on one sequence from 16 tokens
-and at 400 tokens of context, and ours on eight sequences; a speed counts the tokens after the
-first. Ratios are taken round by round. The floor is the time to read the weights once (and at 400
-tokens the cache) at the bandwidth that this machine shows in the same round. Beside that, the time
-from the start of generate.py to the first text of a small checkpoint.
+transformers runs with its cache. Each round runs every contender in turn, in one process, greedily:
+on one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A
+speed counts the tokens after the first. Ratios are taken round by round. The floor is the time to
+read the weights once (and at 400 tokens the cache) at the bandwidth that this machine shows in the
+same round. Beside that, the time from the start of generate.py to the first text of a small
+checkpoint.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +29,21 @@ import hardware
 from benchmarks import write
 from generating import cpu_kernels, decode
 from model import GPT, GPTConfig
+
+SHORT = list(range(1, 17))  # the prompts: ids of 16 tokens
+LONG = list(range(1, 401))  # and of 400
+
+
+@dataclass
+class Contender:
+    """Another's model. run: prompt, new tokens -> tokens/s.
+
+    new_short, new_long: how many tokens it writes after either prompt; slow ones write fewer.
+    """
+
+    run: Callable[[list[int], int], float]
+    new_short: int = 60
+    new_long: int = 30
 
 
 def shape() -> GPTConfig:
@@ -37,70 +55,65 @@ def shape() -> GPTConfig:
 
 
 def speed(stamps: list[float], rows: int) -> float:
-    """Tokens/s of `rows` sequences after the first token, from the moments at which a token of each
-    was there.
+    """Tokens/s of `rows` sequences after the first token.
+
+    stamps: the moments, in seconds, at which a token of each was there.
     """
     return rows * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
 
-def ours(model, prompt, new, rows=1):
+def ours(model, prompt: list[int], new: int, rows: int = 1) -> float:
     """Tokens/s of decode.generate."""
-    return speed(
-        [time.perf_counter() for _ in decode.generate(model, [prompt] * rows, new, temperature=0)],
-        rows,
-    )
+    written = decode.generate(model, [prompt] * rows, new, temperature=0)
+    return speed([time.perf_counter() for _ in written], rows)
 
 
-def theirs(model, generate):
+def theirs(model, generate, prompt: list[int], new: int) -> float:
     """Tokens/s of another's model, one sequence; generate(idx, new) runs it."""
-
-    def run(prompt, new):
-        stamps = []
-        hook = model.register_forward_hook(lambda *_: stamps.append(time.perf_counter()))
-        with torch.inference_mode():
-            generate(torch.tensor([prompt], device=next(model.parameters()).device), new)
-        hook.remove()
-        return speed(stamps, 1)
-
-    return run
+    stamps = []
+    hook = model.register_forward_hook(lambda *_: stamps.append(time.perf_counter()))
+    with torch.inference_mode():
+        generate(torch.tensor([prompt], device=next(model.parameters()).device), new)
+    hook.remove()
+    return speed(stamps, 1)
 
 
-def transformers(c: GPTConfig, device, dtype):
+def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Contender:
     """GPT-2 of `transformers`, of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    same = {
-        "vocab_size": c.vocab_size,
-        "n_positions": c.block_size,
-        "n_embd": c.n_embd,
-        "n_layer": c.n_layer,
-        "n_head": c.n_head,
-        "tie_word_embeddings": c.tie_weights,
-    }
-    model = (
-        GPT2LMHeadModel(GPT2Config(**same, eos_token_id=None, bos_token_id=None, pad_token_id=0))
-        .eval()
-        .to(device, dtype)
+    same = GPT2Config(
+        vocab_size=c.vocab_size,
+        n_positions=c.block_size,
+        n_embd=c.n_embd,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        tie_word_embeddings=c.tie_weights,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
     )
-    return theirs(
-        model,
-        lambda idx, new: model.generate(
+    model = GPT2LMHeadModel(same).eval().to(device, dtype)
+
+    def generate(idx, new):
+        model.generate(
             idx,
             attention_mask=torch.ones_like(idx),
             max_new_tokens=new,
             do_sample=False,
             use_cache=True,
-        ),
-    )
+        )
+
+    return Contender(functools.partial(theirs, model, generate))
 
 
-def nanogpt(path: str, c: GPTConfig, device):
+def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Contender:
     """The model of a checkout of nanoGPT, run as its sample.py does."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path) / "model.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    values = module.GPTConfig(
+    same = module.GPTConfig(
         block_size=c.block_size,
         vocab_size=c.vocab_size,
         n_layer=c.n_layer,
@@ -109,27 +122,40 @@ def nanogpt(path: str, c: GPTConfig, device):
         dropout=0.0,
         bias=c.bias,
     )
-    model = module.GPT(values).eval().to(device)
+    model = module.GPT(same).eval().to(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def generate(idx, new):
-        with hardware.autocast(device, torch.bfloat16 if device.type == "cuda" else torch.float32):
+        with hardware.autocast(device, dtype):
             model.generate(idx, new, top_k=1)
 
-    return theirs(model, generate)
+    return Contender(functools.partial(theirs, model, generate), new_short=12, new_long=4)
 
 
-def bandwidth(device) -> float:
-    """Bytes/s that the memory gives at best: the fastest of a copy, a sum and a product over 256
-    MB.
-    """
+def contenders(
+    c: GPTConfig, device: torch.device, dtype: torch.dtype, nanogpt_path: str | None
+) -> dict[str, Contender]:
+    """Whom ours is compared with, by name."""
+    on_gpu = device.type == "cuda"
+    others = {"transformers": transformers(c, device, dtype if on_gpu else torch.float32)}
+    if not on_gpu:
+        others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
+    if nanogpt_path:
+        others["nanoGPT"] = nanogpt(nanogpt_path, c, device)
+    return others
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes/s that the memory gives at best: the fastest of a copy, a sum, a product of 256 MB."""
     a = torch.ones(1 << 26, device=device)
     b = torch.ones_like(a)
-    best = 0.0
-    for work, size in (
+    ways = [
         (lambda: b.copy_(a), 2 * a.nbytes),
         (lambda: a.sum(), a.nbytes),
         (lambda: torch.dot(a, b), 2 * a.nbytes),
-    ):
+    ]
+    best = 0.0
+    for work, size in ways:
         for _ in range(4):
             hardware.synchronize(device)
             start = time.perf_counter()
@@ -141,21 +167,64 @@ def bandwidth(device) -> float:
 
 def first_token(checkpoint: str) -> float:
     """Seconds from the start of generate.py to its first text."""
+    command = [sys.executable, "generate.py", "--checkpoint", checkpoint]
+    command += ["--prompt", "def ", "--max_new_tokens", "20"]
     start = time.perf_counter()
-    command = [
-        sys.executable,
-        "generate.py",
-        "--checkpoint",
-        checkpoint,
-        "--prompt",
-        "def ",
-        "--max_new_tokens",
-        "20",
-    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         if not process.stdout.read(1):
             sys.exit(f"no text from {' '.join(command)}")
         return time.perf_counter() - start
+
+
+def bytes_of_weights(model, dtype: torch.dtype) -> int:
+    """What is read for a token: the weights of all Linear layers."""
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    return sum(layer.weight.numel() for layer in linear) * dtype.itemsize
+
+
+def bytes_of_cache(c: GPTConfig, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
+    """What is read besides: keys and values of so many tokens, in float32 on a CPU."""
+    itemsize = 4 if device.type == "cpu" else dtype.itemsize
+    return 2 * c.n_layer * c.n_embd * tokens * itemsize
+
+
+def one_round(model, others: dict[str, Contender], device, weights, cache) -> dict[str, float]:
+    """Every speed once, in tokens/s. weights, cache: bytes read for a token, as above."""
+    read = bandwidth(device)
+    speeds = {
+        "bandwidth_GB_per_s": read / 1e9,
+        "floor": read / weights,
+        "floor at 400": read / (weights + cache),
+        "ours": ours(model, SHORT, 100),
+        "ours at 400": ours(model, LONG, 50),
+        "ours, eight": ours(model, SHORT, 100, rows=8),
+        "ours at 400, eight": ours(model, LONG, 25, rows=8),
+    }
+    for name, other in others.items():
+        speeds[name] = other.run(SHORT, other.new_short)
+        speeds[f"{name} at 400"] = other.run(LONG, other.new_long)
+    return speeds
+
+
+def summary(rounds: list[dict[str, float]], names: list[str]) -> dict:
+    """Medians of the speeds, and of their ratios within a round. names: of the others."""
+
+    def median_ratio(a: str, b: str, digits: int) -> float:
+        return round(statistics.median(speeds[a] / speeds[b] for speeds in rounds), digits)
+
+    medians = {}
+    for name in rounds[0]:
+        medians[name] = round(statistics.median(speeds[name] for speeds in rounds), 2)
+    over = {}
+    for name in [*names, "floor"]:
+        over[name] = median_ratio("ours", name, 3)
+        over[f"{name} at 400"] = median_ratio("ours at 400", f"{name} at 400", 3)
+    return {
+        "median": medians,
+        "ours_over": over,
+        "eight_over_one": median_ratio("ours, eight", "ours", 2),
+        "eight_over_one_at_400": median_ratio("ours at 400, eight", "ours at 400", 2),
+    }
 
 
 def main(argv):
@@ -173,85 +242,29 @@ def main(argv):
     args = parser.parse_args(argv)
     device = hardware.find_device("auto")
     dtype = hardware.find_dtype(device, "auto")
+
     c = shape()
     model = GPT(c).eval()
-    weights = sum(
-        layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear)
-    )
+    weights = bytes_of_weights(model, dtype)
+    cache = bytes_of_cache(c, len(LONG), device, dtype)
     model.to(device, dtype)
     cpu_kernels.pack(model)
-    others = {
-        "transformers": transformers(c, device, dtype if device.type == "cuda" else torch.float32)
-    }
-    if device.type == "cpu":
-        others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
-    if args.nanogpt:
-        others["nanoGPT"] = nanogpt(args.nanogpt, c, device)
-    short, long = list(range(1, 17)), list(range(1, 401))
-    cache = (
-        2
-        * 4
-        * c.n_layer
-        * c.n_embd
-        * len(long)
-        * (1 if device.type == "cpu" else dtype.itemsize / 4)
-    )
+    others = contenders(c, device, dtype, args.nanogpt)
+
     rounds = []
     for n in range(args.rounds + 1):
-        read = bandwidth(device)
-        r = {
-            "bandwidth_GB_per_s": read / 1e9,
-            "floor": read / (weights * dtype.itemsize),
-            "floor at 400": read / (weights * dtype.itemsize + cache),
-            "ours": ours(model, short, 100),
-            "ours at 400": ours(model, long, 50),
-            "ours, eight": ours(model, short, 100, 8),
-            "ours at 400, eight": ours(model, long, 25, 8),
-        }
-        for name, run in others.items():
-            r |= {
-                name: run(short, 12 if name == "nanoGPT" else 60),
-                f"{name} at 400": run(long, 4 if name == "nanoGPT" else 30),
-            }
+        speeds = one_round(model, others, device, weights, cache)
         if Path(args.checkpoint).exists():
-            r["first_token_s"] = first_token(args.checkpoint)
-        if n:  # the first round warms up
-            rounds.append({name: round(value, 3) for name, value in r.items()})
-            print(
-                f"round {n}: "
-                + ", ".join(f"{name} {value:,.1f}" for name, value in rounds[-1].items()),
-                flush=True,
-            )
-    ratios = {name: ("ours", name) for name in others} | {
-        f"{name} at 400": ("ours at 400", f"{name} at 400") for name in others
-    }
-    ratios |= {"floor": ("ours", "floor"), "floor at 400": ("ours at 400", "floor at 400")}
-    result = {
-        "dtype": str(dtype),
-        "model": vars(c),
-        "rounds": rounds,
-        "median": {
-            name: round(statistics.median(r[name] for r in rounds), 2) for name in rounds[0]
-        },
-        "ours_over": {
-            name: round(statistics.median(r[a] / r[b] for r in rounds), 3)
-            for name, (a, b) in ratios.items()
-        },
-        "eight_over_one": round(statistics.median(r["ours, eight"] / r["ours"] for r in rounds), 2),
-        "eight_over_one_at_400": round(
-            statistics.median(r["ours at 400, eight"] / r["ours at 400"] for r in rounds), 2
-        ),
-    }
-    print(
-        json.dumps(
-            {
-                name: result[name]
-                for name in ("median", "ours_over", "eight_over_one", "eight_over_one_at_400")
-            },
-            indent=1,
-        )
-    )
-    write("generate", device, result)
+            speeds["first_token_s"] = first_token(args.checkpoint)
+        if n == 0:
+            continue  # it warms up
+        rounds.append({name: round(value, 3) for name, value in speeds.items()})
+        shown = ", ".join(f"{name} {value:,.1f}" for name, value in rounds[-1].items())
+        print(f"round {n}: {shown}", flush=True)
+
+    found = summary(rounds, list(others))
+    print(json.dumps(found, indent=1))
+    write("generate", device, {"dtype": str(dtype), "model": vars(c), "rounds": rounds} | found)
 
 
 if __name__ == "__main__":

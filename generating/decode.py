@@ -117,7 +117,7 @@ def decode_one_token(model, cache, sequences):
 
 
 def last_tokens(sequences, device):
-    """Each sequence's last token and its position: int64 [2, B, 1], so that one copy brings both."""
+    """Each sequence's last token and its position: int64 [2, B, 1], one copy to the device."""
     ids = [sequence[-1:] for sequence in sequences]
     positions = [[len(sequence) - 1] for sequence in sequences]
     return torch.tensor([ids, positions], device=device)

@@ -1,29 +1,32 @@
-"""A page to try checkpoints on, in the browser of this machine: a prompt, settings, text as it
-comes, two models side by side.
+"""A page to try checkpoints on, in the browser of this machine.
 
     python -m tools.demo [--port 7860]
 
-Looks for runs under checkpoints/ and generates through generate.py. Listens on loopback alone and
-loads nothing from the internet.
+A prompt, settings, text as it comes, two models side by side. Looks for runs under checkpoints/.
+Listens on loopback alone and loads nothing from the internet.
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
 
 import hardware
 from formats import run_folder
+from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
-from generate import open_checkpoint
-from generating.text import complete
-from hardware import DeviceError, out_of_memory
+from generating import terminal
+from generating.arguments import add_device
+from generating.load import Checkpoint, open_checkpoint
+from generating.text import Completion, complete
 from tokenizer_bpe import Tokenizer, TokenizerError
-from training.dataset import DataError, read_meta, read_tokens
+from training.dataset import read_tokens
 
 try:
     import gradio as gr
@@ -35,46 +38,64 @@ except ImportError as error:
 
 NONE = "none"
 PROMPT_CHARS = 10_000
-# name: (smallest, largest, as the page opens, step, label)
+DRAW_S = 0.1  # between two looks at a growing text: a browser draws no more often
+HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}  # of events: no part of the API
+ENDINGS = {  # what is said of a text, by Completion.ended
+    "": " ...",
+    "end of text": ", the end of the text",
+    "stop": "",
+    "length": "",
+}
+
+
+@dataclass
+class Setting:
+    """A setting of generating.text.complete, as the page offers it."""
+
+    low: float
+    high: float
+    value: float  # as the page opens
+    step: float
+    label: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is a whole number."""
+        return self.step == 1
+
+
 SETTINGS = {
-    "max_new_tokens": (1, 1000, 200, 1, "new tokens, at most"),
-    "temperature": (0, 2, 0.8, 0.05, "temperature (0: greedy)"),
-    "top_k": (0, 1000, 200, 1, "top-k (0: all)"),
-    "top_p": (0.05, 1, 1, 0.05, "top-p"),
-    "repetition_penalty": (1, 2, 1, 0.05, "repetition penalty"),
-    "seed": (0, 2**31, 1, 1, "seed"),
+    "max_new_tokens": Setting(1, 1000, 200, 1, "new tokens, at most"),
+    "temperature": Setting(0, 2, 0.8, 0.05, "temperature (0: greedy)"),
+    "top_k": Setting(0, 1000, 200, 1, "top-k (0: all)"),
+    "top_p": Setting(0.05, 1, 1, 0.05, "top-p"),
+    "repetition_penalty": Setting(1, 2, 1, 0.05, "repetition penalty"),
+    "seed": Setting(0, 2**31, 1, 1, "seed: same seed, same text"),
 }
 
 
 def choices() -> list[tuple[str, str]]:
-    """What can be chosen, as (label, path): each run, standing for its best step, newest first,
-    then its steps.
+    """What can be chosen, as (label, path): each run, standing for its best step, then its steps.
+
+    The newest come first.
     """
+    runs = [path for path in run_folder.ROOT.glob("*") if run_folder.steps(path)]
+    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     found = []
-    for run in sorted(
-        (p for p in run_folder.ROOT.glob("*") if run_folder.steps(p)),
-        key=lambda p: -p.stat().st_mtime,
-    ):
-        found.append(
-            (
-                (
-                    f"{run.name}: step {run_folder.step_of(run_folder.find(run)):,}, its best or"
-                    " newest"
-                ),
-                run.as_posix(),
-            )
-        )
-        found += [
-            (f"{run.name}: step {run_folder.step_of(step):,}", step.as_posix())
-            for step in reversed(run_folder.steps(run))
-        ]
+    for run in runs:
+        best = run_folder.step_of(run_folder.find(run))
+        found.append((f"{run.name}: step {best:,}, its best or newest", run.as_posix()))
+        for step in reversed(run_folder.steps(run)):
+            found.append((f"{run.name}: step {run_folder.step_of(step):,}", step.as_posix()))
     return found
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: Path, device):
-    """Model and tokenizer of a step folder, the last few kept."""
-    return open_checkpoint(folder, device, hardware.find_dtype(device, "auto"))[1:]
+def opened(folder: Path, device) -> Checkpoint:
+    """The model of a step folder; the last few are kept."""
+    checkpoint = open_checkpoint(folder, device, hardware.find_dtype(device, "auto"))
+    terminal.note(checkpoint.summary)
+    return checkpoint
 
 
 def describe(path: str) -> str:
@@ -87,48 +108,47 @@ def describe(path: str) -> str:
     except CheckpointError as error:
         return str(error)
     shape = state["model"]
-    loss = next(
-        (
-            r
-            for r in reversed(run_folder.read_log(folder.parent))
-            if r.get("val_loss") is not None and r["step"] == state["step"]
-        ),
-        None,
-    )
     words = (
         f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens,"
         f" {state['tokens']:,} tokens seen"
     )
-    return words + (
-        f", validation loss {loss['val_loss']:.3f} ({loss['bits_per_byte']:.2f} bits per byte)"
-        if loss
-        else ""
-    )
+    for record in reversed(run_folder.read_log(folder.parent)):
+        if record.get("val_loss") is not None and record["step"] == state["step"]:
+            loss, bits = record["val_loss"], record["bits_per_byte"]
+            return f"{words}, validation loss {loss:.3f} ({bits:.2f} bits per byte)"
+    return words
 
 
 def examples(path: str, count: int = 4) -> list[list[str]]:
-    """Prompts that suit a checkpoint: its run's sample_prompts, then beginnings of lines of its
-    validation text where that is at hand.
+    """Prompts that suit a checkpoint, a list of one each.
+
+    They are its run's sample_prompts, then beginnings of lines of its validation text where that is
+    at hand.
     """
     try:
         folder = run_folder.find(path)
         settings = run_folder.read_state(folder, ())["settings"]
-        prompts = list(settings["sample_prompts"])
-        meta = read_meta(settings["data_dir"])
-        tokenizer = Tokenizer.load(folder)
-        if tokenizer.same_as(Tokenizer.load(Path(settings["data_dir"]) / meta.tokenizer["file"])):
-            lines = tokenizer.decode(
-                read_tokens(settings["data_dir"], meta, "val")[:4000]
-            ).splitlines()
-            lines = [
-                line[:40].rsplit(" ", 1)[0]
-                for line in lines
-                if len(line) > 20 and line[0].isalpha()
-            ]
-            prompts += lines[:: max(1, len(lines) // count)]
+        beginnings = validation_beginnings(Path(settings["data_dir"]), Tokenizer.load(folder))
+        prompts = settings["sample_prompts"] + beginnings[:: max(1, len(beginnings) // count)]
     except (CheckpointError, DataError, TokenizerError):
         prompts = []
-    return [[prompt] for prompt in list(dict.fromkeys(prompts or ["The "]))[:count]]
+    if not prompts:
+        prompts = ["The "]
+    different = list(dict.fromkeys(prompts))
+    return [[prompt] for prompt in different[:count]]
+
+
+def validation_beginnings(data_dir: Path, tokenizer: Tokenizer) -> list[str]:
+    """The first words of lines of a validation text; none if it was made with another tokenizer.
+
+    Raises DataError or TokenizerError for a folder that cannot be read.
+    """
+    meta = read_meta(data_dir)
+    if not tokenizer.same_as(Tokenizer.load(data_dir / meta.tokenizer["file"])):
+        return []
+    text = tokenizer.decode(read_tokens(data_dir, meta, "val")[:4000])
+    lines = [line for line in text.splitlines() if len(line) > 20 and line[0].isalpha()]
+    return [line[:40].rsplit(" ", 1)[0] for line in lines]
 
 
 def refusal(words: str) -> gr.Error:
@@ -136,9 +156,25 @@ def refusal(words: str) -> gr.Error:
     return gr.Error(words, print_exception=False)
 
 
+@contextlib.contextmanager
+def refusals():
+    """Errors that a user can cause, as sentences on the page."""
+    try:
+        yield
+    except (CheckpointError, TokenizerError) as error:
+        raise refusal(str(error)) from None
+    except (RuntimeError, MemoryError) as error:
+        if not hardware.out_of_memory(error):
+            raise
+        raise refusal(
+            "Out of memory: choose a smaller model, or start the page with --device cpu"
+        ) from None
+
+
 def check(paths: list[str], prompt: str, values: dict) -> None:
-    """Raises gr.Error, which the page shows, for what no control of the page sends: requests come
-    from anywhere on this machine.
+    """Raises gr.Error, which the page shows, for what no control of the page sends.
+
+    Requests come from anywhere on this machine.
     """
     known = {path for _, path in choices()} | {NONE}
     for path in paths:
@@ -149,161 +185,169 @@ def check(paths: list[str], prompt: str, values: dict) -> None:
             f"The prompt has {len(prompt):,} characters; this page takes {PROMPT_CHARS:,}"
         )
     for name, value in values.items():
-        low, high, _, step, _ = SETTINGS[name]
-        if (
-            not isinstance(value, int | float)
-            or not low <= value <= high
-            or (step == 1 and value != int(value))
-        ):
+        setting = SETTINGS[name]
+        fits = isinstance(value, int | float) and setting.low <= value <= setting.high
+        if not fits or (setting.whole and value != int(value)):
+            kind = "a whole number " if setting.whole else ""
             raise refusal(
-                f"{name} = {value}: it must be {'a whole number ' if step == 1 else ''}from {low}"
-                f" to {high}"
+                f"{name} = {value}: it must be {kind}from {setting.low} to {setting.high}"
             )
 
 
-def generate(device, first, second, prompt, *values):
-    """Yield (text, words) for both boxes as the text grows: the first model writes, then the
-    second, each at its own speed.
+def generate(device, first: str, second: str, prompt: str, *values):
+    """Yield (text, words) for both boxes, one after the other, as the text grows.
+
+    The first model writes, then the second, each at its own speed. values: in SETTINGS' order.
     """
     settings = dict(zip(SETTINGS, values, strict=True))
     check([first, second], prompt, settings)
-    settings = {
-        name: int(value) if SETTINGS[name][3] == 1 else value for name, value in settings.items()
-    }
+    for name, setting in SETTINGS.items():
+        if setting.whole:
+            settings[name] = int(settings[name])
     shown = ["", "", "", ""]
-    for box, path in enumerate(p for p in (first, second) if p != NONE):
-        try:
-            shown[2 * box + 1] = "loading ..."
-            yield shown
-            model, tokenizer = opened(run_folder.find(path), device)
-            length, context, last = len(tokenizer.encode(prompt)), model.config.block_size, 0.0
-            cut = (
-                f"; of the prompt's {length:,} tokens it sees the last {context}"
-                if length > context
-                else ""
-            )
-            for (row,) in complete(model, tokenizer, [prompt], **settings):
-                if row.ended or time.monotonic() > last + 0.1:  # a browser draws no more often
-                    last = time.monotonic()
-                    ended = {
-                        "end of text": ", the end of the text",
-                        "stop": "",
-                        "length": "",
-                        "": " ...",
-                    }[row.ended]
-                    shown[2 * box : 2 * box + 2] = (
-                        prompt + row.text,
-                        (
-                            f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f}"
-                            f" tokens/s{ended}{cut}"
-                        ),
-                    )
-                    yield shown
-        except (CheckpointError, TokenizerError) as error:
-            raise refusal(str(error)) from None
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise refusal(
-                "Out of memory: choose a smaller model, or start the page with --device cpu"
-            ) from None
+    chosen = [path for path in (first, second) if path != NONE]
+    for box, path in enumerate(chosen):
+        shown[2 * box + 1] = "loading ..."
+        yield shown
+        with refusals():
+            for text, words in write(opened(run_folder.find(path), device), prompt, settings):
+                shown[2 * box] = text
+                shown[2 * box + 1] = words
+                yield shown
+
+
+def write(checkpoint: Checkpoint, prompt: str, settings: dict):
+    """Yield (text, words about it) as a model continues the prompt."""
+    length = len(checkpoint.tokenizer.encode(prompt))
+    context = checkpoint.model.config.block_size
+    cut = ""
+    if length > context:
+        cut = f"; of the prompt's {length:,} tokens it sees the last {context}"
+    drawn_at = 0.0
+    for (row,) in complete(checkpoint.model, checkpoint.tokenizer, [prompt], **settings):
+        now = time.monotonic()
+        if row.ended or now > drawn_at + DRAW_S:
+            drawn_at = now
+            yield prompt + row.text, speed(row) + ENDINGS[row.ended] + cut
+
+
+def speed(row: Completion) -> str:
+    """How much was written, and how fast."""
+    return f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
 
 
 def build(device) -> gr.Blocks:
     """The page. Raises CheckpointError where there is no checkpoint."""
     run_folder.find(None)
+    found = choices()
+    newest = found[0][1]
     with gr.Blocks(title="Checkpoints", analytics_enabled=False) as page:
-        found = choices()
         gr.Markdown("# What the checkpoints write")
         with gr.Row():
-            with gr.Column():
-                first = gr.Dropdown(found, value=found[0][1], label="model", elem_id="first")
-                about_first = gr.Markdown(describe(found[0][1]))
-            with gr.Column():
-                second = gr.Dropdown(
-                    [(NONE, NONE), *found], value=NONE, label="beside it", elem_id="second"
-                )
-                about_second = gr.Markdown()
-        prompt = gr.Textbox(
-            label="prompt",
-            lines=3,
-            max_lines=12,
-            max_length=PROMPT_CHARS,
-            placeholder="empty: the model begins a document",
-            elem_id="prompt",
-        )
+            first, about_first = model_chooser(found, newest, "model", "first")
+            second, about_second = model_chooser(
+                [(NONE, NONE), *found], NONE, "beside it", "second"
+            )
+        prompt = prompt_box()
         begin = gr.Dataset(
-            components=[prompt], samples=examples(found[0][1]), label="examples", elem_id="examples"
+            components=[prompt], samples=examples(newest), label="examples", elem_id="examples"
         )
         with gr.Row():
-            controls = [
-                gr.Slider(low, high, value, step=step, label=label, min_width=280)
-                for low, high, value, step, label in list(SETTINGS.values())[:-1]
-            ]
-            controls.append(
-                gr.Number(
-                    1,
-                    label="seed: same seed, same text",
-                    precision=0,
-                    minimum=0,
-                    maximum=2**31,
-                    min_width=280,
-                )
-            )
+            controls = [control(name, setting) for name, setting in SETTINGS.items()]
         with gr.Row():
-            go, stop = (
-                gr.Button("Generate", variant="primary", elem_id="go"),
-                gr.Button("Stop", elem_id="stop"),
-            )
+            go = gr.Button("Generate", variant="primary", elem_id="go")
+            stop = gr.Button("Stop", elem_id="stop")
         with gr.Row():
             with gr.Column():
-                text_first = gr.Textbox(
-                    label="text", lines=12, max_lines=30, interactive=False, elem_id="text_first"
-                )
-                speed_first = gr.Markdown(elem_id="speed_first")
+                outputs = text_box("text", "first")
             with gr.Column(visible=False) as beside:
-                text_second = gr.Textbox(
-                    label="text beside it",
-                    lines=12,
-                    max_lines=30,
-                    interactive=False,
-                    elem_id="text_second",
-                )
-                speed_second = gr.Markdown(elem_id="speed_second")
+                outputs += text_box("text beside it", "second")
 
-        def look_again():
-            now = choices()
-            return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
-
-        hidden = {"api_visibility": "private", "show_progress": "hidden"}
-        page.load(
-            look_again, None, [first, second], **hidden
-        )  # runs that have come since the start
-        first.change(
-            lambda path: (describe(path), gr.Dataset(samples=examples(path))),
-            first,
-            [about_first, begin],
-            **hidden,
-        )
-        second.change(
-            lambda path: (describe(path), gr.Column(visible=path != NONE)),
-            second,
-            [about_second, beside],
-            **hidden,
-        )
-        begin.click(lambda sample: sample[0], begin, prompt, **hidden)
+        page.load(look_again, None, [first, second], **HIDDEN)
+        first.change(about_with_examples, first, [about_first, begin], **HIDDEN)
+        second.change(about_and_whether_shown, second, [about_second, beside], **HIDDEN)
+        begin.click(only_value, begin, prompt, **HIDDEN)
         # One text at a time: models share the processor, and the speeds shown are theirs alone.
-        run = functools.partial(generate, device)
         running = go.click(
-            run,
+            functools.partial(generate, device),
             [first, second, prompt, *controls],
-            [text_first, speed_first, text_second, speed_second],
+            outputs,
             show_progress="hidden",
             concurrency_limit=1,
             api_name="generate",
         )
-        stop.click(None, cancels=[running], **hidden)
+        stop.click(None, cancels=[running], **HIDDEN)
     return page.queue(max_size=16)
+
+
+def model_chooser(found, value: str, label: str, name: str):
+    """A column with a list of checkpoints, and words about the one that is chosen: both."""
+    with gr.Column():
+        chooser = gr.Dropdown(found, value=value, label=label, elem_id=name)
+        about = gr.Markdown(describe(value))
+    return chooser, about
+
+
+def prompt_box() -> gr.Textbox:
+    """Where the prompt is written."""
+    return gr.Textbox(
+        label="prompt",
+        lines=3,
+        max_lines=12,
+        max_length=PROMPT_CHARS,
+        placeholder="empty: the model begins a document",
+        elem_id="prompt",
+    )
+
+
+def control(name: str, setting: Setting):
+    """What a setting is set with: a slider, but for the seed a number."""
+    if name == "seed":
+        return gr.Number(
+            setting.value,
+            label=setting.label,
+            precision=0,
+            minimum=setting.low,
+            maximum=setting.high,
+            min_width=280,
+        )
+    return gr.Slider(
+        setting.low,
+        setting.high,
+        setting.value,
+        step=setting.step,
+        label=setting.label,
+        min_width=280,
+    )
+
+
+def text_box(label: str, name: str) -> list:
+    """A box for a text, and words about it under the box: both."""
+    text = gr.Textbox(
+        label=label, lines=12, max_lines=30, interactive=False, elem_id=f"text_{name}"
+    )
+    return [text, gr.Markdown(elem_id=f"speed_{name}")]
+
+
+def look_again():
+    """Both lists of checkpoints, with runs that have come since the start."""
+    now = choices()
+    return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
+
+
+def about_with_examples(path: str):
+    """Of the first model: words about it, and prompts that suit it."""
+    return describe(path), gr.Dataset(samples=examples(path))
+
+
+def about_and_whether_shown(path: str):
+    """Of the second model: words about it, and its box, hidden where there is none."""
+    return describe(path), gr.Column(visible=path != NONE)
+
+
+def only_value(sample: list[str]) -> str:
+    """The prompt of an example."""
+    return sample[0]
 
 
 def main(argv):
@@ -312,21 +356,20 @@ def main(argv):
         prog="python -m tools.demo", description="A page to try checkpoints on, on loopback."
     )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default %(default)s")
-    parser.add_argument(
-        "--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s"
-    )
+    add_device(parser)
     args = parser.parse_args(argv)
     if not 1 <= args.port < 65536:
         parser.error(f"--port {args.port}: it must be from 1 to 65535")
     page = build(hardware.find_device(args.device))
-    theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
-    )  # fonts of this machine
+    fonts_of_this_machine = {
+        "font": ["system-ui", "sans-serif"],
+        "font_mono": ["ui-monospace", "monospace"],
+    }
     try:
         page.launch(
             server_name="127.0.0.1",
             server_port=args.port,
-            theme=theme,
+            theme=gr.themes.Default(**fonts_of_this_machine),
             quiet=True,
             share=False,
             ssr_mode=False,
@@ -343,6 +386,6 @@ def main(argv):
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (CheckpointError, DeviceError) as error:
+    except (CheckpointError, hardware.DeviceError) as error:
         print(f"tools.demo: {error}", file=sys.stderr)
         sys.exit(2)

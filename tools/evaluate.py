@@ -1,15 +1,19 @@
-"""How good checkpoints are: loss on a whole validation split beside general compressors, and
-multiple choice in HellaSwag's format.
+"""How good checkpoints are: loss on a whole validation split, and multiple choice.
 
-python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] [--data data/NAME] [--choices FILE.jsonl]
+    python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] [--data data/NAME] [--choices FILE.jsonl]
+
+The loss stands beside what general compressors make of the same text; the questions are in
+HellaSwag's format.
 """
 
 import argparse
+import functools
 import gzip
 import json
 import lzma
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,26 +21,51 @@ import torch.nn.functional as F
 
 import hardware
 from formats import run_folder
+from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
+from generating.arguments import add_device
 from generating.load import load_model
-from hardware import DeviceError
+from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
-from training.dataset import IGNORE, DataError, Dataset, read_meta, read_tokens
+from training.dataset import Dataset, read_tokens
 
 SEQUENCES = 8  # in a forward
+LOSSES = {"loss": 17, "perplexity": 20, "bits per byte": 16}  # columns and their widths
+DIGITS = {"loss": 4, "perplexity": 2, "bits per byte": 3}  # after the point
+SHARES = {"accuracy": 16, "a byte": 16}  # the columns of multiple choice
 
 
 class ChoicesError(ValueError):
     """A file of questions that cannot be used, in a sentence for the user."""
 
 
+@dataclass
+class Estimate:
+    """A mean and its standard error; NaN where one draw alone was seen."""
+
+    mean: float
+    error: float
+
+    def times(self, factor: float) -> "Estimate":
+        """The same in another unit."""
+        return Estimate(self.mean * factor, self.error * factor)
+
+    def text(self, digits: int) -> str:
+        """4.4412 ±0.0210."""
+        mean = f"{self.mean:,.{digits}f}"
+        if not math.isfinite(self.error):
+            return mean
+        return f"{mean} ±{self.error:.{digits}f}"
+
+
 def token_losses(model, x, y, cast) -> torch.Tensor:
     """Loss of each prediction in nats, float32 [B, T]; 0 where y is IGNORE. x, y: int64 [B, T]."""
     with torch.inference_mode(), cast():
         logits = model(x)
-    return F.cross_entropy(
+    losses = F.cross_entropy(
         logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction="none"
-    ).view(y.shape)
+    )
+    return losses.view(y.shape)
 
 
 def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
@@ -46,14 +75,19 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     estimate): it tells how far another validation text of the kind and size would lead, not how
     exact the sum is.
     """
-    sums, counts = [], []
+    sums = []
+    counts = []
     for x, y, _ in data.evaluation(0, SEQUENCES):
         losses = token_losses(model, x, y, cast)
         sums.append(losses.double().sum(1))
         counts.append((y != IGNORE).sum(1))
-    sums, counts = torch.cat(sums), torch.cat(counts)
-    sums, counts = sums[counts > 0], counts[counts > 0]
-    mean, n = sums.sum() / counts.sum(), len(sums)
+    sums = torch.cat(sums)
+    counts = torch.cat(counts)
+    sums = sums[counts > 0]
+    counts = counts[counts > 0]
+
+    mean = sums.sum() / counts.sum()
+    n = len(sums)
     if n == 1:
         return mean.item(), math.nan
     spread = ((sums - mean * counts) ** 2).sum().sqrt() / counts.sum() * math.sqrt(n / (n - 1))
@@ -61,49 +95,53 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
 
 
 def read_choices(path: Path) -> list[dict]:
-    """Questions from a file in HellaSwag's format: a JSON object a line with "ctx", "endings" and
-    "label", the index of the right ending.
+    """Questions from a file in HellaSwag's format.
 
-    Raises ChoicesError naming the line that is none.
+    A line is a JSON object with "ctx", "endings" and "label", the index of the right ending. Raises
+    ChoicesError naming the line that is none.
     """
-    questions = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ChoicesError(f"{path} cannot be read: {error}") from None
+    questions = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            raw = json.loads(line)
-            question = {"ctx": raw["ctx"], "endings": raw["endings"], "label": int(raw["label"])}
-            if not (
-                isinstance(question["ctx"], str)
-                and all(isinstance(e, str) and e for e in question["endings"])
-                and 0 <= question["label"] < len(question["endings"])
-            ):
-                raise ValueError(
-                    "ctx must be text, endings texts that are not empty, and label the index of one"
-                    " of them"
-                )
+            questions.append(read_question(line))
         except (ValueError, TypeError, KeyError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise ChoicesError(
                 f'{path}, line {number}: {what}; a line looks like {{"ctx": "A man sits down and",'
                 ' "endings": ["eats.", "flies."], "label": 0}'
             ) from None
-        questions.append(question)
     if not questions:
         raise ChoicesError(f"{path} holds no questions")
     return questions
 
 
+def read_question(line: str) -> dict:
+    """One question. Raises ValueError, TypeError or KeyError for a line that is none."""
+    raw = json.loads(line)
+    ctx = raw["ctx"]
+    endings = raw["endings"]
+    label = int(raw["label"])
+    texts = isinstance(ctx, str) and all(isinstance(e, str) and e for e in endings)
+    if not texts or not 0 <= label < len(endings):
+        raise ValueError(
+            "ctx must be text, endings texts that are not empty, and label the index of one of them"
+        )
+    return {"ctx": ctx, "endings": endings, "label": label}
+
+
 def encode_choice(
     tokenizer: Tokenizer, ctx: str, ending: str, block_size: int
 ) -> tuple[list[int], int]:
-    """Token ids of a context, a space and an ending, and how many of them are the ending's; at most
-    block_size + 1, as the last is only predicted. The context loses its beginning where that is
-    too long, and an ending longer than block_size its end.
+    """Token ids of a context, a space and an ending, and how many of them are the ending's.
+
+    They are at most block_size + 1, as the last is only predicted. The context loses its beginning
+    where that is too long, and an ending longer than block_size its end.
     """
     context = tokenizer.encode(ctx).tolist() or [tokenizer.eot_id]
     ids = tokenizer.encode(" " + ending).tolist()[:block_size]
@@ -112,54 +150,61 @@ def encode_choice(
 
 def choice_losses(model, tokenizer: Tokenizer, questions: list[dict], cast) -> list[list[float]]:
     """The summed loss, in nats, of each ending of each question after its context."""
-    device, rows = model.wte.weight.device, []
+    rows = []
     for question in questions:
-        rows += [
-            encode_choice(tokenizer, question["ctx"], ending, model.config.block_size)
-            for ending in question["endings"]
-        ]
-    order, sums = (
-        sorted(range(len(rows)), key=lambda i: len(rows[i][0])),
-        [0.0] * len(rows),
-    )  # rows of like length side by side: little padding
+        for ending in question["endings"]:
+            rows.append(encode_choice(tokenizer, question["ctx"], ending, model.config.block_size))
+    # Rows of like length side by side: little padding.
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
+    sums = [0.0] * len(rows)
     for at in range(0, len(order), SEQUENCES):
         part = order[at : at + SEQUENCES]
-        width = max(len(rows[i][0]) for i in part)
-        x = torch.zeros(len(part), width - 1, dtype=torch.int64)
-        y = torch.full((len(part), width - 1), IGNORE)
-        for n, i in enumerate(part):  # padding on the right: what is causal does not see it
-            ids, count = rows[i]
-            x[n, : len(ids) - 1] = torch.tensor(ids[:-1])
-            y[n, len(ids) - 1 - count : len(ids) - 1] = torch.tensor(ids[-count:])
-        for i, loss in zip(
-            part, token_losses(model, x.to(device), y.to(device), cast).sum(1).tolist(), strict=True
-        ):
+        x, y = padded_batch([rows[i] for i in part], model.wte.weight.device)
+        losses = token_losses(model, x, y, cast).sum(1).tolist()
+        for i, loss in zip(part, losses, strict=True):
             sums[i] = loss
     found = iter(sums)
     return [[next(found) for _ in question["endings"]] for question in questions]
 
 
-def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float, float]:
-    """The shares of questions whose right ending is the likeliest: as it is, and a byte of UTF-8,
-    which does not favour short endings and compares across tokenizers (lm-evaluation-harness
-    calls them acc and acc_norm).
+def padded_batch(rows: list[tuple[list[int], int]], device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets for rows of encode_choice, int64 [B, T]: only endings are targets.
+
+    Padding stands on the right, where a causal model does not see it.
     """
-    plain = normalised = 0
+    width = max(len(ids) for ids, _ in rows) - 1
+    x = torch.zeros(len(rows), width, dtype=torch.int64)
+    y = torch.full((len(rows), width), IGNORE)
+    for n, (ids, count) in enumerate(rows):
+        end = len(ids) - 1
+        x[n, :end] = torch.tensor(ids[:-1])
+        y[n, end - count : end] = torch.tensor(ids[-count:])
+    return x.to(device), y.to(device)
+
+
+def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float, float]:
+    """The shares of questions whose right ending is the likeliest: as it is, and a byte of UTF-8.
+
+    The second does not favour short endings and compares across tokenizers. lm-evaluation-harness
+    calls them acc and acc_norm.
+    """
+    plain = 0
+    normalised = 0
     for question, sums in zip(questions, losses, strict=True):
-        per_byte = [
-            loss / len((" " + ending).encode())
-            for loss, ending in zip(sums, question["endings"], strict=True)
-        ]
+        lengths = [len((" " + ending).encode()) for ending in question["endings"]]
+        per_byte = [loss / length for loss, length in zip(sums, lengths, strict=True)]
         plain += sums.index(min(sums)) == question["label"]
         normalised += per_byte.index(min(per_byte)) == question["label"]
     return plain / len(questions), normalised / len(questions)
 
 
-def evaluate_checkpoint(model, state: dict, folder: Path, data_dir: str, cast) -> dict:
-    """Loss (nats a token), perplexity and bits a byte of a model on a whole validation split, and
-    their standard errors as *_error.
+def evaluate_checkpoint(
+    model, state: dict, folder: Path, data_dir: str, cast
+) -> dict[str, Estimate]:
+    """Loss (nats a token), perplexity and bits a byte of a model on a whole validation split.
 
-    Raises DataError if the data was not made with the checkpoint's tokenizer.
+    Returns them under the names of LOSSES. Raises DataError if the data was not made with the
+    checkpoint's tokenizer, or has no validation split.
     """
     meta = read_meta(data_dir)
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
@@ -179,39 +224,59 @@ def evaluate_checkpoint(model, state: dict, folder: Path, data_dir: str, cast) -
             f"{data_dir} has no validation split; prepare it with a --val_fraction above 0"
         )
     data = Dataset(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
-    loss, error = validation_loss(model, data, cast)
+    loss = Estimate(*validation_loss(model, data, cast))
+    perplexity = math.exp(loss.mean)
     bits = val.tokens / val.text_bytes / math.log(2)
     return {
         "loss": loss,
-        "loss_error": error,
-        "perplexity": math.exp(loss),
-        "perplexity_error": math.exp(loss) * error,
-        "bits_per_byte": loss * bits,
-        "bits_per_byte_error": error * bits,
+        "perplexity": Estimate(perplexity, perplexity * loss.error),
+        "bits per byte": loss.times(bits),
     }
+
+
+def answer_choices(model, tokenizer: Tokenizer, questions: list[dict], cast) -> dict[str, str]:
+    """The accuracies of a model, as the cells of SHARES."""
+    plain, per_byte = accuracies(questions, choice_losses(model, tokenizer, questions, cast))
+    cells = {}
+    for name, share in (("accuracy", plain), ("a byte", per_byte)):
+        error = math.sqrt(share * (1 - share) / len(questions))
+        cells[name] = f"{share:.1%} ±{error:.1%}"
+    return cells
 
 
 def validation_text(data_dir: str) -> bytes:
     """The text of a validation split, end-of-text markers left out."""
     meta = read_meta(data_dir)
     ids = read_tokens(data_dir, meta, "val")
-    return Tokenizer.load(Path(data_dir) / meta.tokenizer["file"]).decode_bytes(
-        ids[ids != meta.eot_id].tolist()
+    tokenizer = Tokenizer.load(Path(data_dir) / meta.tokenizer["file"])
+    return tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())
+
+
+def table_line(label: str, width: int, columns: dict[str, int], cells: dict[str, str]) -> str:
+    """A line of the table: the label to the left, each column's cell, if any, to the right."""
+    line = f"{label:{width}}"
+    for name, column_width in columns.items():
+        line += f"{cells.get(name, ''):>{column_width}}"
+    return line.rstrip()
+
+
+def print_compressors(data_dirs: list[str], width: int) -> None:
+    """The bits a byte that general compressors take for the validation texts."""
+    for data_dir in data_dirs:
+        text = validation_text(data_dir)
+        compressed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
+        for name, packed in compressed.items():
+            cells = {"bits per byte": f"{8 * len(packed) / len(text):.3f}"}
+            print(table_line(f"{name} on {data_dir}", width, LOSSES, cells))
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.evaluate",
+        description="Loss, perplexity and bits per byte on a whole validation split; accuracy in"
+        " multiple choice. ± is the standard error.",
     )
-
-
-def with_error(value: float, error: float, digits: int) -> str:
-    """4.4412 ±0.0210."""
-    return f"{value:,.{digits}f}" + (f" ±{error:.{digits}f}" if math.isfinite(error) else "")
-
-
-def main(argv):
-    """The command line's work."""
-    what = (
-        "Loss, perplexity and bits per byte on a whole validation split; accuracy in multiple"
-        " choice. ± is the standard error."
-    )
-    parser = argparse.ArgumentParser(prog="python -m tools.evaluate", description=what)
     parser.add_argument(
         "checkpoints", nargs="+", metavar="CHECKPOINT", help="a run or one step of it"
     )
@@ -224,68 +289,54 @@ def main(argv):
         "--choices",
         type=Path,
         metavar="FILE",
-        help=(
-            'also multiple choice, from a local file in HellaSwag\'s format: {"ctx", "endings",'
-            ' "label"} a line'
-        ),
+        help='also multiple choice, from a local file in HellaSwag\'s format: {"ctx", "endings",'
+        ' "label"} a line',
     )
-    parser.add_argument(
-        "--device", default="auto", help="auto, cuda, cuda:1, mps or cpu; default %(default)s"
-    )
-    args = parser.parse_args(argv)
+    add_device(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> None:
+    """Print the table, a line for each checkpoint as it is done."""
+    args = parse_args(argv)
     sys.stdout.reconfigure(errors="replace")
     device = hardware.find_device(args.device)
-    folders, questions = (
-        [run_folder.find(path) for path in args.checkpoints],
-        read_choices(args.choices) if args.choices else [],
-    )
-    width = max(len(str(f)) for f in folders) + 2
-    print(
-        f"{'':{width}}{'loss':>17}{'perplexity':>20}{'bits per byte':>16}"
-        + (f"{'accuracy':>16}{'a byte':>16}" if questions else "")
-    )
+    cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
+    folders = [run_folder.find(path) for path in args.checkpoints]
+    questions = read_choices(args.choices) if args.choices else []
+    columns = LOSSES | SHARES if questions else LOSSES
 
-    def cast():
-        return hardware.autocast(device, hardware.find_dtype(device, "auto"))
-
-    used = {}
+    width = max(len(str(folder)) for folder in folders) + 2
+    print(table_line("", width, columns, {name: name for name in columns}))
+    data_dirs = []
     for folder in folders:
         model, tokenizer, state = load_model(folder, device)
         data_dir = args.data or state["settings"]["data_dir"]
-        r = evaluate_checkpoint(model, state, folder, data_dir, cast)
-        used[data_dir] = True
-        cells = (
-            with_error(r["loss"], r["loss_error"], 4),
-            with_error(r["perplexity"], r["perplexity_error"], 2),
-            with_error(r["bits_per_byte"], r["bits_per_byte_error"], 3),
-        )
-        line = f"{folder!s:{width}}{cells[0]:>17}{cells[1]:>20}{cells[2]:>16}"
+        found = evaluate_checkpoint(model, state, folder, data_dir, cast)
+        cells = {name: estimate.text(DIGITS[name]) for name, estimate in found.items()}
         if questions:
-            for share in accuracies(questions, choice_losses(model, tokenizer, questions, cast)):
-                line += (
-                    f"{f'{share:.1%} ±{math.sqrt(share * (1 - share) / len(questions)):.1%}':>16}"
-                )
-        print(line, flush=True)
-    for data_dir in used:
-        text = validation_text(data_dir)
-        for name, packed in (
-            ("gzip -9", gzip.compress(text, 9)),
-            ("xz -9", lzma.compress(text, preset=9)),
-        ):
-            print(
-                f"{name + ' on ' + data_dir:{width}}{'':37}{f'{8 * len(packed) / len(text):.3f}':>16}"
-            )
+            cells |= answer_choices(model, tokenizer, questions, cast)
+        print(table_line(str(folder), width, columns, cells), flush=True)
+        if data_dir not in data_dirs:
+            data_dirs.append(data_dir)
+    print_compressors(data_dirs, width)
     if questions:
+        by_chance = sum(1 / len(q["endings"]) for q in questions) / len(questions)
         print(
-            f"{len(questions):,} questions; by chance"
-            f" {sum(1 / len(q['endings']) for q in questions) / len(questions):.1%}. a byte: the"
-            " ending with the least loss a byte"
+            f"{len(questions):,} questions; by chance {by_chance:.1%}. a byte: the ending with the"
+            " least loss a byte"
         )
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ChoicesError, CheckpointError, DataError, TokenizerError, DeviceError) as error:
+    except (
+        ChoicesError,
+        CheckpointError,
+        DataError,
+        TokenizerError,
+        hardware.DeviceError,
+    ) as error:
         print(f"tools.evaluate: {error}", file=sys.stderr)
         sys.exit(2)
