@@ -2,58 +2,19 @@
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 from formats import files, run_folder
-from generate import parse_args, side_by_side
-from generating.chat import conversation
+from generating.arguments import parse_args
 from generating.load import load_model
-from generating.text import complete
-from model import GPT, GPTConfig
+from generating.terminal import side_by_side
 from tests.conftest import ROOT, fails_clearly, run_script
 from tokenizer_bpe import Tokenizer
-
-
-def train(data, folder):
-    """A barely trained run."""
-    shape = [
-        "--n_layer=1",
-        "--n_head=2",
-        "--n_embd=32",
-        "--block_size=32",
-        "--batch_size=4",
-        "--compile=False",
-    ]
-    result = run_script(
-        "train.py",
-        f"--data_dir={data}",
-        f"--checkpoint_dir={folder}",
-        *shape,
-        "--max_steps=20",
-        "--eval_interval=10",
-        "--eval_batches=2",
-    )
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def char_run(tmp_path_factory, char_data):
-    """One at character level."""
-    return train(char_data, tmp_path_factory.mktemp("runs") / "char")
-
-
-@pytest.fixture(scope="module")
-def bpe_run(tmp_path_factory, bpe_data):
-    """One with a byte-level BPE."""
-    return train(bpe_data, tmp_path_factory.mktemp("runs") / "bpe")
 
 
 def generate(*arguments, stdin=""):
@@ -71,16 +32,14 @@ def generate(*arguments, stdin=""):
 
 @pytest.mark.parametrize("kind", ["char_run", "bpe_run"])
 def test_a_seed_gives_the_same_text_and_a_run_or_a_step_will_do(kind, request):
-    run_folder = request.getfixturevalue(kind)
+    folder = request.getfixturevalue(kind)
     arguments = ["--prompt", "The name", "--max_new_tokens", 40, "--num_samples", 4, "--seed", 3]
     run, step = (
-        generate("--checkpoint", run_folder, *arguments),
-        generate("--checkpoint", run_folder.find(run_folder), *arguments),
+        generate("--checkpoint", folder, *arguments),
+        generate("--checkpoint", run_folder.find(folder), *arguments),
     )
     assert run.returncode == 0 and run.stdout.startswith("The name") and len(run.stdout) > 20
-    assert (
-        run.stdout == step.stdout != generate("--checkpoint", run_folder, *arguments[:-1], 4).stdout
-    )
+    assert run.stdout == step.stdout != generate("--checkpoint", folder, *arguments[:-1], 4).stdout
     assert "tokens seen, validation loss" in run.stderr
 
 
@@ -220,173 +179,6 @@ def test_the_reader_of_a_pipe_may_leave(bpe_run):
         and "Traceback" not in result.stderr
         and "BrokenPipe" not in result.stderr
     )
-
-
-class Terminal:
-    """generate.py on a pseudo-terminal, as a person sees it."""
-
-    def __init__(self, *arguments):
-        import fcntl
-        import pty
-        import termios
-
-        self.handle, child = pty.openpty()
-        command = [sys.executable, "generate.py", *map(str, arguments)]
-        own = {
-            "start_new_session": True,
-            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        }  # so that Ctrl-C reaches it
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
-            **own,
-        )
-        os.close(child)
-        self.unread = ""
-
-    def until(self, words, timeout=30):
-        """Read until `words` came; returns what came before them."""
-        end = time.monotonic() + timeout
-        while words not in self.unread:
-            assert select.select([self.handle], [], [], max(0, end - time.monotonic()))[0], (
-                self.unread
-            )
-            self.unread += os.read(self.handle, 1024).decode(errors="replace")
-        got, self.unread = self.unread.split(words, 1)
-        return got
-
-    def type(self, text):
-        """Keys pressed."""
-        os.write(self.handle, text.encode())
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
-    terminal = Terminal("--checkpoint", char_run, "--max_new_tokens", 4000)
-    terminal.until("\r\n> ")
-    terminal.type("The name\n")
-    terminal.until("The name\r\n")
-    terminal.type("\x03")
-    terminal.until("\r\n> ")
-    terminal.type("snow ☃\n")
-    terminal.until("U+2603")
-    terminal.until("\r\n> ")
-    terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-def test_a_chat_begins_anew_when_asked(bpe_run):
-    terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
-    terminal.until("\r\n> ")
-    replies = []
-    for line in ("The name", "/new", "The name"):
-        terminal.type(line + "\n")
-        replies.append(terminal.until("\r\n> ").replace(line, "", 1).split("\r\n[")[0])
-    assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
-    terminal.type("\x04")
-    assert terminal.process.wait(10) == 0
-
-
-def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
-    byte_tokenizer,
-):
-    said = [
-        {"role": role, "content": f" {content} "}
-        for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
-    ]
-    model = GPT(GPTConfig(258, 256, 1, 1, 8))
-    assert (
-        conversation(said, model, byte_tokenizer)
-        == "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
-    )
-    model = GPT(GPTConfig(258, 64, 1, 1, 8))
-    assert conversation(said, model, byte_tokenizer) == "User: How?\n\nAssistant:"
-    assert (
-        len(conversation([said[0] | {"content": "long " * 50}], model, byte_tokenizer)) > 250
-        and len(said) == 3
-    )
-
-
-def says(tokenizer, ids):
-    """A model that continues end-of-text with `ids`, greedily: each position's vector is the
-    embedding of the token that it predicts.
-    """
-    model = GPT(
-        GPTConfig(
-            tokenizer.vocab_size,
-            block_size=len(ids) + 2,
-            n_layer=1,
-            n_head=1,
-            n_embd=tokenizer.vocab_size,
-            tie_weights=False,
-        )
-    ).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.zero_()
-        model.ln_f.weight.fill_(1)
-        model.lm_head.weight.copy_(torch.eye(tokenizer.vocab_size))
-        for position, i in enumerate(ids):
-            model.wpe.weight[position, i] = 1
-    return model
-
-
-def pieces(tokenizer, text, **settings):
-    """The text as it grew while a model said it, token by token."""
-    ids = tokenizer.encode(text).tolist()
-    seen = []
-    for rows in complete(
-        says(tokenizer, [*ids, tokenizer.eot_id]),
-        tokenizer,
-        [""],
-        len(ids) + 5,
-        temperature=0,
-        **settings,
-    ):
-        seen.append(rows[0].text)
-    return seen, rows[0]
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer():
-    """A BPE that knows little more than bytes."""
-    return Tokenizer.train(["the the the"], 258)
-
-
-def test_characters_come_whole(byte_tokenizer):
-    text = "Grüße, 世界 🙂!"
-    seen, row = pieces(byte_tokenizer, text)
-    assert row.text == text and row.ended == "end of text" and len(seen) > len(text)
-    assert all(text.startswith(part) and "\ufffd" not in part for part in seen)
-    ids = byte_tokenizer.encode("ab🙂").tolist()
-    *_, rows = complete(
-        says(byte_tokenizer, ids), byte_tokenizer, [""], len(ids) - 1, temperature=0
-    )
-    assert rows[0].text == "ab" and rows[0].ended == "length"  # the cut character is left out
-
-
-def test_stop_texts_are_never_shown_not_even_in_part(byte_tokenizer):
-    text = "one\n\nUse\n\nUser: two"
-    seen, row = pieces(byte_tokenizer, text, stop=["\n\nUser:", "zzz"])
-    assert row.text == "one\n\nUse" and row.ended == "stop"
-    assert all(row.text.startswith(part) for part in seen)
-    seen, row = pieces(byte_tokenizer, "one\n\nUse", stop=["\n\nUser:"])
-    assert (
-        row.text == "one\n\nUse" and row.ended == "end of text"
-    )  # what was held back comes after all
-
-
-def test_padded_ids_are_never_written(byte_tokenizer):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(320, 64, 1, 2, 32)).eval()
-    model.wte.weight.data[258:] *= 50  # the likeliest by far
-    for rows in complete(model, byte_tokenizer, ["the"] * 4, 40, seed=1, temperature=2.0):
-        assert all(i < 258 for row in rows for i in row.ids)
 
 
 def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from generating import decode
 from generating.cpu_kernels import PackedLinear, pack
-from generating.decode import generate
+from generating.decode import RecordedDecoder, generate
 from generating.sampling import penalise, sample
 from tests.test_model import TINY, randomised
 
@@ -58,6 +59,15 @@ def test_the_cache_changes_nothing_in_qwen3(kv_heads):
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_the_smallest_contexts_go_on_too(context):
     assert len(list(generate(randomised(block_size=context), [[1, 2, 3], [4]], 7))) == 7
+
+
+def test_where_no_graph_can_be_recorded_the_tokens_are_the_same(monkeypatch):
+    monkeypatch.setattr(RecordedDecoder, "record", lambda decoder: None)
+    monkeypatch.setattr(decode, "choose_decoder", RecordedDecoder)
+    model = randomised()
+    assert list(generate(model, PROMPTS, 2 * CONTEXT, temperature=0)) == without_cache(
+        model, PROMPTS, 2 * CONTEXT, temperature=0
+    )
 
 
 def test_a_row_does_not_depend_on_its_neighbours():

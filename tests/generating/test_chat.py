@@ -1,0 +1,103 @@
+"""generating/chat.py: a session on a terminal, and the prompts of a conversation."""
+
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from generating.chat import conversation
+from model import GPT, GPTConfig
+from tests.conftest import ROOT
+
+
+class Terminal:
+    """generate.py on a pseudo-terminal, as a person sees it."""
+
+    def __init__(self, *arguments):
+        import fcntl
+        import pty
+        import termios
+
+        self.handle, child = pty.openpty()
+        command = [sys.executable, "generate.py", *map(str, arguments)]
+        own = {
+            "start_new_session": True,
+            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        }  # so that Ctrl-C reaches it
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
+            **own,
+        )
+        os.close(child)
+        self.unread = ""
+
+    def until(self, words, timeout=30):
+        """Read until `words` came; returns what came before them."""
+        end = time.monotonic() + timeout
+        while words not in self.unread:
+            assert select.select([self.handle], [], [], max(0, end - time.monotonic()))[0], (
+                self.unread
+            )
+            self.unread += os.read(self.handle, 1024).decode(errors="replace")
+        got, self.unread = self.unread.split(words, 1)
+        return got
+
+    def type(self, text):
+        """Keys pressed."""
+        os.write(self.handle, text.encode())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
+    terminal = Terminal("--checkpoint", char_run, "--max_new_tokens", 4000)
+    terminal.until("\r\n> ")
+    terminal.type("The name\n")
+    terminal.until("The name\r\n")
+    terminal.type("\x03")
+    terminal.until("\r\n> ")
+    terminal.type("snow ☃\n")
+    terminal.until("U+2603")
+    terminal.until("\r\n> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(10) == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_chat_begins_anew_when_asked(bpe_run):
+    terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
+    terminal.until("\r\n> ")
+    replies = []
+    for line in ("The name", "/new", "The name"):
+        terminal.type(line + "\n")
+        replies.append(terminal.until("\r\n> ").replace(line, "", 1).split("\r\n[")[0])
+    assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
+    terminal.type("\x04")
+    assert terminal.process.wait(10) == 0
+
+
+def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
+    byte_tokenizer,
+):
+    said = [
+        {"role": role, "content": f" {content} "}
+        for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
+    ]
+    model = GPT(GPTConfig(258, 256, 1, 1, 8))
+    assert (
+        conversation(said, model, byte_tokenizer)
+        == "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
+    )
+    model = GPT(GPTConfig(258, 64, 1, 1, 8))
+    assert conversation(said, model, byte_tokenizer) == "User: How?\n\nAssistant:"
+    assert (
+        len(conversation([said[0] | {"content": "long " * 50}], model, byte_tokenizer)) > 250
+        and len(said) == 3
+    )
