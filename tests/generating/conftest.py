@@ -2,29 +2,13 @@
 
 import pytest
 
-from tests.conftest import run_script
+from tests.test_train import train_small
 from tokenizer_bpe import Tokenizer
 
 
 def train(data, folder):
-    """A barely trained run."""
-    shape = [
-        "--n_layer=1",
-        "--n_head=2",
-        "--n_embd=32",
-        "--block_size=32",
-        "--batch_size=4",
-        "--compile=False",
-    ]
-    result = run_script(
-        "train.py",
-        f"--data_dir={data}",
-        f"--checkpoint_dir={folder}",
-        *shape,
-        "--max_steps=20",
-        "--eval_interval=10",
-        "--eval_batches=2",
-    )
+    """A barely trained run, of one layer."""
+    result = train_small(data, folder, "--n_layer=1", "--batch_size=4", "--max_steps=20")
     assert result.returncode == 0, result.stderr
     return folder
 
