@@ -125,13 +125,13 @@ def examples(path: str, count: int = 4) -> list[list[str]]:
     They are its run's sample_prompts, then beginnings of lines of its validation text where that is
     at hand.
     """
-    try:
+    prompts = []
+    with contextlib.suppress(CheckpointError, DataError, TokenizerError):
         folder = run_folder.find(path)
         settings = run_folder.read_state(folder, ())["settings"]
+        prompts += settings["sample_prompts"]
         beginnings = validation_beginnings(Path(settings["data_dir"]), Tokenizer.load(folder))
-        prompts = settings["sample_prompts"] + beginnings[:: max(1, len(beginnings) // count)]
-    except (CheckpointError, DataError, TokenizerError):
-        prompts = []
+        prompts += beginnings[:: max(1, len(beginnings) // count)]
     if not prompts:
         prompts = ["The "]
     different = list(dict.fromkeys(prompts))
