@@ -1,1 +1,8 @@
-"""What prepare_data.py is made of: reading and cleaning text, writing tokens."""
+"""The room behind prepare_data.py: text files -> token files.
+
+arguments, options, settings and job say what is to be done. inputs and corpora find the files;
+readers bring them in pieces, cut by cutting; records and cleaning turn those into documents.
+tokenizers obtains a tokenizer; encoder encodes, in the processes of pool; writer and seen write the
+tokens in order. folders reads finished folders back, and summary describes them. Nothing here
+imports torch.
+"""

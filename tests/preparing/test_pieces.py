@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prepare_data import spread_sample
-from preparing import text_sources
-from preparing.text_sources import Options, Position, find_sources, read_pieces, texts_of
-from preparing.token_writer import Seen, encode
-from tests.conftest import prose
+from preparing import cutting, readers
+from preparing.encoder import encode
+from preparing.inputs import find_sources
+from preparing.options import Options
+from preparing.pieces import Position
+from preparing.readers import read_pieces
+from preparing.records import texts_of
+from preparing.seen import Seen
+from preparing.tokenizers import spread_sample
+from tests.conftest import prose, run_script
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0"]
@@ -51,8 +56,9 @@ def tokenizer():
 
 def read(path, piece, monkey):
     """All pieces of a file, pieces being `piece` bytes."""
-    monkey.setattr(text_sources, "PIECE", piece)
-    monkey.setattr(text_sources, "NO_CUT", 16 * piece)
+    monkey.setattr(readers, "PIECE", piece)
+    monkey.setattr(cutting, "PIECE", piece)
+    monkey.setattr(cutting, "NO_CUT", 16 * piece)
     return list(read_pieces(find_sources([str(path)]), Position(), Options()))
 
 
@@ -143,3 +149,8 @@ def test_seen_documents_are_known_again_after_a_restart(tmp_path, monkeypatch):
         expected = [not (v in known or known.add(v)) for v in part.tolist()]
         assert seen.first(part).tolist() == expected
     assert seen.count == len(known)
+
+
+def test_preparing_does_without_torch():
+    result = run_script("-c", "import prepare_data, sys; print('torch' in sys.modules)")
+    assert result.stdout == "False\n", result.stderr

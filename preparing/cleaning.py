@@ -1,0 +1,100 @@
+"""What --clean does to a document: correct its characters, judge whether it is noise, and report.
+
+Works on one text at a time. Copies are found elsewhere (seen.py).
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+
+from preparing.options import Options
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
+EXAMPLES = 3  # that the report shows for each rule
+EXAMPLE_CHARS = 100
+SAMPLE_CHARS = 500  # of a document, on which its share of letters and digits is judged
+
+
+@dataclass
+class CleaningReport:
+    """What was left out or corrected.
+
+    rules: {rule: [documents, bytes, examples]}, the form in which cleaning.json has it. noise: the
+    rule by which the last document was dropped; if it goes on in further pieces, they go with it.
+    """
+
+    rules: dict[str, list] = field(default_factory=dict)
+    noise: str = ""
+
+    def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
+        """Count the documents and bytes that a rule left out."""
+        documents_before, size_before, kept = self.rules.get(rule, [0, 0, []])
+        kept = kept + [example[:EXAMPLE_CHARS] for example in examples]
+        self.rules[rule] = [documents_before + documents, size_before + size, kept[:EXAMPLES]]
+
+    def merge(self, other: "CleaningReport") -> None:
+        """Add another report's counts."""
+        for rule, (documents, size, examples) in other.rules.items():
+            self.add(rule, documents, size, examples)
+
+
+def clean(text: str, report: CleaningReport) -> str:
+    """Text in NFC, without control characters and broken encodings, its line ends all \\n."""
+    for rule, correct in RULES.items():
+        corrected = correct(text)
+        if corrected != text:
+            removed = len(text.encode()) - len(corrected.encode())
+            report.add(rule, 1, removed, [text])
+        text = corrected
+    return text
+
+
+def unix_line_ends(text: str) -> str:
+    """Text with every line end written as \\n."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def without_broken_encoding(text: str) -> str:
+    """Text without U+FFFD, which stands for bytes that were no UTF-8."""
+    return text.replace("\ufffd", "")
+
+
+def in_nfc(text: str) -> str:
+    """Text with each accented letter as one character, where there is one."""
+    return unicodedata.normalize("NFC", text)
+
+
+def without_control_characters(text: str) -> str:
+    """Text without control characters, tab and line feed excepted."""
+    return CONTROL.sub("", text)
+
+
+RULES = {  # in the order in which they are applied
+    "line ends other than \\n": unix_line_ends,
+    "broken encoding": without_broken_encoding,
+    "not in NFC": in_nfc,
+    "control characters": without_control_characters,
+}
+
+
+def noise(text: str, options: Options) -> str:
+    """The rule by which a document is noise, or "".
+
+    Shares are of what is not white space. The share of letters and digits is judged on about
+    SAMPLE_CHARS characters, evenly spaced.
+    """
+    if len(text) < options.min_chars:
+        return f"shorter than {options.min_chars} characters"
+    too_few_letters = f"fewer than {options.min_letters:.0%} letters and digits"
+    stride = max(1, len(text) // SAMPLE_CHARS)
+    sample = "".join(text[::stride].split())
+    if not sample:
+        return too_few_letters
+    commonest, _ = Counter(sample).most_common(1)[0]
+    visible = len("".join(text.split()))
+    if text.count(commonest) > options.max_char_share * visible:
+        return f"one character is more than {options.max_char_share:.0%}"
+    if sum(map(str.isalnum, sample)) < options.min_letters * len(sample):
+        return too_few_letters
+    return ""

@@ -1,0 +1,118 @@
+"""Pieces -> token ids, in a worker process.
+
+Independent of processes, of files to write, and of what came before: the same piece always gives
+the same ids.
+"""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from preparing.cleaning import CleaningReport
+from preparing.options import Options
+from preparing.pieces import PIECE, Piece, Position
+from preparing.records import texts_of
+from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
+
+
+@dataclass
+class Encoded:
+    """The documents of a piece.
+
+    ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
+    tokens. tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the
+    text, white space at its end aside. begins, ends, after: as in Piece.
+    """
+
+    ids: np.ndarray
+    tokens: np.ndarray
+    text_bytes: np.ndarray
+    hashes: np.ndarray
+    report: CleaningReport
+    begins: bool
+    ends: bool
+    after: Position
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds whole documents, not a part of one."""
+        return self.begins and self.ends
+
+
+@functools.cache
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer at a path, read once a process."""
+    return Tokenizer.load(path)
+
+
+def encode_pieces(
+    tokenizer_path: Path, dtype: str, options: Options, pieces: list[Piece]
+) -> list[Encoded]:
+    """Encode the documents of each piece. Raises InputError or TokenizerError, naming the file."""
+    tokenizer = load_tokenizer(tokenizer_path)
+    return [encode_piece(tokenizer, dtype, options, piece.with_data()) for piece in pieces]
+
+
+def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piece) -> Encoded:
+    """Encode the documents of one piece as ids of type `dtype`."""
+    texts, report = texts_of(piece, options)
+    eot = np.array([tokenizer.eot_id] if piece.ends else [], np.uint32)
+    parts = []
+    tokens = []
+    text_bytes = []
+    hashes = []
+    for text in texts:
+        try:
+            ids = encode(tokenizer, text)
+        except TokenizerError as error:
+            place = f"{piece.path}, from offset {piece.at.offset:,}"
+            raise TokenizerError(f"{place}: {error}") from None
+        parts += [ids, eot]
+        tokens.append(len(ids) + len(eot))
+        data = text.encode()
+        text_bytes.append(len(data))
+        hashes.append(hash64(data.rstrip() if piece.ends else data))
+    ids = np.concatenate([eot[:0], *parts])
+    _check_range(ids, tokenizer, dtype)
+    return Encoded(
+        ids=ids.astype(dtype),
+        tokens=np.array(tokens, np.int64),
+        text_bytes=np.array(text_bytes, np.int64),
+        hashes=np.array(hashes, np.uint64),
+        report=report,
+        begins=piece.begins,
+        ends=piece.ends,
+        after=piece.after,
+    )
+
+
+def _check_range(ids, tokenizer, dtype):
+    """Raises TokenizerError when an id has no place in the vocabulary or the type."""
+    largest = min(tokenizer.vocab_size - 1, np.iinfo(dtype).max)
+    if ids.size and int(ids.max()) > largest:
+        raise TokenizerError(
+            f"token id {ids.max()} does not fit a vocabulary of {tokenizer.vocab_size} in {dtype}"
+        )
+
+
+def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """The ids of a text of any length, uint32.
+
+    A long text is encoded in parts, because encoding takes many times its argument in memory.
+    """
+    parts = []
+    while len(text) > 2 * PIECE:
+        cut = safe_cut(text, PIECE)
+        if not cut:
+            break
+        parts.append(tokenizer.encode(text[:cut]))
+        text = text[cut:]
+    return np.concatenate([*parts, tokenizer.encode(text)])
+
+
+def hash64(data: bytes) -> int:
+    """64 bits of BLAKE2b."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

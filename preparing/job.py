@@ -1,0 +1,254 @@
+"""What one call of prepare_data.py has to do, and the folders in which it does it.
+
+out is the prepared folder; out/.partial, the working folder, holds everything until it is finished:
+plan.json says what the work is, so that it is continued by the same command and by no other.
+Independent of what text and tokens are.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from formats.data_folder import Meta, read_meta, write_meta
+from formats.files import write_json
+from preparing import corpora
+from preparing.cleaning import CleaningReport
+from preparing.errors import InputError, PrepareError
+from preparing.folders import compress, publish
+from preparing.inputs import Source, find_sources, keep_stdin, sources_of_shard
+from preparing.options import Options
+from preparing.pieces import PIECE
+from preparing.pool import MOST_WORKERS
+from preparing.settings import differences, settings_of
+
+VAL_FRACTION = 0.1  # of the text is held back for validation,
+VAL_BYTES = 20_000_000  # but of large inputs no more than about so much
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold a working folder, made if need be. Raises PrepareError when another run holds it.
+
+    The lock goes with the process, however it ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PrepareError(
+                f"another run is preparing {folder.parent} just now; wait for it, or stop it"
+            ) from None
+        yield
+
+
+@dataclass
+class Job:
+    """What one call has to do.
+
+    args: the command line. options: how records become texts. settings: what the bytes written
+    depend on besides the input, as meta.json lists it. sources: the input files, of this shard.
+    started: time.monotonic() at the beginning.
+    """
+
+    args: Namespace
+    options: Options
+    settings: dict
+    sources: list[Source] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def from_args(cls, args: Namespace) -> "Job":
+        """Find the input and gather the settings; writes nothing.
+
+        Raises InputError and TokenizerError for what the command line names and is not there.
+        """
+        names = (option.name for option in dataclasses.fields(Options))
+        options = Options(**{name: getattr(args, name) for name in names})
+        job = cls(args, options, settings_of(args, options))
+        if not job.reads_stdin:
+            job._set_sources(find_sources(corpora.resolve(args.input)))
+        return job
+
+    def _set_sources(self, everything):
+        """Take this shard's sources. The whole input says how much of it is validation."""
+        self.sources = everything
+        if self.args.shard:
+            self.sources = sources_of_shard(everything, *self.args.shard)
+        if self.settings["val_fraction"] is None:
+            size = sum(source.size for source in everything)
+            self.settings["val_fraction"] = min(VAL_FRACTION, VAL_BYTES / size)
+
+    @property
+    def out(self) -> Path:
+        """The folder that training reads in the end."""
+        return Path(self.args.out)
+
+    @property
+    def work(self) -> Path:
+        """The folder for all that is not finished."""
+        return self.out / ".partial"
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The tokenizer while the work goes on."""
+        return self.work / "tokenizer.json"
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether the input is standard input."""
+        return self.args.input == ["-"]
+
+    @property
+    def input_size(self) -> int:
+        """Bytes on disk of all sources."""
+        return sum(source.size for source in self.sources)
+
+    @property
+    def text_size(self) -> int:
+        """About how many bytes of text all sources hold."""
+        return sum(source.text_size for source in self.sources)
+
+    def worker_count(self) -> int:
+        """Worker processes for the text: no more than there are pieces to share."""
+        return max(1, min(self.args.workers, MOST_WORKERS, self.text_size // PIECE))
+
+    def listed_sources(self) -> list[dict]:
+        """The sources as meta.json lists them."""
+        return [{"path": source.path, "bytes": source.size} for source in self.sources]
+
+    # -- where things stand
+
+    def complete_interrupted_publish(self) -> None:
+        """Put a dataset in its place that was finished when a former run was stopped."""
+        if (self.work / "meta.json").exists():
+            publish(self.work, self.out)
+            self._forget_work()
+
+    def keep_stdin(self) -> None:
+        """Keep standard input in the working folder, as the source. Raises InputError if empty."""
+        self._set_sources([keep_stdin(self.work, self.args.stdin_format)])
+
+    def is_finished(self) -> bool:
+        """Whether the folder holds this very dataset. Raises InputError when it holds another."""
+        replaced = self.args.overwrite or self.args.tokenizer_only
+        if replaced or not (self.out / "meta.json").exists():
+            return False
+        meta = read_meta(self.out)
+        changed = differences(
+            {"settings": meta.settings, "sources": meta.sources},
+            {"settings": self.settings, "sources": self.listed_sources()},
+        )
+        if changed:
+            raise InputError(
+                f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
+                " another --out, or make this one anew with --overwrite"
+            )
+        return True
+
+    def leave_finished(self) -> str:
+        """Add the compressed copies that are asked for and missing; says what is there."""
+        meta = read_meta(self.out)
+        compressed = all(split.compressed for split in meta.splits.values())
+        if self.args.compress and not compressed:
+            compress(self.out, meta.splits, self.args.workers)
+            write_meta(self.out, meta)
+        if not (self.work / "plan.json").exists():  # unfinished work to replace it stays
+            shutil.rmtree(self.work)
+        tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
+        return f"{self.out} is finished already: {tokens} (--overwrite makes it anew)"
+
+    def start_or_resume(self) -> None:
+        """Note what this work is; what was finished of it stays.
+
+        Raises InputError when the folder holds finished parts of other work, or the disk is full.
+        """
+        path = self.work / "plan.json"
+        plan = {
+            "settings": self.settings,
+            "sources": [dataclasses.asdict(source) for source in self.sources],
+        }
+        former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+        if former["settings"]["on_error"] == "stop":
+            # Nothing broken came up to where it stopped, so the bytes are the same.
+            former["settings"]["on_error"] = self.settings["on_error"]
+        changed = differences(former, plan)
+        if changed:
+            if self._written() and not self.args.overwrite:
+                raise InputError(
+                    f"{self.out} holds unfinished work on other input or settings: {changed}."
+                    "\nRepeat the former command to finish it, give another --out, or start anew"
+                    " with --overwrite"
+                )
+            self._forget_work()
+        write_json(path, plan)
+        self._check_room()
+
+    def _written(self):
+        """Bytes of tokens in the working folder."""
+        return sum(path.stat().st_size for path in self.work.glob("*.bin"))
+
+    def _forget_work(self):
+        """Delete what was made so far. The lock stays, and input that was kept.
+
+        In an order that can be interrupted: without the journal no file counts as begun, and until
+        the plan is gone it says of what work the others are.
+        """
+        kept = {"lock", "plan.json", "stdin.txt", "stdin.jsonl"}
+        (self.work / "progress.json").unlink(missing_ok=True)
+        for path in list(self.work.iterdir()):
+            if path.name not in kept:
+                path.unlink()
+        (self.work / "plan.json").unlink(missing_ok=True)
+
+    def _check_room(self):
+        """Raises InputError when the disk cannot hold what is to be written."""
+        tokens = self.text_size  # at most
+        if self.args.tokenizer != "char":
+            tokens = 0.35 * tokens
+        wide = self.args.tokenizer == "bpe" and self.args.vocab_size > 65536
+        size = tokens * (4 if wide else 2)
+        if self.args.compress:
+            size *= 1.9
+        need = size - self._written()
+        free = shutil.disk_usage(self.out).free
+        if need > free:
+            raise InputError(
+                f"{self.out} needs about {need / 1e9:,.1f} GB more on disk, and {free / 1e9:,.1f}"
+                " GB are free: make room, or give an --out on another disk"
+            )
+
+    # -- the end
+
+    def publish_tokenizer(self) -> Path:
+        """Put the tokenizer alone in its place, and forget the work."""
+        path = self.out / "tokenizer.json"
+        os.replace(self.tokenizer_path, path)
+        self._remove_work()
+        return path
+
+    def publish(self, meta: Meta, report: CleaningReport) -> None:
+        """Put the finished dataset in its place, with compressed copies where asked for."""
+        if self.args.compress:
+            compress(self.work, meta.splits, self.args.workers)
+        if report.rules:
+            write_json(self.work / "cleaning.json", report.rules)
+        write_meta(self.work, meta)
+        publish(self.work, self.out)
+        self._remove_work()
+
+    def _remove_work(self):
+        self._forget_work()
+        shutil.rmtree(self.work)

@@ -1,0 +1,225 @@
+"""Worker processes that apply a function to items, in order, and end when the main process does.
+
+Neither multiprocessing.Pool nor ProcessPoolExecutor: their workers outlive a main process that was
+killed, they cannot be stopped in the middle of an item, and a kill leaks the semaphores of both.
+Independent of what the work is, but for the errors that a user can mend: these are handed on.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from preparing.errors import InputError, PrepareError
+from tokenizer_bpe import TokenizerError
+
+MOST_WORKERS = 61  # Windows cannot wait for more
+QUEUED = 3  # items that a worker has at a time: it never waits for the next
+AHEAD = 4  # items a worker that may be under way or wait for an earlier one
+END = object()  # in place of an item: there are no more
+
+
+class Task(NamedTuple):
+    """What is sent to a worker: apply the function to the item, which is number `index`."""
+
+    index: int
+    function: Callable
+    item: object
+
+
+class Result(NamedTuple):
+    """What comes back: the function's value or the exception, and the worker's memory in bytes."""
+
+    index: int
+    value: object
+    peak_memory: int
+
+
+class Pool:
+    """Worker processes. They end with this process, however it ends.
+
+    peak: the most bytes of memory that all workers of a pool together have taken so far.
+    """
+
+    peak = 0
+
+    def __init__(self, count: int, start: Callable[[], object] | None = None):
+        """Start `count` processes. With `start`, wait until each has called it."""
+        context = get_context("spawn")
+        self.load = {}  # items under way, for each worker's channel
+        self.peaks = {}
+        self.processes = []
+        with signals_held_back():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self.processes.append(process)
+                self.load[ours] = 0
+        if start:
+            for _ in self.map(_call, [start] * count):  # each is idle, so each takes one
+                pass
+
+    def map(self, function: Callable, items: Iterable) -> Iterator:
+        """Yield function(item) for each item, in order.
+
+        Takes at most AHEAD items a worker before their turn. Raises what the function raises, and
+        PrepareError when a worker dies.
+        """
+        items = iter(items)
+        results = {}
+        sent = 0
+        done = 0
+        more = True
+        while more or done < sent:
+            if more and self._has_room(sent - done):
+                item = next(items, END)
+                if item is END:
+                    more = False
+                else:
+                    self._send(Task(sent, function, item))
+                    sent += 1
+            elif done in results:
+                value = results.pop(done)
+                if isinstance(value, Exception):
+                    raise value
+                yield value
+                done += 1
+            else:
+                for result in self._receive():
+                    results[result.index] = result.value
+
+    def _has_room(self, under_way):
+        """Whether another item may be sent."""
+        return under_way < AHEAD * len(self.load) and min(self.load.values()) < QUEUED
+
+    def _send(self, task):
+        """Give the worker with the least to do a task."""
+        worker = min(self.load, key=self.load.get)
+        try:
+            worker.send(task)
+        except ConnectionError:
+            raise _death_of_a_worker() from None
+        self.load[worker] += 1
+
+    def _receive(self):
+        """Wait for results; at least one."""
+        busy = [worker for worker, load in self.load.items() if load]
+        results = []
+        for worker in connection.wait(busy):
+            try:
+                result = worker.recv()
+            except (EOFError, ConnectionError):
+                raise _death_of_a_worker() from None
+            self.load[worker] -= 1
+            self.peaks[worker] = result.peak_memory
+            results.append(result)
+        return results
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        Pool.peak = max(Pool.peak, sum(self.peaks.values()))
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+def _death_of_a_worker():
+    return PrepareError(
+        "a worker process died, most likely for want of memory: try fewer --workers; the same"
+        " command continues"
+    )
+
+
+@contextlib.contextmanager
+def signals_held_back():
+    """Hold Ctrl-C and SIGTERM back while processes start; half started they would complain.
+
+    The processes inherit that Ctrl-C is not for them.
+    """
+    received = []
+
+    def note(signum, _):
+        received.append(signum)
+
+    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
+    handlers = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    if can_block:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if received:
+            signal.raise_signal(received[0])
+
+
+def _call(function):
+    """Call a function for what it does, not for its value, which would have to be sent."""
+    function()
+
+
+def _work(channel):
+    """The life of a worker process.
+
+    Receiving and sending each have a thread: a worker ends as soon as the main process does, and
+    goes on while its results wait to be read.
+    """
+    tasks = queue.SimpleQueue()
+    results = queue.SimpleQueue()
+
+    def receive():
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                tasks.put(channel.recv())
+        os._exit(0)
+
+    def send():
+        with contextlib.suppress(OSError):
+            while True:
+                channel.send(results.get())
+
+    threading.Thread(target=receive, daemon=True).start()
+    threading.Thread(target=send, daemon=True).start()
+    while True:
+        index, function, item = tasks.get()
+        try:
+            value = function(item)
+        except (InputError, TokenizerError, OSError) as error:
+            value = error
+        except Exception as error:
+            value = PrepareError(f"{type(error).__name__} in a worker process: {error}")
+        results.put(Result(index, value, peak_memory()))
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def peak_memory() -> int:
+    """Largest resident memory of this process so far in bytes; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage() counts in what the program that started this one had
+        kilobytes = re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]
+        return int(kilobytes) << 10
+    if sys.platform != "darwin":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

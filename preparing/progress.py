@@ -1,0 +1,31 @@
+"""How far a long step has come, for the person who waits."""
+
+import sys
+import threading
+
+from tqdm import tqdm
+
+
+class Progress(tqdm):
+    """A bar with MB/s and time left; a line every half minute where the output is no terminal."""
+
+    def __init__(self, total: int, what: str, start: int = 0):
+        """total, start: bytes, in all and at the beginning. what: the name of the step."""
+        pace = {"mininterval": 0.2} if sys.stderr.isatty() else {"mininterval": 30, "delay": 10}
+        super().__init__(
+            total=total,
+            initial=start,
+            desc=what,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            **pace,
+        )
+
+    def to(self, done: int) -> None:
+        """Set how many bytes are done."""
+        self.update(done - self.n)
+
+
+Progress.set_lock(threading.RLock())  # tqdm's own is one between processes, which a kill leaks

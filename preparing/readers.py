@@ -1,0 +1,158 @@
+"""Input files -> pieces of about 1 MB, in order and in bounded memory.
+
+Reads .txt, .jsonl and .parquet, the first two also as .gz or .zst. Where the pieces end follows
+from the content alone. What the bytes say is of no interest here.
+"""
+
+import dataclasses
+import gzip
+import zlib
+from collections.abc import Iterator
+
+from preparing.cutting import Cut, cut_documents, cut_lines
+from preparing.errors import InputError
+from preparing.inputs import Source
+from preparing.options import Options
+from preparing.pieces import PIECE, Piece, Position
+
+LONGEST_LINE = 256 * PIECE
+BOM = b"\xef\xbb\xbf"
+
+
+def read_pieces(sources: list[Source], start: Position, options: Options) -> Iterator[Piece]:
+    """The pieces of all sources from `start`, in order.
+
+    Raises InputError for what cannot be read.
+    """
+    before = sum(source.size for source in sources[: start.source])
+    for index in range(start.source, len(sources)):
+        source = sources[index]
+        at = start if index == start.source else Position(index)
+        read = _read_rows if source.kind == "parquet" else _read_text
+        try:
+            with open(source.path, "rb") as raw:
+                for piece in read(source, raw, at, options):
+                    read_so_far = source.size if raw.closed else raw.tell()
+                    piece.after.on_disk = before + read_so_far
+                    yield piece
+        except OSError as error:
+            raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
+        before += source.size
+
+
+def _read_text(source, raw, at, options):
+    """Pieces of a .txt or .jsonl file from the position `at`."""
+    plain = not source.compression
+    blocks = _blocks(source, raw, at.offset, options)
+    buffer = bytearray()
+    want = PIECE
+    ended = False
+    while True:
+        while len(buffer) <= want and not ended:
+            block = next(blocks, b"")
+            buffer += block
+            ended = not block
+        if not at.offset and buffer.startswith(BOM):
+            at = dataclasses.replace(at, offset=len(BOM))
+            del buffer[: len(BOM)]
+        if not buffer:
+            return
+        cut = _cut(source, buffer, ended, at)
+        if not cut.end:
+            want = 2 * len(buffer)
+            continue
+        want = PIECE
+        data = bytes(buffer[: cut.end])
+        del buffer[: cut.end]
+        lines = data.count(b"\n") if source.kind == "jsonl" else 0
+        after = Position(at.source, at.offset + cut.end, at.line + lines, inside=not cut.whole)
+        yield Piece(source.path, source.kind, data, at, after, not at.inside, cut.whole, plain)
+        at = after
+
+
+def _cut(source, buffer, ended, at):
+    """Where the next piece ends. Raises InputError for an endless line of JSON."""
+    if source.kind == "txt":
+        return cut_documents(buffer, ended, at.inside)
+    end = cut_lines(buffer, ended)
+    if not end and len(buffer) > LONGEST_LINE:
+        raise InputError(
+            f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
+            " has one object a line (jq -c . converts)"
+        )
+    return Cut(end, whole=True)
+
+
+def _blocks(source, raw, start, options):
+    """The decompressed content from byte `start` on.
+
+    What is damaged or breaks off raises InputError; with on_error skip or replace it counts as the
+    end.
+    """
+    stream, errors = _decompressed(source, raw)
+    try:
+        stream.seek(start)
+        while block := stream.read1(PIECE):
+            yield block
+    except errors as error:
+        if options.on_error == "stop":
+            raise InputError(
+                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
+                " read of it with --on_error skip"
+            ) from None
+
+
+def _decompressed(source, raw):
+    """A file's content as a stream, and the errors that reading it raises when it is damaged."""
+    if source.compression == "gz":
+        return gzip.GzipFile(fileobj=raw), (EOFError, zlib.error, gzip.BadGzipFile)
+    if source.compression == "zst":
+        import pyzstd
+
+        return pyzstd.ZstdFile(raw), (EOFError, pyzstd.ZstdError)
+    return raw, ()
+
+
+def _read_rows(source, raw, at, options):
+    """Pieces of a parquet file: rows whose texts take about PIECE bytes."""
+    import pyarrow
+
+    rows = []
+    size = 0
+    row = at.offset
+    try:
+        for column, value in _values(source, raw, at.offset, options):
+            rows.append({column: value})
+            row += 1
+            size += len(str(value))
+            if size >= PIECE:
+                after = Position(at.source, row)
+                yield Piece(source.path, source.kind, rows, at, after)
+                rows = []
+                size = 0
+                at = after
+    except (pyarrow.ArrowException, EOFError) as error:
+        raise InputError(
+            f"{source.path} cannot be read as parquet: {str(error).splitlines()[0]}"
+        ) from None
+    if rows:
+        yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
+
+
+def _values(source, raw, start, options):
+    """The text column's name and value, for each row of a parquet file from row `start` on."""
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(raw, buffer_size=PIECE, pre_buffer=False)
+    names = file.schema_arrow.names
+    column = options.text_column(names)
+    if column not in names:
+        raise InputError(
+            f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
+            " --text_field"
+        )
+    skip = start
+    for batch in file.iter_batches(batch_size=64, columns=[column], use_threads=False):
+        for value in batch.column(0).slice(skip).to_pylist():
+            yield column, value
+        skip = max(0, skip - len(batch))

@@ -1,0 +1,117 @@
+"""What a finished dataset is: its metadata, read back from the disk, and a summary for the user.
+
+Writes no file.
+"""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from formats.data_folder import Meta, dtype_for
+from formats.files import sha256
+from preparing.cleaning import CleaningReport
+from preparing.errors import PrepareError
+from preparing.folders import first_document, scan
+from preparing.job import Job
+from preparing.pool import Pool, peak_memory
+from preparing.progress import Progress
+from preparing.writer import SPLITS, Journal
+from tokenizer_bpe import Tokenizer
+
+SHOWN = 100  # characters of the first line of the text
+EXAMPLE_SHOWN = 90  # characters of what was left out
+
+
+def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, float]:
+    """The metadata of the files as read back from the disk, and which share of the ids occurs.
+
+    Raises PrepareError where they differ from what was written.
+    """
+    dtype = dtype_for(tokenizer.vocab_size)
+    splits = {}
+    occur = np.zeros(tokenizer.vocab_size, bool)
+    size = sum((job.work / f"{name}.bin").stat().st_size for name in SPLITS)
+    with Progress(size, "checking") as bar:
+        for name in SPLITS:
+            splits[name], found = scan(job.work, f"{name}.bin", dtype, tokenizer, bar)
+            occur |= found
+    tokens = {name: split.tokens for name, split in splits.items()}
+    text_bytes = sum(split.text_bytes for split in splits.values())
+    back = (tokens, text_bytes)
+    written = (journal.tokens, journal.text_bytes)
+    if back != written:
+        raise PrepareError(
+            f"{job.work} reads back as {back} tokens and bytes of text, written were {written}:"
+            " the disk is not sound, or this is a bug"
+        )
+    meta = Meta(
+        dtype=dtype,
+        vocab_size=tokenizer.vocab_size,
+        eot_id=tokenizer.eot_id,
+        tokenizer={
+            "kind": tokenizer.kind,
+            "file": "tokenizer.json",
+            "sha256": sha256(job.tokenizer_path),
+        },
+        splits=splits,
+        sources=job.listed_sources(),
+        settings=job.settings,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+    return meta, float(occur.mean())
+
+
+def summary(
+    job: Job, meta: Meta, journal: Journal, *, tokenizer: Tokenizer, origin: str, used: float
+) -> str:
+    """What to know of a finished dataset, in lines.
+
+    origin: where the tokenizer came from, in words. used: share of its ids that occur.
+    """
+    tokens = sum(journal.tokens.values())
+    megabytes = journal.text_bytes / 1e6
+    bytes_a_token = journal.text_bytes / tokens
+    read = journal.read / 1e6
+    speed = read / max(journal.seconds, 1e-9)
+    seconds = time.monotonic() - job.started
+    lines = [
+        f"{job.out}: {tokens:,} tokens of {megabytes:,.1f} MB of text from {len(meta.sources):,}"
+        f" files, {bytes_a_token:.2f} bytes a token, {meta.dtype}"
+    ]
+    for name, split in meta.splits.items():
+        lines.append(f"  {name:10} {split.tokens:>14,} tokens, {split.documents:,} documents")
+    lines += [
+        f"  validation {journal.split}",
+        f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur;"
+        f" {origin}",
+        f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
+        f" {speed:,.1f} MB/s",
+    ]
+    peak = peak_memory()
+    if peak:
+        together = (Pool.peak + peak) / 1e6
+        lines.append(f"  memory     {together:,.0f} MB at most, all processes together")
+    first = first_line(job.out / "train.bin", meta.dtype, tokenizer)
+    lines.append(f"  begins     {first[:SHOWN]!r}")
+    return "\n".join(lines + report_lines(journal.report))
+
+
+def first_line(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
+    """The first line of a .bin that is not white space alone, or ""."""
+    for line in first_document(path, dtype, tokenizer).splitlines():
+        if line.strip():
+            return line
+    return ""
+
+
+def report_lines(report: CleaningReport) -> list[str]:
+    """What was left out by each rule, with examples; nothing where nothing was."""
+    lines = []
+    if report.rules:
+        lines.append("left out or corrected:")
+    for rule, (documents, size, examples) in sorted(report.rules.items()):
+        lines.append(f"  {rule}: {documents:,} documents, {size:,} bytes")
+        for example in examples:
+            lines.append(f"    {example[:EXAMPLE_SHOWN]!r}")
+    return lines

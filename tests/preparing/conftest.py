@@ -1,0 +1,112 @@
+"""What the tests of preparing share: prepare_data.py as a user runs it, and real documents."""
+
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import pyzstd
+
+from formats.data_folder import read_meta
+from tests.conftest import ROOT, prose
+from tokenizer_bpe import EOT, Tokenizer
+
+DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]
+
+
+def command(*inputs, **flags):
+    """The command line of prepare_data.py; a flag that is True has no value."""
+    words = [sys.executable, "prepare_data.py", *map(str, inputs)]
+    for name, value in flags.items():
+        words.append(f"--{name}")
+        if value is not True:
+            words.append(str(value))
+    return words
+
+
+def start(words, **options):
+    """Begin a command; returns the process."""
+    return subprocess.Popen(
+        words,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def end(process, text=None):
+    """Give a process `text` as standard input and wait for it."""
+    output, errors = process.communicate(text, timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def prepare(*inputs, text=None, **flags):
+    """Run prepare_data.py to its end, with `text` as standard input."""
+    return end(start(command(*inputs, **flags)), text)
+
+
+def ok(result):
+    """A result that must be a success."""
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def sha(folder):
+    """Checksums of the files that must not depend on how they were made."""
+    names = ("train.bin", "val.bin", "tokenizer.json")
+    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+
+
+def documents(folder):
+    """The texts of both splits, as decoded from the files."""
+    meta = read_meta(folder)
+    tokenizer = Tokenizer.load(folder)
+    texts = []
+    for split in meta.splits.values():
+        ids = np.fromfile(folder / split.file, meta.dtype)
+        ends = np.flatnonzero(ids == tokenizer.eot_id)
+        assert len(ends) == split.documents
+        for part in np.split(ids, ends + 1)[:-1]:
+            texts.append(tokenizer.decode(part[part != tokenizer.eot_id]))
+    return texts
+
+
+def write(path, format, texts):
+    """`texts` as a file of the given format."""
+    kind, _, packing = format.partition(".")
+    if kind == "parquet":
+        import pyarrow
+
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=37)
+        return
+    if kind == "jsonl":
+        data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+    else:
+        data = f"\n{EOT}\n".join(texts).encode()
+    if packing == "gz":
+        data = gzip.compress(data)
+    elif packing == "zst":
+        data = pyzstd.compress(data)
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory):
+    """The path of a small tokenizer, which most tests encode with."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    Tokenizer.train([prose()], 600).save(path)
+    return path
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A file of 60 documents, 12 MB."""
+    path = tmp_path / "a.txt"
+    path.write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
+    return path

@@ -1,0 +1,134 @@
+"""What prepare_data.py reads: formats, folders, standard input, and what is wrong with them."""
+
+import gzip
+import json
+
+import pytest
+import pyzstd
+
+from formats.data_folder import read_meta
+from tests.conftest import fails_clearly, prose
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
+from tokenizer_bpe import Tokenizer
+
+
+@pytest.mark.parametrize(
+    "format", ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
+)
+def test_every_format_gives_the_same_documents(tmp_path, tokenizer, format):
+    pytest.importorskip("pyarrow.parquet")
+    write(tmp_path / f"a.{format}", format, DOCUMENTS)
+    ok(prepare(tmp_path / f"a.{format}", tokenizer=tokenizer, out=tmp_path / "out"))
+    got = documents(tmp_path / "out")
+    assert sorted(text.removesuffix("\n") if "txt" in format else text for text in got) == sorted(
+        DOCUMENTS
+    )
+
+
+def test_conversations_are_written_with_the_documented_template(tmp_path, tokenizer):
+    messages = [
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Good day. "},
+    ]
+    lines = [json.dumps({"messages": messages, "n": n}) for n in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0, out=out))
+    assert documents(out) == ["User: Hello?\n\nAssistant: Good day.\n\n"] * 3
+
+
+def test_folders_globs_and_standard_input(tmp_path, tokenizer):
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    write(tmp_path / "in" / "b.txt", "txt", DOCUMENTS[:50])
+    write(tmp_path / "in" / "deep" / "a.jsonl.gz", "jsonl.gz", DOCUMENTS[50:])
+    (tmp_path / "in" / "picture.png").write_bytes(b"\x89PNG\xff")
+    ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
+    assert [s["path"].split("/")[-1] for s in read_meta(tmp_path / "folder").sources] == [
+        "b.txt",
+        "a.jsonl.gz",
+    ]
+    assert len(documents(tmp_path / "folder")) == 200
+    glob = tmp_path / "in" / "**" / "*.jsonl.gz"
+    ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
+    assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
+    text = gzip.decompress((tmp_path / "in/deep/a.jsonl.gz").read_bytes()).decode()
+    out = tmp_path / "stdin"
+    ok(prepare("-", stdin_format="jsonl", tokenizer=tokenizer, out=out, text=text))
+    assert sha(out) == sha(tmp_path / "glob")
+
+
+def test_bad_input_is_named(tmp_path, tokenizer):
+    def fails(*words, status=2, **flags):
+        result = prepare(*inputs, **{"tokenizer": tokenizer, "out": tmp_path / "out"} | flags)
+        fails_clearly(result, *words, status=status)
+
+    bad = tmp_path / "bad.txt"
+    inputs = [bad]
+    fails("no such file", "bad.txt")
+    bad.write_bytes(b"")
+    fails("bad.txt is empty")
+    bad.write_bytes(b" \n\n ")
+    fails("only white space")
+    bad.write_bytes(b"x" * 1_500_000 + b"caf\xe9" + b"y" * 100)
+    fails("bad.txt is not UTF-8", "offset 1,500,003", "--on_error")
+    bad.write_bytes(gzip.compress(b"text"))
+    inputs = [tmp_path / "bad.jsonl"]
+    for line, words in (
+        (b'{"text": "x"', ["not valid JSON"]),
+        (b'{"body": 1}', ["no field 'text'", "'body'", "--text_field"]),
+        (b'{"text": 1}', ["is a int, not a text"]),
+        (b"[]", ["not an object"]),
+        (b'{"text": "\xff"}', ["not UTF-8 at byte offset 28"]),
+    ):
+        inputs[0].write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
+        fails("bad.jsonl, line 3", *words)
+    inputs[0].write_bytes(b'{"text": "\\ud83d"}\n')
+    fails("surrogate")
+    for packing, name in ((gzip.compress, "cut.txt.gz"), (pyzstd.compress, "cut.jsonl.zst")):
+        inputs = [tmp_path / name]
+        inputs[0].write_bytes(packing(json.dumps({"text": prose()}).encode())[:-100])
+        fails(name, "cut off or damaged")
+    inputs = [tmp_path / "cut.parquet"]
+    inputs[0].write_bytes(b"PAR1 no table")
+    fails("cut.parquet cannot be read as parquet")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
+    inputs = [tmp_path / "pictures"]
+    fails("holds no .txt, .jsonl or .parquet", "1 .png")
+    inputs = [tmp_path / "*.csv"]
+    fails("no file matches")
+
+
+def test_bad_arguments_are_named(tmp_path, tokenizer):
+    out = tmp_path / "out"
+    fails_clearly(prepare(tokenizer=tokenizer, out=out, workers=0), "--workers: 0")
+    fails_clearly(prepare(tokenizer=tokenizer, out=out, shard="3/2"), "--shard: 3/2")
+    good = tmp_path / "good.txt"
+    good.write_text(prose()[:5000])
+    fails_clearly(
+        prepare(good, vocab_size=32000, out=out), "supports a vocabulary of", "--vocab_size"
+    )
+    fails_clearly(prepare(good, vocab_size=100, out=out), "at least 257")
+    other = tmp_path / "other.json"
+    Tokenizer.characters("abc").save(other)
+    fails_clearly(
+        prepare(good, tokenizer=other, out=out), "good.txt", "is not among the 3 characters"
+    )
+    fails_clearly(prepare(good, tokenizer=tmp_path / "none.json", out=out), "no tokenizer at")
+
+
+def test_on_error_skip_and_replace(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_bytes(
+        b"good document one\n<|endoftext|>\nbad caf\xe9 here\n<|endoftext|>\ngood document two\n"
+    )
+    flags = {"tokenizer": tokenizer, "val_fraction": 0}
+    ok(prepare(tmp_path / "a.txt", on_error="skip", out=tmp_path / "skip", **flags))
+    assert documents(tmp_path / "skip") == ["good document one\n", "good document two\n"]
+    ok(prepare(tmp_path / "a.txt", on_error="replace", out=tmp_path / "replace", **flags))
+    assert documents(tmp_path / "replace")[1] == "bad caf\ufffd here\n"
+    (tmp_path / "b.jsonl").write_text('{"text": "good document"}\n{broken\n{"other": 1}\n')
+    result = ok(prepare(tmp_path / "b.jsonl", on_error="skip", out=tmp_path / "lines", **flags))
+    assert (
+        documents(tmp_path / "lines") == ["good document"]
+        and "unusable records: 2 documents" in result.stdout
+    )

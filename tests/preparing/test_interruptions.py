@@ -1,0 +1,138 @@
+"""Kill prepare_data.py at any time and run it again: nothing is lost, nothing is mixed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from formats.data_folder import read_meta
+from tests.conftest import fails_clearly, prose
+from tests.preparing.conftest import DOCUMENTS, command, end, ok, prepare, sha, start, write
+from tokenizer_bpe import EOT
+
+STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+def heed_ctrl_c():
+    """A test suite in the background of a shell has it ignored, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
+    random.seed(int(stop))
+    texts = [random.choice(DOCUMENTS) * 3 + str(n) for n in range(8000)]
+    write(tmp_path / "a.jsonl.gz", "jsonl.gz", texts)
+    long = prose() * 40
+    (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
+    inputs = (tmp_path / "a.jsonl.gz", tmp_path / "b.txt")
+    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "compress": True}
+    ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
+    kills, continued, wait = 0, 0, 0.3
+    while True:
+        process = start(
+            command(*inputs, workers=1 + kills % 3, out=tmp_path / "killed", **flags),
+            start_new_session=True,
+            preexec_fn=heed_ctrl_c,
+        )
+        try:
+            _, errors = process.communicate(timeout=wait)
+        except subprocess.TimeoutExpired:
+            process.send_signal(stop)
+            _, errors = process.communicate(timeout=20)
+        continued += "continuing after" in errors
+        if process.returncode == 0:
+            break
+        assert process.returncode == STATUS[stop], errors
+        assert (
+            stop == signal.SIGKILL
+            or "the same command continues" in errors
+            and "Traceback" not in errors
+        )
+        kills, wait = kills + 1, wait + random.random() * 0.7
+    assert kills > 2 and continued
+    assert sha(tmp_path / "killed") == sha(tmp_path / "whole")
+    assert not (tmp_path / "killed" / ".partial").exists()
+    assert (
+        json.loads((tmp_path / "killed" / "cleaning.json").read_text())["exact duplicates"][0] == 1
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
+    import resource
+
+    def limit_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
+
+    limited = start(
+        command(large, tokenizer=tokenizer, out=tmp_path / "out"), preexec_fn=limit_files
+    )
+    fails_clearly(end(limited), "File too large", "the same command continues", status=1)
+    ok(prepare(large, tokenizer=tokenizer, out=tmp_path / "out"))
+    ok(prepare(large, tokenizer=tokenizer, out=tmp_path / "other"))
+    assert sha(tmp_path / "out") == sha(tmp_path / "other")
+
+
+def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer, large):
+    flags = {"tokenizer": tokenizer, "workers": 2, "out": tmp_path / "out"}
+    process, workers = start(command(large, **flags)), []
+    while not workers:
+        workers = [
+            p
+            for p in psutil.Process(process.pid).children()
+            if "spawn_main" in " ".join(p.cmdline())
+        ]
+    workers[0].kill()
+    fails_clearly(end(process), "a worker process died", "fewer --workers", status=1)
+    ok(prepare(large, **flags))
+    ok(prepare(verify=tmp_path / "out"))
+
+
+def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
+    out = tmp_path / "out"
+    ok(prepare(large, out=out, tokenizer=tokenizer))
+    ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, compress=True, overwrite=True))
+    before = sha(out)
+    process = start(command(large, out=out, tokenizer="char", overwrite=True))
+    while not (out / ".partial/train.bin").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert sha(out) == before
+    ok(prepare(large, out=out, tokenizer="char", overwrite=True))
+    assert read_meta(out).tokenizer["kind"] == "char"
+    assert not [p for p in out.iterdir() if p.suffix == ".gz" or p.name == "cleaning.json"]
+
+
+@pytest.mark.parametrize("moved", [[], ["train.bin"], ["train.bin", "val.bin", "tokenizer.json"]])
+def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(tmp_path, tokenizer, moved):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
+    before = sha(out)
+    work = out / ".partial"
+    work.mkdir()
+    (work / "progress.json").write_text("{}")  # what a finished run leaves until the very end
+    (work / "plan.json").write_text("{}")
+    for name in ("train.bin", "val.bin", "tokenizer.json", "meta.json"):
+        if name not in moved:
+            (out / name).rename(work / name)
+    result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
+    assert "finished already" in result.stdout
+    assert sha(out) == before and not work.exists()
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    first = start(command(large, **flags))
+    while not (tmp_path / "out/.partial/plan.json").exists() and first.poll() is None:
+        time.sleep(0.01)
+    second = prepare(large, **flags)
+    ok(end(first))
+    fails_clearly(second, "another run is preparing", status=1)

@@ -1,0 +1,146 @@
+"""What prepare_data.py writes: splits, shards, compressed copies, and what cleaning leaves."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+
+from formats.data_folder import read_meta
+from tests.conftest import fails_clearly, prose
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
+from tokenizer_bpe import EOT, Tokenizer
+
+
+def test_the_split_keeps_copies_together_and_does_not_depend_on_their_place(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS + DOCUMENTS[::-1])
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.3, out=out))
+    meta = read_meta(out)
+    coder = Tokenizer.load(tokenizer)
+    sides = [
+        set(coder.decode(np.fromfile(out / s.file, meta.dtype)).split(EOT)) - {""}
+        for s in meta.splits.values()
+    ]
+    assert not sides[0] & sides[1] and sides[0] | sides[1] == set(DOCUMENTS)
+    assert 0.15 < len(sides[1]) / 200 < 0.45
+
+
+def test_a_single_document_is_split_at_its_end(tmp_path):
+    text = prose() * 12  # more than one piece
+    (tmp_path / "a.txt").write_text(text, newline="\n")
+    result = ok(prepare(tmp_path / "a.txt", tokenizer="char", out=tmp_path / "out"))
+    coder = Tokenizer.load(tmp_path / "out")
+    train, val = (
+        coder.decode(np.fromfile(tmp_path / "out" / f"{name}.bin", np.uint16))
+        for name in ("train", "val")
+    )
+    assert train + val == text + EOT and 0.099 < len(val) / len(text) < 0.101
+    assert "the last 10% of the text" in result.stdout
+    for words in ("bytes a token", "of them occur", "MB/s", "all processes together", "begins"):
+        assert words in result.stdout
+
+
+def test_workers_do_not_change_the_bytes(tmp_path):
+    (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 10 + prose() * 15, newline="\n")
+    write(tmp_path / "b.jsonl.gz", "jsonl.gz", DOCUMENTS * 20)
+    inputs = (tmp_path / "a.txt", tmp_path / "b.jsonl.gz")
+    for workers in (1, 3):
+        out = tmp_path / str(workers)
+        ok(prepare(*inputs, clean=True, vocab_size=1000, workers=workers, out=out))
+    assert sha(tmp_path / "1") == sha(tmp_path / "3")
+
+
+def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+
+    def again(**flags):
+        return prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags)
+
+    ok(again(tokenizer=tokenizer))
+    before = (tmp_path / "out/meta.json").read_bytes()
+    assert "finished already" in ok(again(tokenizer=tokenizer)).stdout
+    fails_clearly(
+        again(tokenizer=tokenizer, val_fraction=0.5),
+        "val_fraction was 0.1, is now 0.5",
+        "--overwrite",
+    )
+    fails_clearly(again(tokenizer="char"), "tokenizer was sha256", "is now char", "--overwrite")
+    with open(tmp_path / "a.txt", "a") as file:
+        file.write("more")
+    fails_clearly(again(tokenizer=tokenizer), "a.txt changed", "--overwrite")
+    assert (tmp_path / "out/meta.json").read_bytes() == before
+    ok(again(tokenizer="char", overwrite=True))
+    assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
+
+
+def test_cleaning_and_its_report(tmp_path, tokenizer):
+    noise = {
+        "shorter than 20 characters": "too short",
+        "one character is more than 50%": "=" * 90 + "heading",
+        "fewer than 40% letters and digits": "?!*&%$#@ a" * 10,
+    }
+    texts = [
+        *DOCUMENTS[:20],
+        *noise.values(),
+        *DOCUMENTS[:5],
+        "Cafe\u0301 with a bell \x07 and\r\nsome more\ufffd text to keep here",
+    ]
+    write(tmp_path / "a.jsonl", "jsonl", texts)
+    flags = {"clean": True, "tokenizer": tokenizer}
+    result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    assert sorted(documents(tmp_path / "out")) == sorted(
+        [*DOCUMENTS[:20], "Café with a bell  and\nsome more text to keep here"]
+    )
+    report = json.loads((tmp_path / "out" / "cleaning.json").read_text())
+    for rule, example in noise.items():
+        assert report[rule] == [1, len(example), [example[:100]]] and rule in result.stdout
+    assert (
+        report["exact duplicates"][:2] == [5, sum(len(t.encode()) for t in DOCUMENTS[:5])]
+        and len(report["exact duplicates"][2]) == 3
+    )
+    assert (
+        report["not in NFC"][:2] == [1, 1]
+        and report["control characters"][:2] == [1, 1]
+        and report["broken encoding"][:2] == [1, 3]
+    )
+    flags |= {"min_chars": 5, "max_char_share": 1, "min_letters": 0}
+    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "mild", **flags))
+    assert len(documents(tmp_path / "mild")) == 24
+
+
+def test_compressed_copies_and_verify(tmp_path, tokenizer):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, compress=True, out=out))
+    assert gzip.decompress((out / "train.bin.gz").read_bytes()) == (out / "train.bin").read_bytes()
+    assert "is good: train.bin.gz, train.bin, val.bin.gz, val.bin" in ok(prepare(verify=out)).stdout
+    shutil.copytree(out, tmp_path / "sent", ignore=shutil.ignore_patterns("*.bin"))
+    assert "is good: train.bin.gz, val.bin.gz" in ok(prepare(verify=tmp_path / "sent")).stdout
+    data = bytearray((out / "train.bin").read_bytes())
+    data[1000] ^= 1
+    (out / "train.bin").write_bytes(data)
+    fails_clearly(prepare(verify=out), "train.bin is damaged", status=1)
+    (out / "train.bin").write_bytes(data[:-2])
+    fails_clearly(prepare(verify=out), "cut off", status=1)
+
+
+def test_shards_in_order_are_the_whole(tmp_path):
+    texts = tmp_path / "in"
+    texts.mkdir()
+    for n in range(5):
+        write(texts / f"{n}.txt", "txt", DOCUMENTS[n * 40 : n * 40 + 40])
+    fails_clearly(prepare(texts, shard="1/2"), "--tokenizer_only")
+    out = tmp_path / "out"
+    whole = tmp_path / "whole"
+    ok(prepare(texts, vocab_size=600, tokenizer_only=True, out=out))
+    with_it = {"tokenizer": out / "tokenizer.json", "val_fraction": 0.2}
+    for shard in ("1/3", "2/3", "3/3"):
+        ok(prepare(texts, shard=shard, out=out, **with_it))
+    ok(prepare(texts, out=whole, **with_it))
+    for name in ("train.bin", "val.bin"):
+        parts = [(out / f"shard-{n}-of-3" / name).read_bytes() for n in (1, 2, 3)]
+        assert b"".join(parts) == (whole / name).read_bytes()
+    assert read_meta(out).splits["train"].tokens == read_meta(whole).splits["train"].tokens
+    assert "is good" in ok(prepare(verify=out)).stdout
+    fails_clearly(prepare(texts, shard="1/9", out=tmp_path / "x", **with_it), "only 5 files")
