@@ -1,5 +1,6 @@
-"""What prepare_data.py costs, on this machine: python -m benchmarks.prepare [--gpuburnout PATH]
-[--gigabytes G] [--kills N]
+"""What prepare_data.py costs on this machine.
+
+    python -m benchmarks.prepare [--gpuburnout PATH] [--gigabytes G] [--kills N]
 
 The text is real: sources of the standard library and of installed packages, and /usr/share/doc;
 beyond what is there it is repeated with the paragraphs of each document in another order every
@@ -8,9 +9,7 @@ time. Writes benchmarks/results/prepare*.json.
 
 import argparse
 import functools
-import hashlib
 import json
-import os
 import platform
 import random
 import re
@@ -28,6 +27,8 @@ import psutil
 
 from benchmarks import RESULTS
 from formats.data_folder import read_meta
+from formats.files import sha256, write_json
+from preparing.pool import usable_cores
 from tokenizer_bpe import EOT, Tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -44,33 +45,28 @@ def documents() -> list[bytes]:
     found = []
     for root in dict.fromkeys(roots):
         for path in sorted(root.rglob("*")):
-            if path.is_file() and (
-                path.suffix == ".py" or "doc" in root.parts and path.suffix != ".gz"
-            ):
-                data = path.read_bytes()
-                if (
-                    utf8(data)
-                    and b"\0" not in data
-                    and EOT.encode() not in data
-                    and len(data) > 200
-                ):
-                    found.append(data)
+            wanted = path.suffix == ".py" or ("doc" in root.parts and path.suffix != ".gz")
+            if wanted and path.is_file() and is_document(data := path.read_bytes()):
+                found.append(data)
     return found
 
 
-def utf8(data: bytes) -> bool:
-    """Whether bytes are text in UTF-8."""
+def is_document(data: bytes) -> bool:
+    """Whether bytes are a text in UTF-8 that is not too short, and a single one."""
     try:
-        return bool(data.decode())
+        data.decode()
     except UnicodeDecodeError:
         return False
+    return len(data) > 200 and b"\0" not in data and EOT.encode() not in data
 
 
 def make_text(path: Path, size: int) -> None:
-    """Write a text file of `size` bytes or a little more: the documents, and then again and again
-    with their paragraphs shuffled.
+    """Write a text file of `size` bytes or a little more.
+
+    It is the documents, and then again and again with their paragraphs shuffled.
     """
-    shuffle, rounds = random.Random(1), 0
+    shuffle = random.Random(1)
+    rounds = 0
     with open(path, "wb") as file:
         while True:
             for text in documents():
@@ -83,12 +79,51 @@ def make_text(path: Path, size: int) -> None:
             rounds += 1
 
 
-def run(command: list, cwd=ROOT) -> dict:
-    """Run a command to its end: seconds, peak memory of it and its children (sum of resident and of
-    proportional sizes), output.
+class MemoryWatch(threading.Thread):
+    """The peak memory of a process and its children, looked at ten times a second.
+
+    In bytes: sums of their resident sizes, peak_rss, and of their proportional sizes, peak_pss.
     """
-    started, peak, done = time.perf_counter(), {"rss": 0, "pss": 0}, threading.Event()
-    process = subprocess.Popen(
+
+    def __init__(self, pid: int):
+        super().__init__(daemon=True)
+        self.process = psutil.Process(pid)
+        self.done = threading.Event()
+        self.peak_rss = 0
+        self.peak_pss = 0
+
+    def run(self):
+        while not self.done.wait(0.1):
+            try:
+                members = [self.process, *self.process.children(recursive=True)]
+                sizes = [member.memory_full_info() for member in members]
+            except psutil.Error:
+                continue
+            self.peak_rss = max(self.peak_rss, sum(size.rss for size in sizes))
+            self.peak_pss = max(self.peak_pss, sum(getattr(size, "pss", 0) for size in sizes))
+
+
+def run(command: list, cwd=ROOT) -> dict:
+    """Run a command to its end: seconds, peak memory of it and its children, output."""
+    started = time.perf_counter()
+    process = start(command, cwd)
+    watch = MemoryWatch(process.pid)
+    watch.start()
+    output, errors = process.communicate()
+    watch.done.set()
+    if process.returncode:
+        raise SystemExit(f"{command} failed:\n{output[-2000:]}{errors[-2000:]}")
+    return {
+        "seconds": round(time.perf_counter() - started, 2),
+        "peak_rss_mb": watch.peak_rss // 10**6,
+        "peak_pss_mb": watch.peak_pss // 10**6,
+        "output": output,
+    }
+
+
+def start(command: list, cwd=ROOT) -> subprocess.Popen:
+    """Begin `python *command`."""
+    return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=cwd,
         stdout=subprocess.PIPE,
@@ -97,38 +132,9 @@ def run(command: list, cwd=ROOT) -> dict:
         encoding="utf-8",
     )
 
-    def watch():
-        parent = psutil.Process(process.pid)
-        while not done.wait(0.1):
-            sums = {"rss": 0, "pss": 0}
-            try:
-                for member in [parent, *parent.children(recursive=True)]:
-                    info = member.memory_full_info()
-                    sums["rss"], sums["pss"] = (
-                        sums["rss"] + info.rss,
-                        sums["pss"] + getattr(info, "pss", 0),
-                    )
-            except psutil.Error:
-                continue
-            peak.update({key: max(peak[key], value) for key, value in sums.items()})
-
-    threading.Thread(target=watch, daemon=True).start()
-    output, errors = process.communicate()
-    done.set()
-    if process.returncode:
-        raise SystemExit(f"{command} failed:\n{output[-2000:]}{errors[-2000:]}")
-    return {
-        "seconds": round(time.perf_counter() - started, 2),
-        "peak_rss_mb": peak["rss"] // 10**6,
-        "peak_pss_mb": peak["pss"] // 10**6,
-        "output": output,
-    }
-
 
 def prepare(*arguments) -> dict:
-    """Run prepare_data.py; adds the tokenising stage's own time and speed, as its summary gives
-    them.
-    """
+    """Run prepare_data.py; adds the tokenising stage's own time and speed from its summary."""
     result = run(["prepare_data.py", *arguments])
     found = re.search(r"tokenising ([\d,.]+) MB took ([\d,.]+) s, ([\d,.]+) MB/s", result["output"])
     megabytes, seconds, speed = (float(x.replace(",", "")) for x in found.groups())
@@ -136,10 +142,12 @@ def prepare(*arguments) -> dict:
 
 
 def bare(tokenizer: Path, text: Path) -> float:
-    """MB/s of the plainest loop: tiktoken over the text in strings of a million characters, in this
-    process, nothing read or written while it runs.
+    """MB/s of the plainest loop: tiktoken over the text in strings of a million characters.
+
+    In this process, nothing read or written while it runs.
     """
-    encoding, whole = Tokenizer.load(tokenizer)._tiktoken, text.read_text(encoding="utf-8")
+    encoding = Tokenizer.load(tokenizer)._tiktoken
+    whole = text.read_text(encoding="utf-8")
     parts = [whole[n : n + (1 << 20)] for n in range(0, len(whole), 1 << 20)]
     started = time.perf_counter()
     for part in parts:
@@ -148,7 +156,7 @@ def bare(tokenizer: Path, text: Path) -> float:
 
 
 def bare_together(tokenizer: Path, text: Path, count: int) -> float:
-    """MB/s of `count` such loops side by side: what the cores have to give when all of them work."""
+    """MB/s of `count` such loops side by side: what the cores give when all of them work."""
     code = (
         "from benchmarks.prepare import bare; from pathlib import Path;"
         f" print(bare(Path({str(tokenizer)!r}), Path({str(text)!r})))"
@@ -164,25 +172,24 @@ def stage(work: Path, tokenizer: Path, rounds: int, workers: int) -> dict:
     """The tokenising stage against bare loops, alternated."""
     text = work / "stage.txt"
     make_text(text, 200_000_000)
-    speeds = {"bare_mb_s": [], "bare_all_cores_mb_s": [], "prepare_mb_s": []}
+    bare_speeds = []
+    prepare_speeds = []
+    bare_speeds_together = []
     for _ in range(rounds):
         shutil.rmtree(work / "stage", ignore_errors=True)
-        speeds["bare_mb_s"].append(round(bare(tokenizer, text), 2))
-        speeds["prepare_mb_s"].append(
-            prepare(text, "--tokenizer", tokenizer, "--workers", workers, "--out", work / "stage")[
-                "tokenising_mb_s"
-            ]
-        )
-        speeds["bare_all_cores_mb_s"].append(round(bare_together(tokenizer, text, workers), 2))
-    one, together, ours = (
-        statistics.median(speeds[k]) for k in ("bare_mb_s", "bare_all_cores_mb_s", "prepare_mb_s")
-    )
+        bare_speeds.append(round(bare(tokenizer, text), 2))
+        flags = ["--tokenizer", tokenizer, "--workers", workers, "--out", work / "stage"]
+        prepare_speeds.append(prepare(text, *flags)["tokenising_mb_s"])
+        bare_speeds_together.append(round(bare_together(tokenizer, text, workers), 2))
+    ours = statistics.median(prepare_speeds)
     return {
         "megabytes": 200,
         "workers": workers,
-        **speeds,
-        "of_workers_times_bare": round(ours / workers / one, 3),
-        "of_bare_on_all_cores": round(ours / together, 3),
+        "bare_mb_s": bare_speeds,
+        "bare_all_cores_mb_s": bare_speeds_together,
+        "prepare_mb_s": prepare_speeds,
+        "of_workers_times_bare": round(ours / workers / statistics.median(bare_speeds), 3),
+        "of_bare_on_all_cores": round(ours / statistics.median(bare_speeds_together), 3),
     }
 
 
@@ -191,22 +198,13 @@ def characters(work: Path) -> dict:
     text = work / "characters.txt"
     make_text(text, 250_000_000)
     result = prepare(text, "--tokenizer", "char", "--out", work / "characters")
-    return {
-        key: result[key]
-        for key in (
-            "megabytes",
-            "seconds",
-            "tokenising_s",
-            "tokenising_mb_s",
-            "peak_rss_mb",
-            "peak_pss_mb",
-        )
-    }
+    return {name: value for name, value in result.items() if name != "output"}
 
 
 def against_gpuburnout(work: Path, path: Path) -> dict:
-    """Both on the same 40 MB with a vocabulary of 32,000, one after the other. Its script runs
-    where it lies.
+    """Both on the same 40 MB with a vocabulary of 32,000, one after the other.
+
+    Its script runs where it lies.
     """
     text = work / "forty.txt"
     make_text(text, 40_000_000)
@@ -226,35 +224,28 @@ def against_gpuburnout(work: Path, path: Path) -> dict:
 
 
 def kills(work: Path, tokenizer: Path, count: int) -> dict:
-    """Kill a run `count` times at random moments; the files must be those of an uninterrupted one."""
-    text, moments = work / "kills.txt", random.Random(2)
+    """Kill a run `count` times at random moments, and compare with an uninterrupted one."""
+    text = work / "kills.txt"
     make_text(text, 600_000_000)
     arguments = ["prepare_data.py", text, "--tokenizer", tokenizer, "--clean", "--out"]
     whole = run([*arguments, work / "whole"])
     shutil.rmtree(work / "killed", ignore_errors=True)
-    waits, continued = [], 0
-    while True:
-        process = subprocess.Popen(
-            [sys.executable, *map(str, [*arguments, work / "killed"])],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    moments = random.Random(2)
+    longest = 1.6 * whole["seconds"] / count
+    waits = []
+    continued = 0
+    returncode = None
+    while returncode != 0:
+        wait = round(moments.uniform(0.2, longest), 2) if len(waits) < count else None
+        process = start([*arguments, work / "killed"])
         try:
-            wait = (
-                round(moments.uniform(0.2, 1.6 * whole["seconds"] / count), 2)
-                if len(waits) < count
-                else None
-            )
             errors = process.communicate(timeout=wait)[1]
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             errors = process.communicate()[1]
             waits.append(wait)
         continued += "continuing after" in errors
-        if process.returncode == 0:
-            break
+        returncode = process.returncode
     digests = {
         name: [sha256(work / name / f"{split}.bin") for split in ("train", "val")]
         for name in ("whole", "killed")
@@ -283,13 +274,8 @@ def large(work: Path, gigabytes: float) -> dict:
     }
 
 
-def sha256(path: Path) -> str:
-    """Checksum of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main(argv):
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.prepare", description=__doc__.splitlines()[0]
     )
@@ -333,10 +319,33 @@ def main(argv):
         metavar="N",
         help="of prepare and bare loops in turn; default %(default)s",
     )
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def small_runs(work: Path, args: argparse.Namespace, cores: int) -> dict:
+    """The parts that --only names."""
+    small = work / "tokenizer.txt"
+    tokenizer = work / "tokenizer"
+    make_text(small, 40_000_000)
+    prepare(small, "--out", tokenizer)
+    results = {}
+    if "tokenising" in args.only:
+        results["tokenising"] = stage(work, tokenizer, args.rounds, cores)
+    if "characters" in args.only:
+        results["characters"] = characters(work)
+    if "gpuburnout" in args.only and args.gpuburnout:
+        results["gpuburnout"] = against_gpuburnout(work, args.gpuburnout.resolve())
+    if "kills" in args.only:
+        results["kills"] = kills(work, tokenizer, args.kills)
+    return results
+
+
+def main(argv: list[str]) -> None:
+    """Measure, write the results and print them."""
+    args = parse_args(argv)
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     results = {
         "machine": {
             "cores": cores,
@@ -345,30 +354,15 @@ def main(argv):
         }
     }
     if args.gigabytes:
+        path = RESULTS / f"prepare_{args.gigabytes:g}gb.json"
         results["large"] = large(work, args.gigabytes)
-        name = f"prepare_{args.gigabytes:g}gb.json"
     else:
-        name, small, tokenizer = "prepare.json", work / "tokenizer.txt", work / "tokenizer"
-        before = (
-            json.loads((RESULTS / name).read_text(encoding="utf-8"))
-            if (RESULTS / name).exists()
-            else {}
-        )
-        make_text(small, 40_000_000)
-        prepare(small, "--out", tokenizer)
-        parts = {
-            "tokenising": lambda: stage(work, tokenizer, args.rounds, cores),
-            "characters": lambda: characters(work),
-        }
-        parts |= (
-            {"gpuburnout": lambda: against_gpuburnout(work, args.gpuburnout.resolve())}
-            if args.gpuburnout
-            else {}
-        )
-        parts |= {"kills": lambda: kills(work, tokenizer, args.kills)}
-        results = before | results | {part: parts[part]() for part in args.only if part in parts}
+        path = RESULTS / "prepare.json"
+        if path.exists():
+            results = json.loads(path.read_text(encoding="utf-8")) | results
+        results |= small_runs(work, args, cores)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_json(path, results)
     print(json.dumps(results, indent=1))
     shutil.rmtree(work)
 
