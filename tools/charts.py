@@ -1,5 +1,4 @@
-"""The curves of runs, drawn with matplotlib: losses with marks for what happened, and the smaller
-ones beside them.
+"""The curves of runs, drawn with matplotlib: losses with marks for what happened, and small ones.
 
 Takes histories (history.py), returns SVG or writes PNG; knows no page. Colours are Okabe and Ito's,
 which the colour-blind tell apart; marks differ in shape as well.
@@ -7,10 +6,14 @@ which the colour-blind tell apart; marks differ in shape as well.
 
 import functools
 import io
-from itertools import pairwise
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
@@ -33,28 +36,38 @@ STYLE = {
     "font.family": "DejaVu Sans",
     "path.simplify": True,
 }
-SMALL = {
+SMALL_TITLES = {
     "lr": "learning rate",
     "grad_norm": "gradient norm, before clipping",
     "tokens_per_second": "tokens a second",
     "mfu": "MFU, % of the device's peak",
 }
+SMALL_UNITS = {
+    "lr": "step size",
+    "grad_norm": "L2 norm",
+    "tokens_per_second": "tokens/s",
+    "mfu": "%",
+}
 POINTS = 700  # of a curve: more than a screen shows
+SAVE_MARKS = 100  # roughly; of more saves, evenly spread ones
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that a span of time reads best in, and its seconds."""
-    return next(
-        ((name, size) for name, size in (("hours", 3600), ("minutes", 60)) if seconds >= 2 * size),
-        ("seconds", 1),
-    )
+    """The unit in which a span of time reads best, and its length in seconds."""
+    for name, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return name, length
+    return "seconds", 1
+
+
+def training_time_unit(runs: list[History]) -> tuple[str, float]:
+    """One unit of time for all runs, and its length in seconds."""
+    return time_unit(max(run.last("elapsed_s") or 0 for run in runs))
 
 
 def axes_of(runs: list[History]) -> dict[str, str]:
-    """What losses can be drawn against, {column: label}: cost only where it was counted, time in
-    one unit for all runs.
-    """
-    unit, _ = time_unit(max(run.last("elapsed_s") or 0 for run in runs))
+    """What losses can be drawn against, as {column: label}: what every run has counted."""
+    unit, _ = training_time_unit(runs)
     labels = {
         "step": "steps",
         "tokens": "training tokens",
@@ -64,218 +77,253 @@ def axes_of(runs: list[History]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if all(run.last(name) for run in runs)}
 
 
+def small_columns(runs: list[History]) -> list[str]:
+    """The columns that a small curve can be drawn of: those in which some run has a number."""
+    return [
+        name for name in SMALL_TITLES if any(np.isfinite(run.columns[name]).any() for run in runs)
+    ]
+
+
 def thin(y: np.ndarray) -> np.ndarray:
-    """The indices of at most POINTS values: of each stretch the lowest and the highest, so that no
-    spike is lost.
+    """The indices of at most POINTS values, in order, no spike lost.
+
+    Of each stretch these are the lowest and the highest value.
     """
     if len(y) <= POINTS:
         return np.arange(len(y))
     edges = np.linspace(0, len(y), POINTS // 2 + 1).astype(int)
-    return np.array(
-        sorted({a + int(i) for a, b in pairwise(edges) for i in (y[a:b].argmin(), y[a:b].argmax())})
-    )
-
-
-@functools.cache
-def curve(run: History, column: str) -> tuple[np.ndarray, ...]:
-    """The rows of a run's columns that a curve is drawn through, its values there; and the same for
-    the curve smoothed.
-    """
-    rows = np.flatnonzero(np.isfinite(run.columns[column]))
-    values = run.columns[column][rows]
-    calm = smooth(values)
-    raw, even = thin(values), thin(calm)
-    return rows[raw], values[raw], rows[even], calm[even]
+    kept = set()
+    for start, end in itertools.pairwise(edges):
+        kept.add(start + int(y[start:end].argmin()))
+        kept.add(start + int(y[start:end].argmax()))
+    return np.array(sorted(kept))
 
 
 def smooth(y: np.ndarray) -> np.ndarray:
     """Means over a running window of a fiftieth of the values, shorter at both ends."""
-    half, n = len(y) // 100, np.arange(len(y))
+    half = len(y) // 100
+    n = np.arange(len(y))
     total = np.concatenate(([0.0], np.cumsum(y)))
-    low, high = np.maximum(n - half, 0), np.minimum(n + half + 1, len(y))
+    low = np.maximum(n - half, 0)
+    high = np.minimum(n + half + 1, len(y))
     return (total[high] - total[low]) / (high - low)
 
 
-def draw_losses(axes, runs: list[History], x: str, nats: bool = True) -> None:
-    """Training and validation losses against column `x`; for one run also what happened to it.
-    nats: in nats a token, else in bits a byte, which leaves the training loss out.
+@dataclass(frozen=True)
+class Curve:
+    """A column thinned for drawing: rows of the run and the values there; the same smoothed."""
+
+    rows: np.ndarray
+    values: np.ndarray
+    smooth_rows: np.ndarray
+    smooth_values: np.ndarray
+
+
+@functools.cache  # every picture of a run needs it again
+def curve_of(run: History, column: str) -> Curve:
+    """What a curve of a run's column is drawn through; values that are not finite are left out."""
+    rows = np.flatnonzero(np.isfinite(run.columns[column]))
+    values = run.columns[column][rows]
+    smoothed = smooth(values)
+    raw, even = thin(values), thin(smoothed)
+    return Curve(rows[raw], values[raw], rows[even], smoothed[even])
+
+
+@dataclass
+class LossPlot:
+    """One picture of losses while it is drawn, and what its y axis has to show.
+
+    x: the column that losses are drawn against; unit: what its values are divided by; nats: losses
+    in nats a token, else in bits a byte. Of a curve, the steep beginning may lie above the picture.
     """
-    _, second = time_unit(max(run.last("elapsed_s") or 0 for run in runs))
-    scale = second if x == "elapsed_s" else 1
-    tops, starts, bottoms = [], [], []
-    for n, run in enumerate(runs):
-        colour, alone = COLOURS[n % len(COLOURS)], len(runs) == 1
-        raw, losses, even, calm = curve(run, "loss")
-        if nats and len(raw):
-            axes.plot(run.columns[x][raw] / scale, losses, color=colour, linewidth=0.6, alpha=0.35)
-            axes.plot(
-                run.columns[x][even] / scale,
-                calm,
-                color=colour,
-                linewidth=1.4 if alone else 0.9,
-                label="training" if alone else None,
-            )
-            tops.append(calm[len(calm) // 25 :].max())  # the steep beginning may lie above
-            starts.append(losses[0])
-            bottoms.append(np.percentile(losses, 0.5))
-        points = [
-            (e["step"], e["val_loss"] if nats else e.get("bits_per_byte")) for e in run.evaluations
-        ]
-        points = [(step, value) for step, value in points if value is not None]
-        if points:
-            steps, values = map(np.array, zip(*points, strict=True))
-            few = len(points) <= 40
-            keep = thin(values)
-            axes.plot(
-                run.at(x, steps[keep]) / scale,
-                values[keep],
-                color=RED if alone else colour,
-                linewidth=1.6,
-                marker="o" if few else None,
-                markersize=4,
-                label="validation" if alone else run.name,
-            )
-            tops.append(values[0] if len(values) < 25 else values[len(values) // 25 :].max())
-            bottoms.append(values.min())
-        elif not alone:
-            axes.plot([], [], color=colour, label=run.name)
-    if tops:
-        low, high = min(bottoms), max(tops)
+
+    axes: Axes
+    x: str
+    unit: float
+    nats: bool
+    lows: list[float] = field(default_factory=list)
+    highs: list[float] = field(default_factory=list)
+    beginnings: list[float] = field(default_factory=list)
+
+    def training(self, run: History, color: str, width: float, label: str | None) -> None:
+        """The training loss: pale as it was logged, and smoothed."""
+        curve = curve_of(run, "loss")
+        if not len(curve.rows):
+            return
+        x = run.columns[self.x][curve.rows] / self.unit
+        self.axes.plot(x, curve.values, color=color, linewidth=0.6, alpha=0.35)
+        x = run.columns[self.x][curve.smooth_rows] / self.unit
+        smoothed = curve.smooth_values
+        self.axes.plot(x, smoothed, color=color, linewidth=width, label=label)
+        self.lows.append(np.percentile(curve.values, 0.5))
+        self.highs.append(smoothed[len(smoothed) // 25 :].max())
+        self.beginnings.append(curve.values[0])
+
+    def validation(self, run: History, color: str, label: str) -> bool:
+        """The validation loss; few evaluations are points as well. False where there are none."""
+        name = "val_loss" if self.nats else "bits_per_byte"
+        known = [e for e in run.evaluations if e.get(name) is not None]
+        if not known:
+            return False
+        steps = np.array([e["step"] for e in known])
+        losses = np.array([e[name] for e in known])
+        kept = thin(losses)
+        self.axes.plot(
+            run.at(self.x, steps[kept]) / self.unit,
+            losses[kept],
+            color=color,
+            linewidth=1.6,
+            marker="o" if len(known) <= 40 else None,
+            markersize=4,
+            label=label,
+        )
+        self.lows.append(losses.min())
+        beginning = len(losses) // 25
+        self.highs.append(losses[beginning:].max() if beginning else losses[0])
+        return True
+
+    def set_limits(self) -> None:
+        """Set the limits of the y axis; a title says where a training loss begins far above."""
+        if not self.highs:
+            return
+        low, high = min(self.lows), max(self.highs)
         room = 0.08 * (high - low or 1)
-        axes.set_ylim(low - room, high + room)
-        if starts and max(starts) > high + 2 * room:
-            axes.set_title(
-                f"\u2191 the training loss begins at {max(starts):.1f}",
+        self.axes.set_ylim(low - room, high + room)
+        if self.beginnings and max(self.beginnings) > high + 2 * room:
+            self.axes.set_title(
+                f"\u2191 the training loss begins at {max(self.beginnings):.1f}",
                 color=GREY,
                 fontsize=8,
                 fontweight="normal",
             )
-    if len(runs) == 1:
-        mark(axes, runs[0], x, scale)
-    axes.set(
-        xlabel=axes_of(runs).get(x, x),
-        ylabel="loss, nats a token" if nats else "validation loss, bits a byte",
-    )
-    readable(axes)
+
+    def events(self, run: History) -> None:
+        """What happened: saves as ticks above the x axis, the rest on the training curve."""
+        saves, resumes = run.saves(), run.resumes()
+        if saves:
+            saves = saves[:: max(1, len(saves) // SAVE_MARKS)]
+            self.axes.plot(
+                run.at(self.x, saves) / self.unit,
+                np.full(len(saves), 0.012),
+                "|",
+                color=GREY,
+                markersize=7,
+                transform=self.axes.get_xaxis_transform(),  # y in shares of the height
+                clip_on=False,
+                label="save",
+            )
+        for step in resumes:
+            x = float(run.at(self.x, step)) / self.unit
+            self.axes.axvline(x, color=GREY, linestyle="--", linewidth=0.8)
+        halved = [e["step"] for e in run.events if e["event"] == "out of memory"]
+        skipped = [step for step, _ in run.skipped()]
+        self.marks(run, resumes, "resume", "s", "white")
+        self.marks(run, halved, "out of memory, micro-batch halved", "X", "black")
+        self.marks(run, skipped, "skipped steps", "v", "black")
+
+    def marks(self, run: History, steps: list[int], label: str, shape: str, fill: str) -> None:
+        """Marks on the training curve; of its steep beginning, at the upper edge."""
+        if not steps:
+            return
+        self.axes.plot(
+            run.at(self.x, steps) / self.unit,
+            np.minimum(run.at("loss", steps), self.axes.get_ylim()[1]),
+            shape,
+            color="black",
+            markerfacecolor=fill,
+            markersize=6,
+            linestyle="none",
+            label=label,
+            zorder=5,
+            clip_on=False,
+        )
+
+
+def draw_losses(axes: Axes, runs: list[History], x: str, nats: bool = True) -> None:
+    """Training and validation losses against column `x`; for one run also what happened to it.
+
+    nats: in nats a token, else in bits a byte, which leaves the training loss out.
+    """
+    unit = training_time_unit(runs)[1] if x == "elapsed_s" else 1
+    plot = LossPlot(axes, x, unit, nats)
+    alone = len(runs) == 1
+    for n, run in enumerate(runs):
+        color = COLOURS[n % len(COLOURS)]
+        if nats and alone:
+            plot.training(run, color, 1.4, "training")
+        elif nats:
+            plot.training(run, color, 0.9, None)
+        if alone:
+            plot.validation(run, RED, "validation")
+        elif not plot.validation(run, color, run.name):
+            axes.plot([], [], color=color, label=run.name)  # so that the legend names every run
+    plot.set_limits()
+    if alone:
+        plot.events(runs[0])
+    axes.set_xlabel(axes_of(runs).get(x, x))
+    axes.set_ylabel("loss, nats a token" if nats else "validation loss, bits a byte")
+    make_readable(axes)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper right", fontsize=8)
 
 
-def mark(axes, run: History, x: str, scale: float) -> None:
-    """What happened to a run: saves as ticks above the axis, the rest on its training curve."""
-    saves = run.saves()
-    saves = saves[:: max(1, len(saves) // 100)]
-    floor = axes.get_xaxis_transform()  # x in data, y in shares of the height
-    if saves:
-        axes.plot(
-            run.at(x, saves) / scale,
-            np.full(len(saves), 0.012),
-            "|",
-            color=GREY,
-            markersize=7,
-            transform=floor,
-            clip_on=False,
-            label="save",
-        )
-    for step in run.resumes():
-        axes.axvline(float(run.at(x, step)) / scale, color=GREY, linestyle="--", linewidth=0.8)
-    halved = [e["step"] for e in run.events if e["event"] == "out of memory"]
-    skipped = [step for step, _ in run.skipped()]
-    for steps, shape, label in (
-        (run.resumes(), "s", "resume"),
-        (halved, "X", "out of memory, micro-batch halved"),
-        (skipped, "v", "skipped steps"),
-    ):
-        if steps:
-            y = np.minimum(
-                run.at("loss", steps), axes.get_ylim()[1]
-            )  # of the steep beginning at the upper edge
-            axes.plot(
-                run.at(x, steps) / scale,
-                y,
-                shape,
-                color="black",
-                markerfacecolor="white" if shape == "s" else "black",
-                markersize=6,
-                linestyle="none",
-                label=label,
-                zorder=5,
-                clip_on=False,
-            )
-
-
-def draw_small(axes, runs: list[History], column: str) -> None:
-    """One of the smaller curves against steps."""
-    scale, tops = 100 if column == "mfu" else 1, [0.0]
+def draw_small(axes: Axes, runs: list[History], column: str) -> None:
+    """One of the small curves against steps. Of a spike beyond all measure the rise is seen."""
+    scale = 100 if column == "mfu" else 1
+    tops = [0.0]
     for n, run in enumerate(runs):
-        rows, values, _, _ = curve(run, column)
-        axes.plot(
-            run.columns["step"][rows], values * scale, color=COLOURS[n % len(COLOURS)], linewidth=1
-        )
-        if len(values):
-            usual = np.percentile(values, 99)
-            tops.append(
-                min(values.max(), 3 * usual or 1) * scale
-            )  # of a spike beyond that, the rise is seen
+        curve = curve_of(run, column)
+        steps = run.columns["step"][curve.rows]
+        axes.plot(steps, curve.values * scale, color=COLOURS[n % len(COLOURS)], linewidth=1)
+        if len(curve.values):
+            usual = np.percentile(curve.values, 99)
+            tops.append(min(curve.values.max(), 3 * usual or 1) * scale)
     axes.set_ylim(0, 1.08 * max(tops) or 1)
-    axes.set(
-        xlabel="steps",
-        ylabel={
-            "mfu": "%",
-            "tokens_per_second": "tokens/s",
-            "grad_norm": "L2 norm",
-            "lr": "step size",
-        }[column],
-    )
-    axes.set_title(SMALL[column])
-    readable(axes)
+    axes.set_xlabel("steps")
+    axes.set_ylabel(SMALL_UNITS[column])
+    axes.set_title(SMALL_TITLES[column])
+    make_readable(axes)
 
 
-def readable(axes) -> None:
-    """Few ticks; numbers as 20k and 1.5M where they are large."""
+def make_readable(axes: Axes) -> None:
+    """Few ticks; large numbers as 20k and 1.5M, small ones as 3.0e-4."""
     axes.xaxis.set_major_locator(MaxNLocator(5))
     for axis in (axes.xaxis, axes.yaxis):
         largest = max(map(abs, axis.get_view_interval()))
         if largest >= 10_000:
             axis.set_major_formatter(EngFormatter(sep=""))
         elif axis is axes.yaxis and largest < 0.01:
-            axis.set_major_formatter(
-                FuncFormatter(
-                    lambda value, _: f"{value:.1e}".replace("e-0", "e-") if value else "0"
-                )
-            )
+            axis.set_major_formatter(FuncFormatter(small_tick))
 
 
-def small_columns(runs: list[History]) -> list[str]:
-    """Which of the smaller curves there are."""
-    return [name for name in SMALL if any(np.isfinite(run.columns[name]).any() for run in runs)]
+def small_tick(value: float, position: int) -> str:
+    """How a number below 0.01 is written at a tick."""
+    return f"{value:.1e}".replace("e-0", "e-") if value else "0"
 
 
-def svg(draw, width: float, height: float) -> bytes:
-    """The picture that draw(axes) makes, in inches."""
+def svg(width: float, height: float, draw: Callable, *arguments) -> bytes:
+    """The picture that draw(axes, *arguments) makes; width and height in inches."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.add_subplot())
+        draw(figure.add_subplot(), *arguments)
         out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", metadata=nothing)
     return out.getvalue()
 
 
-def png(path, runs: list[History], title: str, nats: bool) -> None:
-    """All curves on one picture, losses above and the smaller ones below."""
+def write_png(path: Path, runs: list[History], title: str, nats: bool) -> None:
+    """Write all curves as one picture, losses above and the small ones below."""
     columns = small_columns(runs)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 7 if columns else 4.5), layout="constrained")
         figure.suptitle(title, fontweight="bold", fontsize=11)
-        grid = figure.add_gridspec(
-            2 if columns else 1, max(1, len(columns)), height_ratios=[5, 3] if columns else [1]
-        )
-        draw_losses(
-            figure.add_subplot(grid[0, :]),
-            runs,
-            "elapsed_s" if "elapsed_s" in axes_of(runs) else "step",
-            nats,
-        )
+        if columns:
+            grid = figure.add_gridspec(2, len(columns), height_ratios=[5, 3])
+        else:
+            grid = figure.add_gridspec(1, 1)
+        x = "elapsed_s" if "elapsed_s" in axes_of(runs) else "step"
+        draw_losses(figure.add_subplot(grid[0, :]), runs, x, nats)
         for n, column in enumerate(columns):
             draw_small(figure.add_subplot(grid[1, n]), runs, column)
         figure.savefig(path, format="png", dpi=110)

@@ -1,7 +1,7 @@
 """What a run's folder tells of its course: log.jsonl in columns, its events, its settings.
 
-Reads the files as formats/run_folder.py writes them, but imports none of the trainer: so a report of a
-running run starts in a second and takes little memory, of a million lines too.
+Reads the files as formats/run_folder.py writes them, but imports none of the trainer: a report of a
+running run starts in a second and takes little memory, with a million log lines too.
 """
 
 import json
@@ -25,16 +25,18 @@ COLUMNS = (
     "elapsed_s",
     "cost",
 )
+COUNTS = ("step", "tokens", "epoch", "elapsed_s", "cost")  # columns that are 0 at step 0
 
 
 class HistoryError(ValueError):
     """A run of which nothing can be shown, in a sentence for the user."""
 
 
-@dataclass(eq=False)  # each is itself alone, so that what is computed from one can be kept by it
+@dataclass(eq=False)  # two runs are never the same one, so what is computed of one can be cached
 class History:
-    """The course of one run. columns: {name: float array}, a value a logged step, NaN where there
-    is none.
+    """The course of one run.
+
+    columns: {name: float array}, a value for each logged step, NaN where there is none.
     """
 
     folder: Path
@@ -51,8 +53,16 @@ class History:
 
     @property
     def start(self) -> dict:
-        """The newest start's record: machine, versions, data, length."""
-        return next((e for e in reversed(self.events) if e["event"] == "start"), {})
+        """The newest start's record: machine, versions, data, length. Empty where there is none."""
+        for event in reversed(self.events):
+            if event["event"] == "start":
+                return event
+        return {}
+
+    @property
+    def starts(self) -> int:
+        """How often the run was started or continued."""
+        return max(1, sum(e["event"] == "start" for e in self.events))
 
     @property
     def total_steps(self) -> int | None:
@@ -66,26 +76,18 @@ class History:
 
     @property
     def data(self) -> str:
-        """What identifies the data that losses were measured on: runs that agree in it compare in
-        nats a token.
-        """
+        """What identifies the data: runs that agree in it can be compared in nats a token."""
         data = self.start.get("data") or {}
-        return (
-            data["tokenizer_sha256"] + data["sha256"]["val"]
-            if "sha256" in data
-            else str(self.config.get("data_dir"))
-        )
-
-    @property
-    def starts(self) -> int:
-        """How often the run was started or continued."""
-        return max(1, sum(e["event"] == "start" for e in self.events))
+        if "sha256" in data:
+            return data["tokenizer_sha256"] + data["sha256"]["val"]
+        return str(self.config.get("data_dir"))
 
     def last(self, name: str) -> float | None:
         """The last known value of a column."""
-        return next(
-            (float(value) for value in self.columns[name][::-1] if math.isfinite(value)), None
-        )
+        for value in self.columns[name][::-1]:
+            if math.isfinite(value):
+                return float(value)
+        return None
 
     def median(self, name: str) -> float | None:
         """The median of a column's known values."""
@@ -93,99 +95,109 @@ class History:
         return float(np.median(known)) if len(known) else None
 
     def at(self, name: str, steps) -> np.ndarray:
-        """A column's values at given steps, between logged ones by interpolation. From nothing at
-        step 0, where the column counts something.
+        """A column's values at the given steps, interpolated between logged ones.
+
+        A column that counts something begins with 0 at step 0. NaN where nothing is known.
         """
         x, y = self.columns["step"], self.columns[name]
-        if name in ("tokens", "epoch", "elapsed_s", "cost", "step"):
+        if name in COUNTS:
             x, y = np.concatenate(([0.0], x)), np.concatenate(([0.0], y))
         known = np.isfinite(y)
-        return (
-            np.interp(steps, x[known], y[known])
-            if known.any()
-            else np.full(np.shape(steps), math.nan)
-        )
+        if not known.any():
+            return np.full(np.shape(steps), math.nan)
+        return np.interp(steps, x[known], y[known])
 
     def saves(self) -> list[int]:
-        """Steps that were saved, as far as the log says; those that a start continued from among
-        them.
-        """
-        return sorted(
-            {e["step"] for e in self.events if e["event"] in ("save", "start") and e["step"]}
-        )
+        """The steps that were saved, as far as the log says; a start continues from a saved one."""
+        of_saves = {e["step"] for e in self.events if e["event"] in ("save", "start")}
+        return sorted(of_saves - {0})
 
     def resumes(self) -> list[int]:
-        """Steps from which the run was continued."""
+        """The steps from which the run was continued."""
         return [e["step"] for e in self.events if e["event"] == "start" and e["step"]]
 
     def skipped(self) -> list[tuple[int, int]]:
-        """(step, how many) for each logged step before which optimiser steps were skipped, their
-        loss being no number.
+        """Where optimiser steps were skipped because of a NaN or infinite loss or gradient.
+
+        (step, how many) for each logged step before which there were some.
         """
         bad = np.nan_to_num(self.columns["bad_steps"])
         new = np.diff(bad, prepend=0.0)
-        return [
-            (int(step), int(n))
-            for step, n in zip(self.columns["step"][new > 0], new[new > 0], strict=True)
-        ]
+        steps, counts = self.columns["step"][new > 0], new[new > 0]
+        return [(int(step), int(count)) for step, count in zip(steps, counts, strict=True)]
 
     def rows(self) -> tuple[str, list[dict]]:
-        """The table of the run: "epoch" and a row an epoch, or "step" and a row an evaluation when
-        there are under three epochs.
+        """The table of the run, as (what a row stands for, rows).
 
-        A row: {"step", "epoch", "loss", "val_loss", "bits_per_byte", "seconds_a_step", "elapsed_s",
-        "cost"}; loss is the mean of the training loss since the row before.
+        From three epochs on a row is an "epoch", before that an evaluation at a "step". A row:
+        {"step", "epoch", "loss", "val_loss", "bits_per_byte", "seconds_a_step", "elapsed_s",
+        "cost"}. loss is the mean of the training loss since the row before; val_loss and
+        bits_per_byte are those of the newest evaluation since then, or None.
         """
         by_epoch = (self.last("epoch") or 0) >= 3
         if by_epoch:
-            last = self.last("epoch")
-            ends = np.array(
-                [*range(1, math.floor(last + 1e-6) + 1)] + ([last] if last % 1 > 0.01 else [])
-            )
+            ends = self._ends_of_epochs()
             steps = np.interp(ends, self.columns["epoch"], self.columns["step"]).round()
         else:
-            steps = np.array(
-                sorted({e["step"] for e in self.evaluations}) or self.columns["step"][-1:],
-                dtype=float,
-            )
-        evaluations = {e["step"]: e for e in self.evaluations}
-        evaluated = np.array([0, *sorted(evaluations)])  # 0 stands for none
+            evaluated = sorted({e["step"] for e in self.evaluations})
+            steps = np.array(evaluated or self.columns["step"][-1:], dtype=float)
         before = np.concatenate(([0.0], steps[:-1]))
-        known = np.isfinite(self.columns["loss"])
-        total, ends = (
-            np.concatenate(([0.0], np.cumsum(self.columns["loss"][known]))),
-            np.searchsorted(self.columns["step"][known], [before, steps], side="right"),
-        )
-        counts = ends[1] - ends[0]
-        losses = (total[ends[1]] - total[ends[0]]) / np.where(counts, counts, math.nan)
-        seconds = (self.at("elapsed_s", steps) - self.at("elapsed_s", before)) / np.maximum(
-            1.0, steps - before
-        )
-        newest = evaluated[np.searchsorted(evaluated, steps, side="right") - 1]
-        values = {
+        seconds = self.at("elapsed_s", steps) - self.at("elapsed_s", before)
+        columns = {
             "step": steps,
-            "loss": losses,
-            "seconds_a_step": seconds,
-            **{name: self.at(name, steps) for name in ("epoch", "elapsed_s", "cost")},
+            "loss": self._mean_losses(before, steps),
+            "seconds_a_step": seconds / np.maximum(1.0, steps - before),
+            "epoch": self.at("epoch", steps),
+            "elapsed_s": self.at("elapsed_s", steps),
+            "cost": self.at("cost", steps),
         }
+        evaluations = self._newest_evaluations(before, steps)
         rows = []
-        for n, at in enumerate(newest):
-            found = evaluations.get(int(at), {}) if at > before[n] else {}
-            rows.append(
-                {name: float(column[n]) for name, column in values.items()}
-                | {name: found.get(name) for name in ("val_loss", "bits_per_byte")}
-            )
+        for n, evaluation in enumerate(evaluations):
+            row = {name: float(column[n]) for name, column in columns.items()}
+            row["val_loss"] = evaluation.get("val_loss")
+            row["bits_per_byte"] = evaluation.get("bits_per_byte")
+            rows.append(row)
         return "epoch" if by_epoch else "step", rows
+
+    def _ends_of_epochs(self) -> np.ndarray:
+        """1, 2, ... and where the run stands now, in epochs."""
+        last = self.last("epoch")
+        ends = list(range(1, math.floor(last + 1e-6) + 1))
+        if last % 1 > 0.01:
+            ends.append(last)
+        return np.array(ends)
+
+    def _mean_losses(self, before: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """The mean of the logged losses after each of `before`, up to each of `steps`; or NaN."""
+        known = np.isfinite(self.columns["loss"])
+        sums = np.concatenate(([0.0], np.cumsum(self.columns["loss"][known])))
+        logged = self.columns["step"][known]
+        start = np.searchsorted(logged, before, side="right")
+        end = np.searchsorted(logged, steps, side="right")
+        counts = end - start
+        return (sums[end] - sums[start]) / np.where(counts, counts, math.nan)
+
+    def _newest_evaluations(self, before: np.ndarray, steps: np.ndarray) -> list[dict]:
+        """The newest evaluation after each of `before`, up to each of `steps`; {} for none."""
+        by_step = {e["step"]: e for e in self.evaluations}
+        evaluated = np.array([0, *sorted(by_step)])  # 0 stands for none
+        newest = evaluated[np.searchsorted(evaluated, steps, side="right") - 1]
+        return [
+            by_step.get(int(at), {}) if at > start else {}
+            for at, start in zip(newest, before, strict=True)
+        ]
 
 
 def read(folder: Path) -> History:
-    """A run's history. A line that is cut off is passed over. Raises HistoryError for a folder
-    whose log has no step.
+    """A run's history. A line that is damaged or cut off is passed over.
+
+    Raises HistoryError for a folder without a log, or whose log has no step.
     """
     values, evaluations, samples, events = array("d"), [], [], []
     if not (folder / "log.jsonl").exists():
         raise HistoryError(
-            f"{folder} has no log.jsonl, so it is no run that was begun; " + runs_near(folder)
+            f"{folder} has no log.jsonl, so it is no run that was begun; {runs_near(folder)}"
         )
     with open(folder / "log.jsonl", "rb") as file:
         for line in file:
@@ -193,9 +205,7 @@ def read(folder: Path) -> History:
                 record = json.loads(line)
                 step = record["step"]
                 if "loss" in record:
-                    values.extend(
-                        [math.nan if (v := record.get(name)) is None else v for name in COLUMNS]
-                    )
+                    values.extend(row_of(record))
                 elif record.get("val_loss") is not None:
                     evaluations.append(record)
                 elif "samples" in record:
@@ -207,34 +217,38 @@ def read(folder: Path) -> History:
     table = np.frombuffer(values).reshape(-1, len(COLUMNS))
     if not len(table):
         raise HistoryError(
-            f"{folder} has logged no step yet, so there is nothing to draw; " + runs_near(folder)
+            f"{folder} has logged no step yet, so there is nothing to draw; {runs_near(folder)}"
         )
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
     return History(
-        folder,
-        {name: table[:, i] for i, name in enumerate(COLUMNS)},
-        evaluations,
-        samples,
-        events,
-        config,
+        folder=folder,
+        columns={name: table[:, i] for i, name in enumerate(COLUMNS)},
+        evaluations=evaluations,
+        samples=samples,
+        events=events,
+        config=read_config(folder),
     )
+
+
+def row_of(record: dict) -> list[float]:
+    """A logged step's values in the order of COLUMNS, NaN for those that it lacks."""
+    row = [record.get(name) for name in COLUMNS]
+    if None in row:
+        row = [math.nan if value is None else value for value in row]
+    return row
+
+
+def read_config(folder: Path) -> dict:
+    """The settings in a run's config.json, {} where they cannot be read."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def runs_near(folder: Path) -> str:
-    """In words, which runs lie beside a folder that is none, or in it."""
-    runs = sorted(
-        {
-            p.parent.as_posix()
-            for where in (folder, folder.parent)
-            for p in where.glob("*/log.jsonl")
-            if p.parent != folder
-        }
-    )
-    return (
-        f"runs with a log: {', '.join(runs)}"
-        if runs
-        else "give the folder that train.py wrote, such as checkpoints/demo"
-    )
+    """In words, which runs lie in a folder that is none, or beside it."""
+    logs = [*folder.glob("*/log.jsonl"), *folder.parent.glob("*/log.jsonl")]
+    runs = sorted({log.parent.as_posix() for log in logs if log.parent != folder})
+    if not runs:
+        return "give the folder that train.py wrote, such as checkpoints/demo"
+    return f"runs with a log: {', '.join(runs)}"

@@ -1,7 +1,6 @@
-"""tools/report.py: what the page of a run holds, how it looks in a real browser, and what it does
-with runs that lack something.
-"""
+"""tools/report.py: what a run's page holds, how it looks in a real browser, what may be missing."""
 
+import functools
 import json
 import shutil
 
@@ -32,8 +31,9 @@ LINE = {
 
 @pytest.fixture(scope="module")
 def runs(char_data, bpe_data, tmp_path_factory):
-    """Real runs: `char`, continued once, with prompts and a price; `other`, of another learning
-    rate; and `bpe`, on other tokens.
+    """Real runs, with prompts and a price.
+
+    `char` was continued once, `other` has another learning rate, `bpe` learnt from other tokens.
     """
     folder = tmp_path_factory.mktemp("runs")
     for name, data, steps, more in (
@@ -57,27 +57,17 @@ def runs(char_data, bpe_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def eventful(runs, tmp_path_factory):
-    """`char` with lines in its log, as training writes them, of memory that ran out and of steps
-    skipped.
-    """
+    """`char` with memory that ran out and skipped steps in its log, as training writes them."""
     folder = tmp_path_factory.mktemp("eventful") / "eventful"
     shutil.copytree(runs / "char", folder)
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = read_log(folder)
     for line in lines:
         if "bad_steps" in line and line["step"] > 30:
             line["bad_steps"] = 2
     at = next(i for i, line in enumerate(lines) if line["step"] == 10)
-    lines.insert(
-        at,
-        {
-            "step": 10,
-            "event": "out of memory",
-            "micro_batch": 4,
-            "elapsed_s": lines[at]["elapsed_s"],
-            "cost": None,
-        },
-    )
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spent = {"elapsed_s": lines[at]["elapsed_s"], "cost": None}
+    lines.insert(at, {"step": 10, "event": "out of memory", "micro_batch": 4} | spent)
+    write_log(folder, lines)
     return folder
 
 
@@ -85,43 +75,34 @@ def report(*arguments):
     """Run tools.report; returns the page's text."""
     result = run_script("-m", "tools.report", *arguments)
     assert result.returncode == 0, result.stderr
-    return (
-        next((a for a in arguments if str(a).endswith(".html")), None)
-        or arguments[0] / "report.html"
-    ).read_text(encoding="utf-8")
+    pages = [path for path in arguments if str(path).endswith(".html")]
+    page = pages[0] if pages else arguments[0] / "report.html"
+    return page.read_text(encoding="utf-8")
 
 
 def made_run(folder, steps, evaluations=0, **columns):
     """A run's folder with a log in train.py's format of `steps` lines, ten steps apart."""
     folder.mkdir(parents=True)
-    with open(folder / "log.jsonl", "w") as log:
-        for n in range(1, steps + 1):
-            line = (
-                LINE
-                | {
-                    "tokens": 327_680 * n,
-                    "epoch": n / 8545,
-                    "loss": 3 + 7 / n**0.3,
-                    "elapsed_s": 2.0 * n,
-                    "cost": n / 900,
-                }
-                | columns
-            )
-            log.write(json.dumps({"step": 10 * n} | line) + "\n")
-            if evaluations and n % (steps // evaluations) == 0:
-                log.write(
-                    json.dumps(
-                        {
-                            "step": 10 * n,
-                            "val_loss": 3 + 7.2 / n**0.3,
-                            "bits_per_byte": 1.0,
-                            "elapsed_s": 2.0 * n,
-                            "cost": n / 900,
-                        }
-                    )
-                    + "\n"
-                )
+    records = []
+    for n in range(1, steps + 1):
+        spent = {"elapsed_s": 2.0 * n, "cost": n / 900}
+        values = {"tokens": 327_680 * n, "epoch": n / 8545, "loss": 3 + 7 / n**0.3}
+        records.append({"step": 10 * n} | LINE | values | spent | columns)
+        if evaluations and n % (steps // evaluations) == 0:
+            losses = {"val_loss": 3 + 7.2 / n**0.3, "bits_per_byte": 1.0}
+            records.append({"step": 10 * n} | losses | spent)
+    write_log(folder, records)
     return folder
+
+
+def read_log(folder):
+    """The records of a run's log."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def write_log(folder, records):
+    """Write a run's log anew."""
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 # -- what it holds --------------------------------------------------------------------------------
@@ -148,9 +129,8 @@ def test_the_page_tells_the_numbers_of_the_log(runs, tmp_path):
         and "2 starts" in page
         and "cost" in page
     )
-    assert "<script" not in page and "http" not in page.replace(
-        "http://www.w3.org", ""
-    )  # nothing to load, nothing to run
+    # Nothing to run, nothing to load.
+    assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
 
 
 def test_saves_resumes_halvings_and_skipped_steps_are_known(eventful):
@@ -171,22 +151,20 @@ def test_a_table_by_epoch_when_there_are_several(tmp_path):
     run = history.read(made_run(tmp_path / "epochs", 8545 * 4 // 10, 40, epoch=0.0))
     assert run.rows()[0] == "step"
     folder = made_run(tmp_path / "run", 1000, 40)
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = read_log(folder)
     for line in lines:
         if "epoch" in line:
             line["epoch"] = line["step"] / 2500
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_log(folder, lines)
     by, rows = history.read(folder).rows()
     assert by == "epoch" and [r["epoch"] for r in rows] == pytest.approx([1, 2, 3, 4], abs=0.01)
     in_second = [line["loss"] for line in lines if "loss" in line and 2500 < line["step"] <= 5000]
-    assert rows[1]["loss"] == pytest.approx(np.mean(in_second)) and rows[1][
-        "val_loss"
-    ] == pytest.approx(
-        next(line["val_loss"] for line in lines if line["step"] == 5000 and "val_loss" in line)
-    )
-    assert rows[1]["seconds_a_step"] == pytest.approx(0.2) and rows[1][
-        "elapsed_s"
-    ] == pytest.approx(1000)
+    at_5000 = next(line for line in lines if line["step"] == 5000 and "val_loss" in line)
+    second = rows[1]
+    assert second["loss"] == pytest.approx(np.mean(in_second))
+    assert second["val_loss"] == pytest.approx(at_5000["val_loss"])
+    assert second["seconds_a_step"] == pytest.approx(0.2)
+    assert second["elapsed_s"] == pytest.approx(1000)
 
 
 def test_several_runs_are_laid_over_each_other_with_what_differs(runs, tmp_path):
@@ -209,15 +187,29 @@ def test_runs_over_different_data_compare_in_bits_per_byte_only(runs, tmp_path):
 
 # -- how it looks ---------------------------------------------------------------------------------
 
+# In the browser: boxes that overlap, text that is cut, pictures that are missing.
 LAYOUT = """() => {
-    const shown = [...document.querySelectorAll('h1, h2, h3, .tile, .x label, img, table, .answers > div, .columns p, p.dim')].filter(e => e.offsetParent && !e.closest('.answers > div > *'));
-    const boxes = shown.map(e => [e, e.getBoundingClientRect()]), overlaps = [];
-    for (const [a, p] of boxes) for (const [b, q] of boxes)
-        if (a !== b && !a.contains(b) && !b.contains(a) && Math.min(p.right, q.right) - Math.max(p.left, q.left) > 1 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 1)
-            overlaps.push(a.outerHTML.slice(0, 60) + ' / ' + b.outerHTML.slice(0, 60));
-    const cut = [...document.querySelectorAll('.scroll, .tile, pre, .columns p')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.outerHTML.slice(0, 80));
-    const broken = [...document.images].filter(i => i.offsetParent && !(i.complete && i.naturalWidth)).length;
-    return {wide: document.documentElement.scrollWidth, overlaps, cut, broken, images: [...document.images].filter(i => i.offsetParent).length};
+    const find = (selectors) => [...document.querySelectorAll(selectors)];
+    const start = (element, length) => element.outerHTML.slice(0, length);
+    const separate = find(
+        'h1, h2, h3, .tile, .x label, img, table, .answers > div, .columns p, p.dim'
+    ).filter(e => e.offsetParent && !e.closest('.answers > div > *'));
+    const boxes = separate.map(e => [e, e.getBoundingClientRect()]);
+    const overlaps = [];
+    for (const [a, p] of boxes) {
+        for (const [b, q] of boxes) {
+            if (a === b || a.contains(b) || b.contains(a)) continue;
+            const width = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+            const height = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+            if (width > 1 && height > 1) overlaps.push(start(a, 60) + ' / ' + start(b, 60));
+        }
+    }
+    const cut = find('.scroll, .tile, pre, .columns p')
+        .filter(e => e.scrollWidth > e.clientWidth + 1).map(e => start(e, 80));
+    const images = [...document.images].filter(i => i.offsetParent);
+    const broken = images.filter(i => !(i.complete && i.naturalWidth)).length;
+    const wide = document.documentElement.scrollWidth;
+    return {wide, overlaps, cut, broken, images: images.length};
 }"""
 
 
@@ -240,34 +232,42 @@ def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(
             and not layout["cut"]
             and not layout["broken"]
         ), layout
-        assert (
-            layout["images"] == 4 and not problems
-        )  # the losses, learning rate, gradient norm, speed; MFU is unknown on a CPU
+        # The losses, learning rate, gradient norm, speed; MFU is unknown on a CPU.
+        assert layout["images"] == 4 and not problems
         assert all(url.startswith(("file:", "data:")) for url in asked)
         losses = tab.locator("picture:visible img")
         before = losses.evaluate("i => i.currentSrc")
         tab.get_by_text("tokens", exact=True).first.click()
-        assert (
-            losses.count() == 1 and losses.evaluate("i => i.currentSrc") != before
-        )  # another picture, against tokens
-        assert losses.evaluate("i => i.naturalWidth < 500") == (
-            width == 390
-        )  # on a phone one that is drawn for it
+        # Another picture, against tokens; on a phone one that is drawn for it.
+        assert losses.count() == 1 and losses.evaluate("i => i.currentSrc") != before
+        assert losses.evaluate("i => i.naturalWidth < 500") == (width == 390)
         tab.close()
+
+
+def unseen_tick_labels(axes):
+    """The labels of ticks that lie outside the picture: matplotlib keeps them, and draws none."""
+    kept, drawn = set(), set()
+    for axis in (axes.xaxis, axes.yaxis):
+        for tick in axis.get_major_ticks() + axis.get_minor_ticks():
+            kept |= {tick.label1, tick.label2}
+        for tick in axis._update_ticks():
+            drawn |= {tick.label1, tick.label2}
+    return kept - drawn
 
 
 @pytest.mark.parametrize("size", [(11.4, 4.6), (3.7, 3.5)])
 @pytest.mark.parametrize("which", ["eventful", "large", "other"])
 def test_labels_on_every_axis_and_none_over_another(eventful, runs, tmp_path, size, which):
-    made = {
-        "eventful": lambda: [eventful],
-        "large": lambda: [made_run(tmp_path / "large", 5000, 10)],
-        "other": lambda: [runs / "char", runs / "other"],
-    }[which]()
+    if which == "eventful":
+        made = [eventful]
+    elif which == "large":
+        made = [made_run(tmp_path / "large", 5000, 10)]
+    else:
+        made = [runs / "char", runs / "other"]
     found = [history.read(folder) for folder in made]
-    draws = [
-        lambda axes, x=x: charts.draw_losses(axes, found, x) for x in charts.axes_of(found)
-    ] + [lambda axes, c=c: charts.draw_small(axes, found, c) for c in charts.small_columns(found)]
+    draws = [functools.partial(charts.draw_losses, runs=found, x=x) for x in charts.axes_of(found)]
+    for column in charts.small_columns(found):
+        draws.append(functools.partial(charts.draw_small, runs=found, column=column))
     assert len(draws) == (8 if which == "large" else 7)
     for draw in draws:
         with charts.matplotlib.rc_context(charts.STYLE):
@@ -277,24 +277,10 @@ def test_labels_on_every_axis_and_none_over_another(eventful, runs, tmp_path, si
             canvas = FigureCanvasAgg(figure)
             canvas.draw()
         assert axes.get_xlabel() and axes.get_ylabel()
+        renderer = canvas.get_renderer()
         texts = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
-        ticks = {
-            t
-            for axis in (axes.xaxis, axes.yaxis)
-            for tick in axis.get_major_ticks() + axis.get_minor_ticks()
-            for t in (tick.label1, tick.label2)
-        }
-        drawn = {
-            t
-            for axis in (axes.xaxis, axes.yaxis)
-            for tick in axis._update_ticks()
-            for t in (tick.label1, tick.label2)
-        }
-        boxes = [
-            (t.get_text(), t.get_window_extent(canvas.get_renderer()))
-            for t in texts
-            if t not in ticks - drawn
-        ]
+        unseen = unseen_tick_labels(axes)
+        boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts if t not in unseen]
         for n, (text, box) in enumerate(boxes):
             assert (
                 box.x0 >= -1
@@ -349,23 +335,7 @@ def test_runs_of_which_nothing_can_be_shown_are_named(runs, tmp_path):
 
 
 def test_every_number_may_be_missing(tmp_path):
-    page = report(
-        made_run(
-            tmp_path / "run",
-            30,
-            **dict.fromkeys(
-                (
-                    "lr",
-                    "grad_norm",
-                    "tokens_per_second",
-                    "mfu",
-                    "tokens",
-                    "epoch",
-                    "elapsed_s",
-                    "cost",
-                )
-            ),
-        )
-    )
+    names = ("lr", "grad_norm", "tokens_per_second", "mfu", "tokens", "epoch", "elapsed_s", "cost")
+    page = report(made_run(tmp_path / "run", 30, **dict.fromkeys(names)))
     assert "steps" in page and "nan" not in page.split("base64")[0]
     report(made_run(tmp_path / "bad", 30, loss=None))
