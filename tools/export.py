@@ -1,5 +1,4 @@
-"""A checkpoint for other programs: a folder that Hugging Face's transformers loads, a GGUF file for
-llama.cpp and Ollama.
+"""A checkpoint for other programs: a folder for transformers, a GGUF file for llama.cpp and Ollama.
 
     python -m tools.export CHECKPOINT --out FOLDER [--gguf FILE]
 
@@ -26,8 +25,9 @@ from tools import model_card
 
 
 def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool:
-    """Whether the data of a run, where it is still there, begins with a conversation. Only its
-    `messages` read so.
+    """Whether the data of a run, where it is still there, begins with a conversation.
+
+    Only what was prepared from `messages` reads so.
     """
     folder = Path(state["settings"]["data_dir"])
     try:
@@ -41,45 +41,22 @@ def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool:
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
-    """Write the folder `out`, whole or not at all; returns the model's parameters. chat: with a
-    chat template.
+    """Write the folder `out`, whole or not at all; returns the model's parameters.
 
-    Raises CheckpointError where `out` is there already, OSError where the disk does not take it.
+    chat: with a chat template. Raises CheckpointError where `out` is there already, OSError where
+    the disk does not take it.
     """
     from safetensors.torch import save_file
 
     config, tokenizer = source.config, source.tokenizer
     check_folder(out)
-    described = huggingface.config_values(config, tokenizer)
     tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
-    ids = {name: described[name] for name in ("bos_token_id", "eos_token_id")}
-    sampling = {
-        "do_sample": True,
-        "temperature": 0.8,
-        "top_k": 200,
-        "max_new_tokens": config.block_size // 2,
-    }
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.block_size,
-        "clean_up_tokenization_spaces": False,
-        "bos_token": EOT,
-        "eos_token": EOT,
-        "pad_token": EOT,
-        "unk_token": EOT,  # as GPT-2's own has it: CTranslate2 asks for one
-    }
-    if chat:
-        tokenizer_config["chat_template"] = CHAT_TEMPLATE
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        files.write_json(partial / "config.json", described)
-        files.write_json(
-            partial / "generation_config.json", ids | {"pad_token_id": tokenizer.eot_id} | sampling
-        )
-        files.write_json(partial / "tokenizer_config.json", tokenizer_config)
+        write_settings(partial, source, chat)
         tokenizer.save(partial / "tokenizer.json")
         model_card.write(partial, source, parameters, out.name, chat)
         files.check_room(partial, run_folder.tensor_bytes(tensors))
@@ -94,6 +71,35 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
     return parameters
 
 
+def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
+    """Write how transformers is to build the model, to read text, and to generate."""
+    config, tokenizer = source.config, source.tokenizer
+    described = huggingface.config_values(config, tokenizer)
+    generation = {
+        "bos_token_id": described["bos_token_id"],
+        "eos_token_id": described["eos_token_id"],
+        "pad_token_id": tokenizer.eot_id,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 200,
+        "max_new_tokens": config.block_size // 2,
+    }
+    reading = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.block_size,
+        "clean_up_tokenization_spaces": False,
+        "bos_token": EOT,
+        "eos_token": EOT,
+        "pad_token": EOT,
+        "unk_token": EOT,  # as GPT-2's own has it: CTranslate2 asks for one
+    }
+    if chat:
+        reading["chat_template"] = CHAT_TEMPLATE
+    files.write_json(folder / "config.json", described)
+    files.write_json(folder / "generation_config.json", generation)
+    files.write_json(folder / "tokenizer_config.json", reading)
+
+
 def check_folder(out: Path) -> None:
     """Raises CheckpointError unless `out` is free."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -101,21 +107,21 @@ def check_folder(out: Path) -> None:
 
 
 def modelfile(gguf_file: Path, block_size: int, chat: bool) -> str:
-    """What `ollama create NAME -f FILE` reads
-    (https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx).
+    """What `ollama create NAME -f FILE` reads.
+
+    As https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx describes it.
     """
     template = OLLAMA_TEMPLATE if chat else "{{ .Prompt }}"
-    stops = [EOT, STOP] if chat else [EOT]
-    return "\n".join(
-        [
-            f"FROM ./{gguf_file.name}",
-            f'TEMPLATE """{template}"""',
-            f"PARAMETER num_ctx {block_size}",
-            "PARAMETER temperature 0.8",
-            *(f'PARAMETER stop "{stop}"'.replace("\n", "\\n") for stop in stops),
-            "",
-        ]
-    )
+    lines = [
+        f"FROM ./{gguf_file.name}",
+        f'TEMPLATE """{template}"""',
+        f"PARAMETER num_ctx {block_size}",
+        "PARAMETER temperature 0.8",
+    ]
+    for stop in [EOT, STOP] if chat else [EOT]:
+        in_one_line = stop.replace("\n", "\\n")
+        lines.append(f'PARAMETER stop "{in_one_line}"')
+    return "\n".join(lines) + "\n"
 
 
 def parse_args(argv):
@@ -124,31 +130,30 @@ def parse_args(argv):
         prog="python -m tools.export",
         description="A checkpoint as a folder for transformers, or as a GGUF file.",
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
         help="a run (its best step by validation loss, else its newest) or one step of it",
     )
-    add(
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
         help="a folder for transformers and what reads its format",
     )
-    add(
+    parser.add_argument(
         "--gguf",
         type=Path,
         metavar="FILE",
         help="a file for llama.cpp, Ollama and LM Studio; must end in .gguf",
     )
-    add(
+    parser.add_argument(
         "--gguf_type",
         choices=["f32", "f16", "q8_0"],
         default="f16",
         help="how its matrices are stored: 4, 2 or about 1 byte a number; default %(default)s",
     )
-    add(
+    parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
         help="with a chat template; default: where the run's data is there and holds conversations",
@@ -178,24 +183,25 @@ def main(argv):
     if args.out:
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
-        print(
-            "  from transformers import pipeline; print(pipeline('text-generation',"
-            f" {str(args.out)!r})('The'))"
-        )
+        load = f"pipeline('text-generation', {str(args.out)!r})"
+        print(f"  from transformers import pipeline; print({load}('The'))")
     if args.gguf:
-        name = args.gguf.stem
-        gguf.write(
-            args.gguf, source.config, source.tensors, source.tokenizer, args.gguf_type, name, chat
-        )
-        beside = args.gguf.with_suffix(".Modelfile")
-        beside.write_text(
-            modelfile(args.gguf, source.config.block_size, chat), encoding="utf-8", newline="\n"
-        )
-        print(
-            f"{folder} -> {args.gguf}: {args.gguf.stat().st_size / 1e6:,.1f} MB, {args.gguf_type}"
-        )
+        write_gguf(args.gguf, source, args.gguf_type, chat)
+        megabytes = args.gguf.stat().st_size / 1e6
+        print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
+        beside, name = args.gguf.with_suffix(".Modelfile"), args.gguf.stem
         print(f"  llama-cli -m {args.gguf} -p 'The' -n 100 -no-cnv")
         print(f"  ollama create {name} -f {beside} && ollama run {name}")
+
+
+def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:
+    """Write a GGUF file, and a Modelfile for Ollama beside it. kind: f32, f16 or q8_0."""
+    from formats import gguf
+
+    config, tokenizer = source.config, source.tokenizer
+    gguf.write(path, config, source.tensors, tokenizer, kind, path.stem, chat)
+    text = modelfile(path, config.block_size, chat)
+    path.with_suffix(".Modelfile").write_text(text, encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":
