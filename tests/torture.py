@@ -1,10 +1,9 @@
-"""Kill a real training run again and again, and see that it ends in the same weights and the same
-log as one left alone.
+"""Kill a real training run again and again: it must end as one that was left alone.
 
     python -m tests.torture --kills 100
 
-Each kill is SIGKILL at a random moment, so it strikes imports, compilation, steps, evaluations and
-saves alike; saves come often.
+With the same weights and the same log, that is. Each kill is SIGKILL at a random moment, so it
+strikes imports, compilation, steps, evaluations and saves alike; saves come often.
 """
 
 import argparse
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -41,12 +41,18 @@ SETTINGS = [
     "--keep_last=2",
     "--sample_prompts=The ",
 ]
+CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
+
+
+class Outcome(NamedTuple):
+    """Runs that were killed, and how many kills struck while a save was being written."""
+
+    runs: int
+    in_save: int
 
 
 def run_once(data, folder, steps, kill_after=None):
-    """Start train.py; SIGKILL after `kill_after` seconds unless it ended before. Returns whether it
-    ended by itself.
-    """
+    """Start train.py; SIGKILL after `kill_after` seconds, if any. Whether it ended by itself."""
     command = [
         sys.executable,
         "train.py",
@@ -68,44 +74,58 @@ def run_once(data, folder, steps, kill_after=None):
     return True
 
 
-def essence(folder):
-    """What must not depend on kills: the log without its clocks, and the final weights."""
-    clocks = ("elapsed_s", "tokens_per_second", "cost")
-    log = [
-        {k: v for k, v in r.items() if k not in clocks}
-        for r in run_folder.read_log(folder)
-        if "event" not in r
-    ]
-    return log, run_folder.load_tensors(run_folder.steps(folder)[-1] / "model.pt")
+def log_without_clocks(folder):
+    """The records of a run's log that must not depend on kills."""
+    records = [record for record in run_folder.read_log(folder) if "event" not in record]
+    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
+
+
+def final_weights(folder):
+    """The tensors of a run's last checkpoint."""
+    return run_folder.load_tensors(run_folder.steps(folder)[-1] / "model.pt")
+
+
+def check_same(whole, killed):
+    """Assert that two runs ended in the same log and the same weights, bit for bit."""
+    assert log_without_clocks(whole) == log_without_clocks(killed), "the logs differ"
+    expected, found = final_weights(whole), final_weights(killed)
+    same = all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert same, "the weights differ"
 
 
 def torture(data, folder, kills, steps, seed=0):
-    """Train once undisturbed, then again with kills at random moments until `kills` have struck,
-    each run compared at its end.
+    """Train once undisturbed, then again and again with kills at random moments.
 
-    Returns the runs that it took, and how many kills struck while a save was being written.
+    Until `kills` have struck; each run goes on to its end, and is compared there.
     """
     start = time.monotonic()
     assert run_once(data, folder / "whole", steps)
     usual = time.monotonic() - start
-    log, weights = essence(folder / "whole")
-    chance, struck, in_save, runs = random.Random(seed), 0, 0, 0
+    chance = random.Random(seed)
+    struck = in_save = runs = 0
     while struck < kills:
         killed = folder / f"killed_{runs}"
-        while not run_once(
-            data, killed, steps, chance.uniform(0, 0.9 * usual) if struck < kills else None
-        ):
-            struck += 1
-            in_save += bool(list(killed.glob(".step_*.partial")))
-            print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
-        log_killed, weights_killed = essence(killed)
-        assert log == log_killed, "the logs differ"
-        assert all(torch.equal(v, weights_killed[k]) for k, v in weights.items()), (
-            "the weights differ"
-        )
+        ended = False
+        while not ended:
+            kill_after = chance.uniform(0, 0.9 * usual) if struck < kills else None
+            ended = run_once(data, killed, steps, kill_after)
+            if not ended:
+                struck += 1
+                in_save += any(killed.glob(".step_*.partial"))
+                print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
+        check_same(folder / "whole", killed)
         shutil.rmtree(killed)
         runs += 1
-    return runs, in_save
+    return Outcome(runs, in_save)
+
+
+def prepare_this_file(out):
+    """A prepared folder made of this file."""
+    command = [sys.executable, "prepare_data.py", "tests/torture.py"]
+    command += ["--tokenizer", "char", "--out", out]
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, cwd=ROOT, check=True, stdout=quiet, stderr=quiet)
+    return out
 
 
 def main(argv):
@@ -117,33 +137,16 @@ def main(argv):
     parser.add_argument(
         "--steps", type=int, default=200, help="length of a run; default %(default)s"
     )
-    parser.add_argument(
-        "--data", default=None, help="prepared folder; default: one made of this file"
-    )
+    parser.add_argument("--data", help="prepared folder; default: one made of this file")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
-        folder, data = Path(temporary), args.data
-        if not data:
-            data = folder / "data"
-            subprocess.run(
-                [
-                    sys.executable,
-                    "prepare_data.py",
-                    "tests/torture.py",
-                    "--tokenizer",
-                    "char",
-                    "--out",
-                    data,
-                ],
-                cwd=ROOT,
-                check=True,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        runs, in_save = torture(data, folder, args.kills, args.steps)
+        folder = Path(temporary)
+        data = args.data or prepare_this_file(folder / "data")
+        outcome = torture(data, folder, args.kills, args.steps)
     print(
-        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written:"
-        " every run ended in the log and the weights of an undisturbed one, bit for bit"
+        f"{args.kills} kills over {outcome.runs} runs, {outcome.in_save} of them while a save was"
+        " being written: every run ended in the log and the weights of an undisturbed one, bit for"
+        " bit"
     )
 
 
