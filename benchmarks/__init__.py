@@ -1,42 +1,146 @@
-"""What backs every number in README.md, run as `python -m benchmarks.NAME`. Results go to results/
-as JSON, with the machine that they are of.
+"""What backs every performance claim, run as `python -m benchmarks.NAME`.
+
+Each benchmark writes its result to results/ as JSON, with the machine that it is of. What they have
+in common stands here: contenders that take turns, ratios round by round, runs of train.py, tables.
 """
 
+import argparse
 import contextlib
 import json
 import platform
+import statistics
 import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+import config
 import hardware
+from formats import run_folder
+from model import GPTConfig
 
+ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
+
+
+def argument_parser(name: str, doc: str, launcher: str = "python") -> argparse.ArgumentParser:
+    """The parser of benchmarks/NAME.py; doc is its docstring.
+
+    Only whole names of options are taken: what begins like one may be a setting of the run.
+    """
+    return argparse.ArgumentParser(
+        prog=f"{launcher} -m benchmarks.{name}",
+        description=doc.splitlines()[0],
+        allow_abbrev=False,
+    )
+
+
+def in_turn(
+    contenders: dict[str, Callable], rounds: int, show: Callable | None = str
+) -> list[dict]:
+    """The result of every contender in each round, by name.
+
+    All of them run once in each round, one after the other: on a machine whose speed drifts, a
+    round still compares fairly. show: a result as text, printed as soon as it is there; None
+    prints nothing.
+    """
+    results = []
+    for n in range(1, rounds + 1):
+        results.append({})
+        for name, run in contenders.items():
+            result = run()
+            results[-1][name] = result
+            if show:
+                print(f"round {n}, {name}: {show(result)}", flush=True)
+    return results
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each value over the rounds."""
+    return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+
+
+def median_ratio(rounds: list[dict[str, float]], name: str, other: str) -> float:
+    """The median of one value over another, taken round by round."""
+    return statistics.median(r[name] / r[other] for r in rounds)
+
+
+def train(*arguments: str) -> list[dict]:
+    """The log of one run of train.py, in a process of its own as a user's."""
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "run"
+        command = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={run}"]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        return run_folder.read_log(run)
+
+
+def measure_apart(name: str, *arguments: str) -> dict:
+    """What benchmarks/NAME.py measures in a process of its own, so that the memory is its own.
+
+    With these arguments it prints its result as one line of JSON.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
+
+
+def gpt2_small() -> GPTConfig:
+    """The shape of GPT-2 Small as its preset has it, with a vocabulary of 32,000: 134M."""
+    c = config.load(["config/gpt2_small.py"])
+    return GPTConfig(
+        vocab_size=32000,
+        block_size=c.block_size,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        n_embd=c.n_embd,
+        bias=c.bias,
+        dropout=c.dropout,
+        tie_weights=c.tie_weights,
+    )
+
+
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    """Print a table in characters: the first column to the left, the others to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
+    for first, *others in lines:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        print("   ".join([f"{first:{widths[0]}}", *cells]))
 
 
 def machine(device: torch.device) -> dict:
     """What numbers are of: device, processor and PyTorch; of a GPU also CUDA and the driver."""
-    of = {
+    values = {
         "device": hardware.describe(device),
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
     if device.type == "cuda":
-        of |= {"cuda": torch.version.cuda, "driver": None}
-        with contextlib.suppress(OSError, IndexError):
-            of["driver"] = subprocess.run(
-                ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-                capture_output=True,
-                text=True,
-            ).stdout.split()[0]
-    return of
+        values["cuda"] = torch.version.cuda
+        values["driver"] = driver_version()
+    return values
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver, None where nvidia-smi does not tell it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, IndexError):
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()[0]
+    return None
 
 
 def write(name: str, device: torch.device, result: dict) -> Path:
-    """Write a result, with its machine, to results/NAME_DEVICE.json and say so."""
+    """Write a result, with its machine, to results/NAME_DEVICE.json; returns where."""
+    return write_json(f"{name}_{device.type}", machine(device) | result)
+
+
+def write_json(name: str, result: dict) -> Path:
+    """Write a result to results/NAME.json and say so; returns where."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}_{device.type}.json"
-    path.write_text(json.dumps(machine(device) | result, indent=1) + "\n")
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")
     return path

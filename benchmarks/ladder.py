@@ -1,26 +1,26 @@
-"""The story's ladder: what each change to a training loop gains, one change a rung, same model,
-same data, one run.
+"""The story's ladder: what each change to a training loop gains, one change a rung.
 
-    python -m benchmarks.ladder [--preset config/gpt2_small.py] [--rounds 2] [--steps 8] [--key=value ...]
+    python -m benchmarks.ladder [--preset config/gpt2_small.py] [--rounds 2] [--steps 8]
+        [--key=value ...]
 
-Without --preset: GPT-2 Small at 64 x 512 on a GPU; on a CPU a model that climbs it within ten
-minutes. Every rung runs in a process of its own, so that its peak memory is its own, and all of
-them in turn for each round, so that a machine whose speed drifts compares fairly. The rungs' code
-lives here; only the last rung is the step of train.py itself.
+The same model on the same data at every rung. Without --preset: GPT-2 Small at 64 x 512 on a GPU;
+on a CPU a model that climbs it within ten minutes. Every rung runs in a process of its own, so that
+its peak memory is its own, and all of them in turn for each round, so that a machine whose speed
+drifts compares fairly. The rungs' code lives here; only the last rung is the step of train.py
+itself.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import math
-import re
 import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -29,7 +29,15 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 import model
-from benchmarks import write
+from benchmarks import (
+    argument_parser,
+    in_turn,
+    measure_apart,
+    median_ratio,
+    medians,
+    print_table,
+    write,
+)
 from formats.data_folder import read_meta
 from training.run import Run
 from training.setup import model_config
@@ -54,71 +62,79 @@ RUNGS = [
     "scaled_dot_product_attention",
     "train.py: tokens on the device, fused AdamW, loss compiled, no waiting",
 ]
+IN_MEMORY, ONE_INDEXING, COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = range(1, 7)
 
 
 def written_out(q, k, v, dropout):
-    """Attention as the papers write it, the whole matrix of scores in memory. q, k, v: [B, heads,
-    T, d].
+    """Attention as the papers write it, the whole matrix of scores in memory.
+
+    q, k, v: [B, heads, T, d].
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    scores = scores.masked_fill(
-        torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), -torch.inf
-    )
-    return scores.softmax(dim=-1) @ v
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(dim=-1) @ v
 
 
-def flash(q, k, v, dropout):
+def one_attention(q, k, v, dropout):
     """Attention by PyTorch's one function."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-class Story:
-    """The loop of rung `rung`, from 0: a plain one, with the changes up to that rung."""
+class PlainLoop:
+    """A plain training loop with the changes up to a rung below the last."""
 
     def __init__(self, rung, c):
-        self.rung, self.c, self.device = rung, c, hardware.find_device(c.device)
+        self.rung, self.c = rung, c
+        self.device = hardware.find_device(c.device)
         meta = read_meta(c.data_dir)
         self.path, self.dtype = Path(c.data_dir) / meta.splits["train"].file, meta.dtype
-        if rung >= 1:
+        if rung >= IN_MEMORY:
             self.tokens = np.fromfile(self.path, self.dtype)
+        # For the whole process, which measures nothing else.
+        model.causal_attention = one_attention if rung >= ONE_ATTENTION else written_out
         torch.manual_seed(c.seed)
         self.model = model.GPT(model_config(c, meta)).to(self.device)
-        model.causal_attention = (
-            written_out if rung < 5 else flash
-        )  # this process measures nothing else
-        self.forward = torch.compile(self.model, dynamic=False) if rung >= 3 else self.model
-        self.dtype_of_products = (
-            hardware.find_dtype(self.device, c.dtype) if rung >= 4 else torch.float32
-        )
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=self.dtype_of_products == torch.float16
-        )
-        groups = make_optimizer(self.model, c, self.device).param_groups
-        self.optimizer = torch.optim.AdamW(
-            [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in groups],
-            lr=c.learning_rate,
-            betas=(c.beta1, c.beta2),
-        )
+        self.forward = self.model
+        if rung >= COMPILED:
+            self.forward = torch.compile(self.model, dynamic=False)
+        self.precision = torch.float32
+        if rung >= MIXED_PRECISION:
+            self.precision = hardware.find_dtype(self.device, c.dtype)
+        scales = self.precision == torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scales)
+        ours = make_optimizer(self.model, c, self.device)
+        groups = [
+            {"params": group["params"], "weight_decay": group["weight_decay"]}
+            for group in ours.param_groups
+        ]
+        betas = (c.beta1, c.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=betas)
 
     def batch(self):
         """Inputs and targets, int64 [batch_size, block_size] each, on the device."""
         T, B = self.c.block_size, self.c.batch_size
-        tokens = self.tokens if self.rung >= 1 else np.memmap(self.path, self.dtype, mode="r")
+        if self.rung >= IN_MEMORY:
+            tokens = self.tokens
+        else:
+            tokens = np.memmap(self.path, self.dtype, mode="r")
         starts = np.random.randint(len(tokens) - T, size=B)
-        if self.rung >= 2:
+        if self.rung >= ONE_INDEXING:
             chunk = torch.from_numpy(tokens[starts[:, None] + np.arange(T + 1)].astype(np.int64))
             x, y = chunk[:, :-1], chunk[:, 1:]
         else:
-            x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
-            y = torch.stack(
-                [torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts]
-            )
+            x = self.windows(tokens, starts)
+            y = self.windows(tokens, starts + 1)
         return x.to(self.device), y.to(self.device)
 
+    def windows(self, tokens, starts):
+        """One window after the other, int64 [batch_size, block_size]."""
+        T = self.c.block_size
+        return torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
+
     def step(self):
-        """One optimiser step, its loss printed, so waited for."""
+        """One optimiser step; its loss is looked at, and so waited for."""
         x, y = self.batch()
-        with hardware.autocast(self.device, self.dtype_of_products):
+        with hardware.autocast(self.device, self.precision):
             logits = self.forward(x)
             loss = F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
         self.scaler.scale(loss).backward()
@@ -130,7 +146,7 @@ class Story:
         return loss.item()
 
 
-class Ours:
+class TrainPy:
     """The last rung: the step of train.py."""
 
     def __init__(self, c):
@@ -141,149 +157,150 @@ class Ours:
 
     def batch(self):
         """The next batch."""
-        return self.run.train_data.batch(
-            self.run.progress.sequences, self.run.config.batch_size, self.run.config.seed
-        )
+        c = self.run.config
+        return self.run.train_data.batch(self.run.progress.sequences, c.batch_size, c.seed)
 
     def step(self):
         """One optimiser step."""
         self.run.train_step(contextlib.nullcontext())
 
 
-def measure(rung, extra, steps):
-    """One rung in this process: seconds a step and a batch, peak bytes, operations a token; printed
-    as JSON.
+def seconds(device, work, at_once=1):
+    """Seconds that a piece of work takes, of so many done without waiting between them."""
+    hardware.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(at_once):
+        work()
+    hardware.synchronize(device)
+    return (time.perf_counter() - start) / at_once
+
+
+def measure(rung, c, steps):
+    """One rung in this process: seconds a step and a batch, peak bytes, operations a token."""
+    loop = TrainPy(c) if rung == TRAIN_PY else PlainLoop(rung, c)
+    for _ in range(3):  # compilation, first allocations
+        loop.step()
+    # On a GPU a step that does not wait is over before its work is: time several as one.
+    at_once = 1 if loop.device.type == "cpu" else 10
+    step_s = median(seconds(loop.device, loop.step, at_once) for _ in range(steps))
+    batch_s = median(seconds(loop.device, loop.batch) for _ in range(30))
+    if loop.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(loop.device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "step_s": step_s,
+        "batch_s": batch_s,
+        "peak_bytes": peak,
+        "flops_per_token": loop.model.flops_per_token(),
+    }
+
+
+def rows_of(rounds, tokens, peak_flops):
+    """What the rungs come to: a row each, with its gain over the rung before and over the first.
+
+    rounds: {rung: what measure gives}, of each round. tokens: a step. peak_flops: of the device, or
+    None.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        c = settings.load([*extra, f"--checkpoint_dir={folder}/run"])
-        it = Story(rung, c) if rung < len(RUNGS) - 1 else Ours(c)
-        for _ in range(3):  # compilation, first allocations
-            it.step()
-        # On a GPU a step that does not wait is over before its work is: time several as one.
-        at_once, times = (1 if it.device.type == "cpu" else 10), []
-        for _ in range(steps):
-            hardware.synchronize(it.device)
-            start = time.perf_counter()
-            for _ in range(at_once):
-                it.step()
-            hardware.synchronize(it.device)
-            times.append((time.perf_counter() - start) / at_once)
-        batches = []
-        for _ in range(30):
-            start = time.perf_counter()
-            it.batch()
-            hardware.synchronize(it.device)
-            batches.append(time.perf_counter() - start)
-        peak = (
-            torch.cuda.max_memory_allocated(it.device)
-            if it.device.type == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    times = [{name: r[name]["step_s"] for name in RUNGS} for r in rounds]
+    step_s = medians(times)
+    rows = []
+    for name, before in zip(RUNGS, [RUNGS[0], *RUNGS], strict=False):
+        of_rung = [r[name] for r in rounds]
+        flops = tokens / step_s[name] * of_rung[0]["flops_per_token"]
+        rows.append(
+            {
+                "rung": name,
+                "step_s": step_s[name],
+                "tokens_per_second": tokens / step_s[name],
+                "batch_s": median(r["batch_s"] for r in of_rung),
+                "mfu": flops / peak_flops if peak_flops else None,
+                "tflops": flops / 1e12,
+                "peak_bytes": max(r["peak_bytes"] for r in of_rung),
+                "rounds": [r["step_s"] for r in of_rung],
+                "gain": median_ratio(times, before, name),
+                "cumulative": median_ratio(times, RUNGS[0], name),
+            }
         )
-        print(
-            json.dumps(
-                {
-                    "step_s": statistics.median(times),
-                    "batch_s": statistics.median(batches),
-                    "peak_bytes": peak,
-                    "flops_per_token": it.model.flops_per_token(),
-                }
-            )
-        )
+    return rows
 
 
-def picture(rows, path, device):
-    """The rungs as bars: seconds a step."""
+def show(rows):
+    """Print the rungs as a table."""
+    timed = ["rung", "ms a step", "tokens/s", "TFLOP/s", "MFU", "batch ms", "peak GB"]
+    lines = []
+    for row in rows:
+        line = [
+            row["rung"],
+            f"{1e3 * row['step_s']:,.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['tflops']:.3f}",
+            f"{row['mfu']:.1%}" if row["mfu"] else "n/a",
+            f"{1e3 * row['batch_s']:.3f}",
+            f"{row['peak_bytes'] / 1e9:.2f}",
+            f"{row['gain']:.2f}x",
+            f"{row['cumulative']:.2f}x",
+        ]
+        lines.append(line)
+    print_table([*timed, "gain", "in all"], lines)
+
+
+def draw(rows, path, device):
+    """The rungs as bars: milliseconds a step."""
     from matplotlib.figure import Figure
 
     figure = Figure((10, 3.6), layout="constrained")
     axes = figure.subplots()
-    bars = axes.barh(
-        [r["rung"] for r in rows],
-        [1e3 * r["step_s"] for r in rows],
-        color=["#56B4E9"] * (len(rows) - 1) + ["#009E73"],
+    milliseconds = [1e3 * row["step_s"] for row in rows]
+    colors = ["#56B4E9"] * (len(rows) - 1) + ["#009E73"]
+    bars = axes.barh([row["rung"] for row in rows], milliseconds, color=colors)
+    axes.bar_label(
+        bars, [f" {1e3 * row['step_s']:,.0f} ms, {row['cumulative']:.1f}x" for row in rows]
     )
-    axes.bar_label(bars, [f" {1e3 * r['step_s']:,.0f} ms, {r['cumulative']:.1f}x" for r in rows])
     axes.invert_yaxis()
-    axes.set(
-        xlabel=f"milliseconds a step, {device}", xlim=(0, 1.3e3 * max(r["step_s"] for r in rows))
-    )
+    axes.set_xlabel(f"milliseconds a step, {device}")
+    axes.set_xlim(0, 1.3 * max(milliseconds))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
 
 
+def default_settings():
+    """GPT-2 Small on a GPU, on a CPU a model that climbs the ladder within ten minutes."""
+    if hardware.find_device("auto").type == "cuda":
+        return ["config/gpt2_small.py"]
+    return ON_A_CPU
+
+
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ladder", description=__doc__.splitlines()[0]
-    )
+    parser = argument_parser("ladder", __doc__)
     parser.add_argument("--preset")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="steps timed for each rung in a round")
-    parser.add_argument("--rung", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rung", type=int, help=argparse.SUPPRESS)  # for measure_apart
     args, extra = parser.parse_known_args(argv)
-    on_gpu = hardware.find_device("auto").type == "cuda"
-    shape = [args.preset] if args.preset else ["config/gpt2_small.py"] if on_gpu else ON_A_CPU
+    shape = [args.preset] if args.preset else default_settings()
     extra = [*shape, *extra]
     if args.rung is not None:
-        return measure(args.rung, extra, args.steps)
+        with tempfile.TemporaryDirectory() as folder:
+            c = settings.load([*extra, f"--checkpoint_dir={folder}/run"])
+            print(json.dumps(measure(args.rung, c, args.steps)))
+        return
     c = settings.load(extra)
     device = hardware.find_device(c.device)
-    results = [[] for _ in RUNGS]
-    for n in range(args.rounds):
-        for rung, name in enumerate(RUNGS):
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.ladder",
-                *extra[1:],
-                "--preset",
-                extra[0],
-                "--rung",
-                str(rung),
-                "--steps",
-                str(args.steps),
-            ]
-            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            results[rung].append(json.loads(re.findall(r"^\{.*\}$", out, re.MULTILINE)[-1]))
-            print(
-                f"round {n + 1}: {1e3 * results[rung][-1]['step_s']:9,.1f} ms  {name}", flush=True
-            )
-    tokens, peak = c.batch_size * c.block_size, hardware.peak_flops(device)
-    rows = []
-    for name, of in zip(RUNGS, results, strict=True):
-        step = statistics.median(r["step_s"] for r in of)
-        rows.append(
-            {
-                "rung": name,
-                "step_s": step,
-                "tokens_per_second": tokens / step,
-                "batch_s": statistics.median(r["batch_s"] for r in of),
-                "mfu": tokens / step * of[0]["flops_per_token"] / peak if peak else None,
-                "tflops": tokens / step * of[0]["flops_per_token"] / 1e12,
-                "peak_bytes": max(r["peak_bytes"] for r in of),
-                "rounds": [r["step_s"] for r in of],
-                "gain": statistics.median(
-                    a["step_s"] / b["step_s"]
-                    for a, b in zip(results[max(0, len(rows) - 1)], of, strict=True)
-                ),
-                "cumulative": statistics.median(
-                    a["step_s"] / b["step_s"] for a, b in zip(results[0], of, strict=True)
-                ),
-            }
-        )
-    print(
-        f"\n{'rung':76}{'ms a step':>10}{'tokens/s':>11}{'TFLOP/s':>9}{'MFU':>7}{'batch ms':>10}{'peak GB':>9}{'gain':>7}{'in all':>8}"
-    )
-    for r in rows:
-        mfu = f"{r['mfu']:.1%}" if r["mfu"] else "n/a"
-        print(
-            f"{r['rung']:76}{1e3 * r['step_s']:10,.1f}{r['tokens_per_second']:11,.0f}{r['tflops']:9.3f}{mfu:>7}"
-            f"{1e3 * r['batch_s']:10.3f}{r['peak_bytes'] / 1e9:9.2f}{r['gain']:6.2f}x{r['cumulative']:7.2f}x"
-        )
-    path = write(
-        "ladder", device, {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
-    )
-    picture(rows, path.with_suffix(".png"), hardware.describe(device))
+    preset, *of_run = extra
+    common = ["ladder", *of_run, "--preset", preset, "--steps", str(args.steps)]
+    rungs = {
+        name: functools.partial(measure_apart, *common, "--rung", str(rung))
+        for rung, name in enumerate(RUNGS)
+    }
+    rounds = in_turn(rungs, args.rounds, show=lambda r: f"{1e3 * r['step_s']:,.1f} ms")
+    tokens = c.batch_size * c.block_size
+    rows = rows_of(rounds, tokens, hardware.peak_flops(device))
+    show(rows)
+    result = {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
+    path = write("ladder", device, result)
+    draw(rows, path.with_suffix(".png"), hardware.describe(device))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""One message after the backward (ranks.add_up_gradients) beside DistributedDataParallel: the
-step's time, and out of memory in one process.
+"""One message after the backward (ranks.add_up_gradients) beside DistributedDataParallel.
 
-    torchrun --standalone --nproc_per_node=2 -m benchmarks.ranks [--n_embd 256] [--n_layer 4] [--batch 4] [--compiled]
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.ranks [--n_embd 256] [--n_layer 4]
+        [--batch 4] [--compiled]
 
 Over NCCL where there are GPUs, over gloo elsewhere. Both take the same steps in turn, from the same
-weights; the last part gives one process an error in the middle of DDP's backward, and looks how
-long the others wait (their time-out is set to 15 s).
+weights, for the time of a step. On CPUs one process then has an error in the middle of DDP's
+backward, and it is seen how long the others wait (their time-out is set to 15 s).
 """
 
-import argparse
 import datetime
-import statistics
+import functools
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -20,34 +20,61 @@ from torch.nn.parallel import DistributedDataParallel
 
 import config
 import hardware
-from benchmarks import write
+from benchmarks import argument_parser, in_turn, median_ratio, write
 from model import GPT, GPTConfig
 from training import ranks
 from training.optimizer import make_optimizer
 
+SIZES = {"n_layer": 4, "n_embd": 256, "block_size": 256, "batch": 4, "rounds": 8, "steps": 3}
 
-def steps(model, forward, optimizer, x, y, count, wrapped):
-    """Seconds a step, of `count` steps of this process's batch x, y: int64 [B, T]."""
-    ranks.gather(0)
-    start = time.perf_counter()
-    for _ in range(count):
+
+@dataclass
+class Contender:
+    """A way to train. forward: the model, compiled or wrapped; averages: it is DDP, which does."""
+
+    model: GPT
+    forward: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    averages: bool
+
+    def steps(self, x, y, count):
+        """Seconds a step, of `count` steps of this process's batch x, y: int64 [B, T]."""
+        ranks.gather(0)  # all begin together
+        start = time.perf_counter()
+        for _ in range(count):
+            self.step(x, y)
+        hardware.synchronize(x.device)
+        return (time.perf_counter() - start) / count
+
+    def step(self, x, y):
+        """One optimiser step. DDP averages gradients; in ours a sum is divided before."""
         with hardware.autocast(x.device, hardware.find_dtype(x.device, "auto")):
-            loss = forward(x, y) / (
-                1 if wrapped else ranks.count
-            )  # DDP averages, the sum is divided before
+            loss = self.forward(x, y)
+            if not self.averages:
+                loss = loss / ranks.count
         loss.backward()
-        if not wrapped:
-            ranks.add_up_gradients(model.parameters(), loss.detach())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    hardware.synchronize(x.device)
-    return (time.perf_counter() - start) / count
+        if not self.averages:
+            ranks.add_up_gradients(self.model.parameters(), loss.detach())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
-def stuck(shape, x, y, group):
-    """Seconds until the others notice that the last process had an error in the middle of DDP's
-    backward.
+def make_contender(shape, device, compiled, averages):
+    """A contender; all begin with the same weights."""
+    torch.manual_seed(0)
+    model = GPT(shape).to(device)
+    forward = torch.compile(model, dynamic=False) if compiled else model
+    if averages:
+        forward = DistributedDataParallel(forward)
+    return Contender(model, forward, make_optimizer(model, config.Config(), device), averages)
+
+
+def seconds_stuck(shape, x, y):
+    """Seconds until the others notice an error of the last process in the middle of its backward.
+
+    The error comes in DDP's; the longest wait of all processes.
     """
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=15))
     model = GPT(shape).to(x.device)
     wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
     wrapped(x, y).backward()
@@ -63,76 +90,62 @@ def stuck(shape, x, y, group):
         hardware.synchronize(x.device)
     except (RuntimeError, MemoryError):
         pass
-    return time.perf_counter() - start
+    return max(ranks.gather(time.perf_counter() - start))
+
+
+def same_weights(one, other):
+    """Whether two models have the same weights, up to rounding."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(p, q, atol=1e-3) for p, q in pairs)
+
+
+def parse_args(argv):
+    """The command line."""
+    parser = argument_parser("ranks", __doc__, launcher="torchrun")
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--compiled", action="store_true")
+    return parser.parse_args(argv)
 
 
 def main(argv):
-    """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="torchrun -m benchmarks.ranks", description=__doc__.splitlines()[0]
-    )
-    for name, default in (
-        ("n_layer", 4),
-        ("n_embd", 256),
-        ("block_size", 256),
-        ("batch", 4),
-        ("rounds", 8),
-        ("steps", 3),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--compiled", action="store_true")
-    args = parser.parse_args(argv)
+    """The command line's work, in each process."""
+    args = parse_args(argv)
     ranks.join()
     device = hardware.find_device("auto", ranks.local)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    shape = GPTConfig(4096, args.block_size, args.n_layer, args.n_embd // 64, args.n_embd)
-    x, y = torch.randint(
-        4096, (2, args.batch, args.block_size), generator=torch.Generator().manual_seed(ranks.rank)
-    ).to(device)
-    contenders, times = {}, {}
-    for name in ("ddp", "ours"):
-        torch.manual_seed(0)
-        model = GPT(shape).to(device)
-        forward = torch.compile(model, dynamic=False) if args.compiled else model
-        contenders[name] = (
-            model,
-            DistributedDataParallel(forward) if name == "ddp" else forward,
-            make_optimizer(model, config.Config(), device),
-            x,
-            y,
-        )
-        steps(*contenders[name], 3, name == "ddp")
-        times[name] = []
-    for _ in range(args.rounds):
-        for name, contender in contenders.items():
-            times[name].append(steps(*contender, args.steps, name == "ddp"))
-    same = all(
-        torch.allclose(p, q, atol=1e-3)
-        for p, q in zip(
-            contenders["ddp"][0].parameters(), contenders["ours"][0].parameters(), strict=True
-        )
+    shape = GPTConfig(
+        vocab_size=4096,
+        block_size=args.block_size,
+        n_layer=args.n_layer,
+        n_head=args.n_embd // 64,
+        n_embd=args.n_embd,
     )
-    waited = (
-        stuck(shape, x, y, dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=15)))
-        if device.type == "cpu"
-        else None
-    )
-    waited = waited and max(ranks.gather(waited))
+    own = torch.Generator().manual_seed(ranks.rank)
+    ids = torch.randint(4096, (2, args.batch, args.block_size), generator=own)
+    x, y = ids.to(device)
+    ddp = make_contender(shape, device, args.compiled, averages=True)
+    ddp.steps(x, y, 3)  # warms up
+    ours = make_contender(shape, device, args.compiled, averages=False)
+    ours.steps(x, y, 3)
+    turns = {
+        "ddp": functools.partial(ddp.steps, x, y, args.steps),
+        "ours": functools.partial(ours.steps, x, y, args.steps),
+    }
+    rounds = in_turn(turns, args.rounds, show=None)
     result = {
         "processes": ranks.count,
         "settings": vars(args),
-        "parameters": contenders["ours"][0].num_parameters(),
-        "same_weights": same,
-        "seconds": times,
-        "ddp_over_ours_median": round(
-            statistics.median(d / o for d, o in zip(times["ddp"], times["ours"], strict=True)), 4
-        ),
-        "others_wait_s": waited,
+        "parameters": ours.model.num_parameters(),
+        "same_weights": same_weights(ddp.model, ours.model),
+        "ddp_over_ours_median": round(median_ratio(rounds, "ddp", "ours"), 4),
+        "others_wait_s": seconds_stuck(shape, x, y) if device.type == "cpu" else None,
     }
     if ranks.main:
-        print({k: v for k, v in result.items() if k != "seconds"})
-        write("ranks", device, result)
+        print(result)
+        seconds = {name: [r[name] for r in rounds] for name in turns}
+        write("ranks", device, result | {"seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Training speed of train.py beside nanoGPT's, whole scripts both, at the shape of a preset.
 
-    python -m benchmarks.throughput [--preset config/gpt2_small.py] [--nanogpt PATH] [--rounds 3] [--steps 8] [--key=value ...]
+    python -m benchmarks.throughput [--preset config/gpt2_small.py] [--nanogpt PATH] [--rounds 3]
+        [--steps 8] [--key=value ...]
 
 Each round starts every contender once, in turn, on the same tokens; a contender's time a step is
 the median of its steps in a round, the first few (compilation, warm-up) left out. Ratios are taken
@@ -10,42 +11,93 @@ autocast that it lacks there. Ours runs once more with --profile for the share o
 forward, backward and optimiser.
 """
 
-import argparse
+import functools
 import itertools
-import pickle
 import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import config as settings
 import hardware
-from benchmarks import write
+from benchmarks import (
+    ROOT,
+    argument_parser,
+    in_turn,
+    median_ratio,
+    medians,
+    nanogpt,
+    print_table,
+    train,
+    write,
+)
+from config import Config
 from formats import run_folder
-from training.dataset import read_meta
+from formats.data_folder import read_meta
 from training.setup import model_config
 
-# Runs a script as `python SCRIPT ARGUMENTS` does, and tells how much memory it took: on a GPU as
-# its allocator counts, else resident.
-WITH_PEAK = """
-import runpy, sys
-sys.argv, sys.path[0] = sys.argv[1:], ""
-runpy.run_path(sys.argv[0], run_name="__main__")
-import resource, torch
-print("peak bytes", torch.cuda.max_memory_allocated() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-"""
+PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
+
+
+class Speed(NamedTuple):
+    """A contender in one round: seconds a step, and peak memory in bytes."""
+
+    step_s: float
+    peak_bytes: int
+
+
+@dataclass
+class Task:
+    """What is trained, and how it is timed.
+
+    every: steps to a measurement; skip: the first measurements, which do not count.
+    """
+
+    config: Config
+    arguments: list[str]  # that config comes from
+    steps: int
+    every: int
+    skip: int
+    folder: Path  # for what the contenders write
+
+    @property
+    def tokens_a_step(self):
+        """Tokens of an optimiser step."""
+        return self.config.batch_size * self.config.block_size
+
+    def our_settings(self):
+        """The command line of train.py: the task without evaluations, saves and reports."""
+        return [
+            *self.arguments,
+            f"--log_interval={self.every}",
+            "--eval_interval=0",
+            "--save_interval=0",
+            "--eval_batches=1",
+            "--report_minutes=0",
+            f"--compile={self.config.compile is not False}",
+        ]
+
+    def speed(self, seconds, peak):
+        """The speed that a run's measurements show."""
+        return Speed(statistics.median(seconds[self.skip :]), peak)
+
+
+class TimedRun(NamedTuple):
+    """What a script printed: (moment in seconds, line), and its peak memory in bytes."""
+
+    lines: list[tuple[float, str]]
+    peak_bytes: int
 
 
 def run_script(arguments, cwd):
-    """The lines that a training script prints, each with the moment at which it came, and its peak
-    memory in bytes.
-    """
+    """Run a training script to its end."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", WITH_PEAK, *arguments],
+        [sys.executable, "-u", ROOT / "benchmarks" / "with_peak.py", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         text=True,
@@ -53,58 +105,42 @@ def run_script(arguments, cwd):
     lines = [(time.perf_counter(), line) for line in process.stdout]
     if process.wait():
         raise subprocess.CalledProcessError(process.returncode, arguments)
-    return lines, int(lines[-1][1].split()[-1])
+    return TimedRun(lines, peak_bytes=int(lines[-1][1].split()[-1]))
 
 
-def ours(c, extra, steps, every, folder, profile=False):
-    """Seconds a step of train.py, of each `every` steps, from its log, and peak memory; with
-    profile: seconds a step of each part of it.
-    """
-    run = folder / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    quiet = [
-        f"--log_interval={every}",
-        "--eval_interval=0",
-        "--save_interval=0",
-        "--eval_batches=1",
-        "--report_minutes=0",
-        f"--max_steps={steps}",
-        f"--checkpoint_dir={run}",
-    ]
-    peak = run_script(
-        ["train.py", *extra, *quiet, f"--profile={profile}", f"--compile={c.compile is not False}"],
-        None,
-    )[1]
-    log = run_folder.read_log(run)
-    if profile:
-        return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
-    return [c.batch_size * c.block_size / r["tokens_per_second"] for r in log if "loss" in r], peak
+def our_speed(task):
+    """The speed of train.py, from its log."""
+    with tempfile.TemporaryDirectory(dir=task.folder) as folder:
+        own = [f"--max_steps={task.steps}", f"--checkpoint_dir={folder}/run"]
+        peak = run_script(["train.py", *task.our_settings(), *own], ROOT).peak_bytes
+        log = run_folder.read_log(Path(folder) / "run")
+    speeds = [record["tokens_per_second"] for record in log if "loss" in record]
+    return task.speed([task.tokens_a_step / speed for speed in speeds], peak)
 
 
-def prepare_nanogpt(path, c, every, folder, autocast):
-    """A copy of the checkout with the same tokens beside it, and the command that trains the same
-    shape.
-    """
-    copy = folder / f"nanogpt_{autocast}"
-    shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
-    data = copy / "data" / "same"
-    data.mkdir(parents=True)
-    for name in ("train.bin", "val.bin"):
-        (data / name).symlink_to((Path(c.data_dir) / name).absolute())
-    with open(data / "meta.pkl", "wb") as f:
-        pickle.dump({"vocab_size": model_config(c, read_meta(c.data_dir)).vocab_size}, f)
-    if autocast:
-        script = copy / "train.py"
-        text = script.read_text()
-        plain = "nullcontext() if device_type == 'cpu' else "
-        assert plain in text, "this nanoGPT chooses autocast in another way"
-        script.write_text(text.replace(plain, ""))
+def our_profile(task):
+    """Seconds a step of each part of it, as train.py --profile tells them."""
+    log = train(*task.our_settings(), "--max_steps=10", "--profile=True")
+    return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
+
+
+def prepare_nanogpt(path, task, name):
+    """A copy of the checkout, with the same tokens beside it; returns its folder."""
+    c = task.config
+    vocab_size = model_config(c, read_meta(c.data_dir)).vocab_size
+    copy = task.folder / name
+    nanogpt.copy_checkout(path, copy, "same", c.data_dir, vocab_size)
+    return copy
+
+
+def nanogpt_speed(task, copy):
+    """The speed of nanoGPT's train.py, from when its lines came."""
+    c = task.config
     micro = c.micro_batch_size or c.batch_size
-    device = hardware.find_device(c.device)
-    return copy, [
+    command = [
         "train.py",
         "--dataset=same",
-        f"--device={device.type}",
+        f"--device={hardware.find_device(c.device).type}",
         f"--n_layer={c.n_layer}",
         f"--n_head={c.n_head}",
         f"--n_embd={c.n_embd}",
@@ -117,28 +153,22 @@ def prepare_nanogpt(path, c, every, folder, autocast):
         "--dtype=bfloat16",
         "--eval_iters=1",
         "--eval_interval=1000000",
-        f"--log_interval={every}",
+        f"--log_interval={task.every}",
         "--always_save_checkpoint=False",
+        f"--max_iters={task.steps}",
     ]
+    run = run_script(command, copy)
+    stamps = []  # (step, when)
+    for at, line in run.lines:
+        if found := re.match(r"iter (\d+): loss", line):
+            stamps.append((int(found[1]), at))
+    seconds = [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)]
+    return task.speed(seconds, run.peak_bytes)
 
 
-def nanogpt(prepared, steps):
-    """Seconds a step of nanoGPT's train.py, of each `every` steps, from when its lines came, and
-    peak memory.
-    """
-    copy, command = prepared
-    lines, peak = run_script([*command, f"--max_iters={steps}"], copy)
-    stamps = [
-        (int(found[1]), at) for at, line in lines if (found := re.match(r"iter (\d+): loss", line))
-    ]
-    return [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)], peak
-
-
-def main(argv):
-    """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.throughput", description=__doc__.splitlines()[0]
-    )
+def parse_args(argv):
+    """The command line: our own options, and the settings of the run."""
+    parser = argument_parser("throughput", __doc__)
     parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
     parser.add_argument("--rounds", type=int, default=3)
@@ -155,66 +185,64 @@ def main(argv):
     parser.add_argument(
         "--name", help="name of the result file; default: throughput_ and the preset's"
     )
-    args, extra = parser.parse_known_args(argv)
-    extra = [args.preset, *extra]
-    c = settings.load(extra)
+    return parser.parse_known_args(argv)
+
+
+def contenders_of(task, nanogpt_path, device):
+    """Ours, and nanoGPT where there is a checkout, by name."""
+    contenders = {"ours": functools.partial(our_speed, task)}
+    if nanogpt_path:
+        copy = prepare_nanogpt(nanogpt_path, task, "nanogpt")
+        contenders["nanoGPT"] = functools.partial(nanogpt_speed, task, copy)
+    if nanogpt_path and device.type == "cpu":
+        copy = prepare_nanogpt(nanogpt_path, task, "nanogpt_autocast")
+        nanogpt.replace_in_script(copy, PLAIN_ON_A_CPU, "")
+        contenders["nanoGPT with bf16 autocast"] = functools.partial(nanogpt_speed, task, copy)
+    return contenders
+
+
+def main(argv):
+    """The command line's work."""
+    args, extra = parse_args(argv)
+    arguments = [args.preset, *extra]
+    c = settings.load(arguments)
     device = hardware.find_device(c.device)
     every, steps = (10, args.steps or 100) if device.type == "cuda" else (1, args.steps or 8)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        contenders = {"ours": lambda: ours(c, extra, steps, every, folder)}
-        if args.nanogpt:
-            as_it_comes = prepare_nanogpt(args.nanogpt, c, every, folder, False)
-            contenders["nanoGPT"] = lambda: nanogpt(as_it_comes, steps)
-            if device.type == "cpu":
-                with_autocast = prepare_nanogpt(args.nanogpt, c, every, folder, True)
-                contenders["nanoGPT with bf16 autocast"] = lambda: nanogpt(with_autocast, steps)
-        rounds, peaks = [], dict.fromkeys(contenders, 0)
-        for n in range(args.rounds):
-            rounds.append({})
-            for name, run in contenders.items():
-                times, peak = run()
-                rounds[-1][name], peaks[name] = (
-                    statistics.median(times[args.skip :]),
-                    max(peak, peaks[name]),
-                )
-            print(
-                f"round {n + 1}: "
-                + ", ".join(
-                    f"{name} {c.batch_size * c.block_size / s:,.0f} tokens/s"
-                    for name, s in rounds[-1].items()
-                ),
-                flush=True,
-            )
-        parts = ours(c, extra, 10, every, folder, profile=True)
-    model, peak = model_config(c, read_meta(c.data_dir)), hardware.peak_flops(device)
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(c, arguments, steps, every, args.skip, Path(folder))
+        contenders = contenders_of(task, args.nanogpt, device)
+        speeds = in_turn(
+            contenders,
+            args.rounds,
+            show=lambda speed: f"{task.tokens_a_step / speed.step_s:,.0f} tokens/s",
+        )
+        parts = our_profile(task)
+    rounds = [{name: speed.step_s for name, speed in r.items()} for r in speeds]
+    tokens_per_second = {
+        name: round(task.tokens_a_step / seconds, 1) for name, seconds in medians(rounds).items()
+    }
+    peaks = {name: max(r[name].peak_bytes for r in speeds) for name in contenders}
+    ours_over = {
+        name: round(median_ratio(rounds, name, "ours"), 3) for name in contenders if name != "ours"
+    }
+    outside = round((parts["data"] + parts["other"]) / sum(parts.values()), 5)
     result = {
         "dtype": str(hardware.find_dtype(device, c.dtype)),
-        "model": vars(model),
-        "tokens_a_step": c.batch_size * c.block_size,
+        "model": vars(model_config(c, read_meta(c.data_dir))),
+        "tokens_a_step": task.tokens_a_step,
         "seconds_a_step_by_round": rounds,
-        "tokens_per_second_median": {
-            name: round(c.batch_size * c.block_size / statistics.median(r[name] for r in rounds), 1)
-            for name in rounds[0]
-        },
+        "tokens_per_second_median": tokens_per_second,
         "peak_bytes": peaks,
         "ours_profile_seconds_a_step": parts,
-        "ours_share_outside_forward_backward_optimizer": round(
-            (parts["data"] + parts["other"]) / sum(parts.values()), 5
-        ),
-        "ours_over": {
-            name: round(statistics.median(r[name] / r["ours"] for r in rounds), 3)
-            for name in rounds[0]
-            if name != "ours"
-        },
+        "ours_share_outside_forward_backward_optimizer": outside,
+        "ours_over": ours_over,
     }
-    for name, speed in result["tokens_per_second_median"].items():
-        ratio = f"   ours is {result['ours_over'][name]:.2f}x" if name != "ours" else ""
-        print(f"{name:30}{speed:12,.0f} tokens/s{peaks[name] / 1e9:8.2f} GB{ratio}")
-    print(
-        "outside forward, backward and optimiser:"
-        f" {result['ours_share_outside_forward_backward_optimizer']:.2%} of a step of ours"
-    )
+    rows = []
+    for name, speed in tokens_per_second.items():
+        ratio = f"{ours_over[name]:.2f}x" if name in ours_over else ""
+        rows.append([name, f"{speed:,.0f}", f"{peaks[name] / 1e9:.2f}", ratio])
+    print_table(["", "tokens/s", "peak GB", "ours is"], rows)
+    print(f"outside forward, backward and optimiser: {outside:.2%} of a step of ours")
     write(args.name or f"throughput_{Path(args.preset).stem}", device, result)
 
 

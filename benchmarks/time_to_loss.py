@@ -1,6 +1,7 @@
 """Seconds of training until a recipe has the loss that another one ends with.
 
-    python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH] [--seeds 3]
+    python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH]
+        [--seeds 3] [--key=value ...]
 
 On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's
 own recipe for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by
@@ -8,40 +9,43 @@ nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_smal
 preset with the modern one at one size; the data of `sources`, 240 MB of Python, as `make .venv/dev`
 installs it:
 
-    python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 --out data/site_packages
+    python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
+        --out data/site_packages
 
 Training, compilation included, is counted; evaluation and saving are not. Seeds alternate, so that
 a machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON to
 benchmarks/results/.
 """
 
-import argparse
-import importlib.util
 import math
-import pickle
 import re
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 import config as settings
 import hardware
-from benchmarks import write
-from formats import run_folder
+from benchmarks import argument_parser, nanogpt, print_table, train, write
+from formats.data_folder import DataError, read_meta
 from model import IGNORE
-from training.dataset import DataError, Dataset, read_meta
+from training.dataset import Dataset
 
-ROOT = Path(__file__).parent.parent
 
-# For each task what all of ours share, and each contender's own: a preset and what is set besides.
-# The first one's final loss is the aim.
+class Task(NamedTuple):
+    """What all contenders of ours share, and each one's own: a preset and what is set besides."""
+
+    shared: list[str]
+    contenders: dict[str, list[str]]
+
+
+# The first contender's final loss is the aim.
 TASKS = {
-    "shakespeare": (
+    "shakespeare": Task(
         [
             "--data_dir=data/shakespeare_char",
             "--n_layer=4",
@@ -65,7 +69,7 @@ TASKS = {
             ],
         },
     ),
-    "sources": (
+    "sources": Task(
         [
             "--data_dir=data/site_packages",
             "--n_layer=4",
@@ -99,7 +103,7 @@ TASKS = {
             ],
         },
     ),
-    "gpt2_small": (
+    "gpt2_small": Task(
         ["--data_dir=data/main", "--eval_batches=10", "--save_interval=0", "--save_minutes=0"],
         {
             "GPT-2": [
@@ -133,78 +137,71 @@ NANOGPT = [
 ]
 
 
-def ours(arguments, seed, folder):
-    """[(seconds, validation loss), ...] of a run of train.py with these arguments, a process of its
-    own as a user's.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    more = [f"--seed={seed}", "--report_minutes=0", f"--checkpoint_dir={folder}"]
-    subprocess.run(
-        [sys.executable, "train.py", *arguments, *more],
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return [(r["elapsed_s"], r["val_loss"]) for r in run_folder.read_log(folder) if "val_loss" in r]
+class Point(NamedTuple):
+    """Seconds of training, and the validation loss then, in nats a token."""
+
+    seconds: float
+    loss: float
 
 
-def nanogpt(path, seed, folder, device, data_dir, block_size):
-    """The same of nanoGPT's own train.py, whose only evaluation here is that of its final weights."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(path, folder, ignore=shutil.ignore_patterns(".git"))
-    data, meta = folder / "data" / "shakespeare_char", read_meta(data_dir)
-    for name in ("train.bin", "val.bin"):
-        (data / name).unlink(missing_ok=True)
-        (data / name).symlink_to((Path(data_dir) / name).absolute())
-    with open(data / "meta.pkl", "wb") as f:
-        pickle.dump({"vocab_size": meta.vocab_size}, f)
-    script = folder / "train.py"
-    script.write_text(
-        script.read_text().replace(
-            "torch.manual_seed(1337 + seed_offset)", f"torch.manual_seed({seed})"
-        )
-    )
-    out = subprocess.run(
-        [sys.executable, "train.py", *NANOGPT, f"--device={device.type}", "--out_dir=out"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    steps = [float(ms) / 1e3 for ms in re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", out)]
+def our_curve(arguments, seed):
+    """The validation loss over a run of train.py."""
+    log = train(*arguments, f"--seed={seed}", "--report_minutes=0")
+    return [Point(r["elapsed_s"], r["val_loss"]) for r in log if "val_loss" in r]
+
+
+def nanogpt_curve(path, seed, device, c):
+    """The same of nanoGPT's own train.py: one point, as only its final weights are evaluated."""
+    meta = read_meta(c.data_dir)
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "nanogpt"
+        nanogpt.copy_checkout(path, copy, "shakespeare_char", c.data_dir, meta.vocab_size)
+        seeding = "torch.manual_seed({})"
+        before = seeding.format("1337 + seed_offset")
+        nanogpt.replace_in_script(copy, before, seeding.format(seed))
+        command = [sys.executable, "train.py", *NANOGPT]
+        command += [f"--device={device.type}", "--out_dir=out"]
+        done = subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True)
+        model = load_nanogpt(copy, device)
+    times = re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", done.stdout)
+    steps = [float(milliseconds) / 1e3 for milliseconds in times]
     steps[0] = steps[-1] = statistics.median(steps)  # these two hold an evaluation each
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    saved = torch.load(folder / "out" / "ckpt.pt", map_location=device, weights_only=True)
+    data = Dataset(c.data_dir, meta, "val", c.block_size, device, "ram")
+    return [Point(sum(steps), validation_loss(model, data))]
+
+
+def load_nanogpt(copy, device):
+    """The model that nanoGPT has trained in a copy of its checkout."""
+    module = nanogpt.model_module(copy)
+    saved = torch.load(copy / "out" / "ckpt.pt", map_location=device, weights_only=True)
     model = module.GPT(module.GPTConfig(**saved["model_args"])).to(device).eval()
-    model.load_state_dict({k.removeprefix("_orig_mod."): v for k, v in saved["model"].items()})
+    weights = {name.removeprefix("_orig_mod."): w for name, w in saved["model"].items()}
+    model.load_state_dict(weights)
+    return model
+
+
+def validation_loss(model, data):
+    """Mean loss of nanoGPT's model over all validation windows, in nats a token."""
     total = count = 0
     with torch.no_grad():
-        for x, y, predictions in Dataset(
-            data_dir, meta, "val", block_size, device, "ram"
-        ).evaluation(0, 64):
+        for x, y, predictions in data.evaluation(0, 64):
             assert (y != IGNORE).sum() == predictions
-            total, count = (
-                total + model(x, y.contiguous())[1].item() * predictions,
-                count + predictions,
-            )
-    return [(sum(steps), total / count)]
+            loss = model(x, y.contiguous())[1].item()
+            total += loss * predictions
+            count += predictions
+    return total / count
 
 
 def seconds_to(curve, aim):
-    """When a curve first reaches the aim, between its points by a straight line; None if it never
-    does.
-    """
+    """When a curve first reaches the aim, between its points by a straight line; None if never."""
     before = None
-    for seconds, loss in curve:
-        if loss <= aim:
-            return (
-                seconds
-                if before is None
-                else before[0] + (seconds - before[0]) * (before[1] - aim) / (before[1] - loss)
-            )
-        before = seconds, loss
+    for point in curve:
+        if point.loss <= aim and before is None:
+            return point.seconds
+        if point.loss <= aim:
+            share = (before.loss - aim) / (before.loss - point.loss)
+            return before.seconds + (point.seconds - before.seconds) * share
+        before = point
     return None
 
 
@@ -214,35 +211,49 @@ def draw(runs, aim, path, task):
 
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
-    for color, (name, curves) in zip(("#0072B2", "#D55E00", "#009E73"), runs.items(), strict=False):
+    colors = ("#0072B2", "#D55E00", "#009E73")
+    for color, (name, curves) in zip(colors, runs.items(), strict=False):
         for n, curve in enumerate(curves):
             axes.plot(
-                *zip(*curve, strict=True),
+                [point.seconds for point in curve],
+                [point.loss for point in curve],
                 color=color,
                 marker="o",
                 markersize=3,
                 linewidth=1.2,
                 label=None if n else name,
             )
-    axes.axhline(
-        aim, color="grey", linestyle=":", label=f"{next(iter(runs))}'s final loss, {aim:.3f}"
-    )
-    axes.set(
-        xlabel="seconds of training",
-        ylabel="validation loss, nats a token",
-        title=f"Time to loss: {task}",
-        ylim=(None, min(max(c[0][1] for r in runs.values() for c in r), aim + 1.2)),
-    )
+    first = next(iter(runs))
+    axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
+    beginnings = [curve[0].loss for curves in runs.values() for curve in curves]
+    axes.set_ylim(None, min(max(beginnings), aim + 1.2))
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("validation loss, nats a token")
+    axes.set_title(f"Time to loss: {task}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=130)
 
 
+def all_curves(contenders, seeds, nanogpt_path, device, c):
+    """The curve of every seed, by contender. Seeds alternate."""
+    runs = {"nanoGPT": []} if nanogpt_path else {}
+    runs |= {name: [] for name in contenders}
+    for seed in range(1, seeds + 1):
+        for name, curves in runs.items():
+            if name == "nanoGPT":
+                curve = nanogpt_curve(nanogpt_path, seed, device, c)
+            else:
+                curve = our_curve(contenders[name], seed)
+            end = curve[-1]
+            print(f"seed {seed}, {name}: {end.loss:.4f} after {end.seconds:.1f} s", flush=True)
+            curves.append(curve)
+    return runs
+
+
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.time_to_loss", description=__doc__.splitlines()[0]
-    )
+    parser = argument_parser("time_to_loss", __doc__)
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     parser.add_argument(
         "--nanogpt", metavar="PATH", help="checkout of nanoGPT, for the task shakespeare"
@@ -250,36 +261,18 @@ def main(argv):
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")
     args, extra = parser.parse_known_args(argv)
-    shared, contenders = TASKS[args.task]
-    contenders = {name: [*own, *shared, *extra] for name, own in contenders.items()}
+    task = TASKS[args.task]
+    contenders = {name: [*own, *task.shared, *extra] for name, own in task.contenders.items()}
     c = settings.load(contenders["GPT-2"])
     device = hardware.find_device(c.device)
-    runs = {name: [] for name in (["nanoGPT"] if args.nanogpt else []) + list(contenders)}
-    with tempfile.TemporaryDirectory() as temporary:
-        for seed in range(1, args.seeds + 1):
-            for name, curves in runs.items():
-                folder = Path(temporary) / name
-                curves.append(
-                    nanogpt(args.nanogpt, seed, folder, device, c.data_dir, c.block_size)
-                    if name == "nanoGPT"
-                    else ours(contenders[name], seed, folder)
-                )
-                print(
-                    f"seed {seed}, {name}: {curves[-1][-1][1]:.4f} after {curves[-1][-1][0]:.1f} s",
-                    flush=True,
-                )
+    runs = all_curves(contenders, args.seeds, args.nanogpt, device, c)
     first = next(iter(runs))
-    aims = [curve[-1][1] for curve in runs[first]]
+    aims = [curve[-1].loss for curve in runs[first]]
     reached = {
         name: [seconds_to(curve, aim) for curve, aim in zip(curves, aims, strict=True)]
         for name, curves in runs.items()
     }
-    shares = {
-        name: statistics.median(
-            (s or math.inf) / base for s, base in zip(times, reached[first], strict=True)
-        )
-        for name, times in reached.items()
-    }
+    shares = {name: share_of_time(times, reached[first]) for name, times in reached.items()}
     result = {
         "task": args.task,
         "settings": contenders | ({"nanoGPT": NANOGPT} if args.nanogpt else {}),
@@ -290,12 +283,18 @@ def main(argv):
     }
     path = write(args.name or f"time_to_loss_{args.task}", device, result)
     draw(runs, statistics.median(aims), path.with_suffix(".png"), args.task)
-    for name, times in reached.items():
-        print(
-            f"{name:12}"
-            + ", ".join("never" if t is None else f"{t:.1f} s" for t in times)
-            + f"   median share {shares[name]:.2f}"
-        )
+    rows = [
+        [name, *("never" if t is None else f"{t:.1f} s" for t in times), f"{shares[name]:.2f}"]
+        for name, times in reached.items()
+    ]
+    seeds = [f"seed {n}" for n in range(1, args.seeds + 1)]
+    print_table(["to the aim", *seeds, "median share"], rows)
+
+
+def share_of_time(times, of_first):
+    """The median share of the first contender's time; never counts as infinity."""
+    pairs = zip(times, of_first, strict=True)
+    return statistics.median((time or math.inf) / first for time, first in pairs)
 
 
 if __name__ == "__main__":
