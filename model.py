@@ -88,8 +88,9 @@ class RMSNorm(nn.RMSNorm):
 
 
 def rotary_table(config: GPTConfig):
-    """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer"): [2, block_size,
-    D].
+    """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer").
+
+    Returns float32 [2, block_size, D].
     """
     half = config.head_dim // 2
     frequencies = config.rope_theta ** -(torch.arange(half) / half)
@@ -109,12 +110,11 @@ def rotate(x, rotary):
 
 
 def causal_attention(q, k, v, dropout):
-    """softmax(q k^T / sqrt(D)) v, where no token sees a later one. q, k, v, and what it returns:
-    [B, heads, T, D].
+    """softmax(q k^T / sqrt(D)) v, where no token sees a later one.
 
-    dropout: of the softmax's weights. PyTorch's flash attention for CPUs leaves the bf16
-    instructions idle: products of a quarter of the queries with the keys up to their end take 0.6
-    of its time (benchmarks/README.md).
+    q, k, v, and what it returns: [B, heads, T, D]. dropout: of the softmax's weights. PyTorch's
+    flash attention for CPUs leaves the bf16 instructions idle: products of a quarter of the queries
+    with the keys up to their end take 0.6 of its time (benchmarks/README.md).
     """
     if v.device.type != "cpu" or v.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
@@ -194,8 +194,9 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """An MLP whose inner values are multiplied by a gate (Shazeer, 2020, "GLU Variants Improve
-    Transformer").
+    """Qwen3's MLP: its inner values are multiplied by a gate.
+
+    Shazeer, 2020, "GLU Variants Improve Transformer".
     """
 
     def __init__(self, config: GPTConfig):
@@ -234,8 +235,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The language model. zero_init: begin with zero projections, a recipe of training (see
-    init_weights).
+    """The language model.
+
+    zero_init: begin with zero projections, which is a recipe of training (see init_weights).
     """
 
     def __init__(self, config: GPTConfig, zero_init: bool = False):
@@ -253,8 +255,7 @@ class GPT(nn.Module):
         self.init_weights(zero_init)
 
     def init_weights(self, zero: bool):
-        """GPT-2's: normal with 0.02, projections onto the residual stream smaller by sqrt(2
-        layers).
+        """GPT-2's: normal with 0.02, projections onto the residual stream less by sqrt(2 layers).
 
         With `zero` these projections, and a head of its own, begin at zero: the model begins as its
         embedding, of variance 1, and the other matrices keep their input's variance.
@@ -277,10 +278,12 @@ class GPT(nn.Module):
 
         idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where
         nothing is to be predicted. cache: keeps keys and values, and says at which positions the
-        tokens stand (generating.cache.Cache). last: int64 [B], the index of the only token of each row
-        whose logits are wanted. Returns logits, [B, T, V], or [B, V] with `last`; with targets, the
-        mean cross-entropy in nats a token, a scalar in float32. Raises ValueError for a sequence
-        beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.
+        tokens stand (generating.cache.Cache). last: int64 [B], the index of the only token of each
+        row whose logits are wanted.
+
+        Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in
+        nats a token, a scalar in float32. Raises ValueError for a sequence beyond the context, and,
+        outside compiled code on the CPU, for an id beyond the vocabulary.
         """
         B, T = idx.shape
         if T > self.config.block_size:
@@ -304,8 +307,9 @@ class GPT(nn.Module):
         return self.head(x, targets)
 
     def head(self, x, targets=None):
-        """What the last layer's output [..., C] comes to: logits [..., V], or the loss against
-        targets.
+        """What the last layer's output comes to: logits, or the loss against targets.
+
+        x: [..., C]. Returns [..., V], or a scalar.
         """
         logits = self.lm_head(self.ln_f(x))
         if targets is None:

@@ -127,9 +127,8 @@ def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     """The validation loss and the answers to sample_prompts; the step may be the best so far."""
     loss, answers = run.trainer.evaluate(), []
     if ranks.main:
-        prompts = list(zip(run.config.sample_prompts, run.prompts, strict=True))
-        cast = run.trainer.cast
-        answers = answer_prompts(run.state.model, run.tokenizer, prompts, run.config.seed, cast)
+        c, cast = run.config, run.trainer.cast
+        answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
     recorder.samples(answers)
     best = min(checkpointer.best, loss)
     checkpointer.mark_best(loss)

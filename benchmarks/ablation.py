@@ -107,7 +107,11 @@ def use_qk_norm_without_weights():
 
 def use_layer_norm():
     """LayerNorm without biases in RMSNorm's place."""
-    model.make_norm = lambda config: nn.LayerNorm(config.n_embd, bias=False)
+
+    def make_norm(config):
+        return nn.LayerNorm(config.n_embd, bias=False)
+
+    model.make_norm = make_norm
 
 
 def use_learned_positions():

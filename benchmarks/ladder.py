@@ -11,7 +11,6 @@ itself.
 """
 
 import argparse
-import contextlib
 import functools
 import json
 import math
@@ -39,9 +38,8 @@ from benchmarks import (
     write,
 )
 from formats.data_folder import read_meta
-from training.run import Run
-from training.setup import model_config
-from training.step import make_optimizer
+from training.optimizer import make_optimizer
+from training.setup import build, model_config
 
 ON_A_CPU = [
     "config/gpt2_small.py",
@@ -150,19 +148,20 @@ class TrainPy:
     """The last rung: the step of train.py."""
 
     def __init__(self, c):
-        self.run = Run(c)
-        self.device, self.model = self.run.device, self.run.model
-        problem = self.run.compile()
+        self.run = build(c)
+        self.device, self.model = self.run.device, self.run.state.model
+        problem = self.run.trainer.compile()
         assert not problem, problem
 
     def batch(self):
         """The next batch."""
         c = self.run.config
-        return self.run.train_data.batch(self.run.progress.sequences, c.batch_size, c.seed)
+        first = self.run.state.progress.sequences
+        return self.run.trainer.train_data.batch(first, c.batch_size, c.seed)
 
     def step(self):
         """One optimiser step."""
-        self.run.train_step(contextlib.nullcontext())
+        self.run.trainer.step()
 
 
 def seconds(device, work, at_once=1):

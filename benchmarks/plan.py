@@ -9,7 +9,6 @@ code). Time is the plan's beside that of train.py, from its log.
 """
 
 import argparse
-import contextlib
 import ctypes
 import gc
 import json
@@ -24,7 +23,7 @@ import config
 import hardware
 from benchmarks import argument_parser, measure_apart, train, write
 from training import plan
-from training.run import Run
+from training.setup import build
 
 
 def resident(name):
@@ -37,7 +36,7 @@ def resident(name):
 def take_steps(run, count):
     """So many optimiser steps, to their end."""
     for _ in range(count):
-        run.train_step(contextlib.nullcontext())
+        run.trainer.step()
     hardware.synchronize(run.device)
 
 
@@ -50,7 +49,7 @@ def peak_memory(run):
         take_steps(run, 3)
         return torch.cuda.max_memory_allocated()
     ctypes.CDLL(None).malloc_trim(0)  # give back what is freed
-    of_model = 4 * run.model.num_parameters() + plan.moments(run.optimizer)
+    of_model = 4 * run.state.model.num_parameters() + plan.moments(run.state.optimizer)
     at_rest = resident("VmRSS") - of_model
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     take_steps(run, 3)
@@ -59,20 +58,14 @@ def peak_memory(run):
 
 def measure(settings):
     """Planned and measured memory, in bytes, and planned seconds a step, in this process."""
-    run = Run(config.load(settings))
+    run = build(config.load(settings))
     if run.compiles:
-        run.compile()
+        run.trainer.compile()
     measured = peak_memory(run)
-    planned = plan.memory(
-        run.model_config,
-        run.model.num_parameters(),
-        plan.moments(run.optimizer),
-        run.micro_batch,
-        accumulates=run.micro_batch < run.config.batch_size,
-        low_precision=run.dtype.itemsize == 2,
-    )
+    micro_batch = run.memory.training.size
+    planned = plan.memory_of(run, micro_batch, run.dtype.itemsize == 2)
     return {
-        "micro_batch": run.micro_batch,
+        "micro_batch": micro_batch,
         "planned": planned["peak"],
         "measured": measured,
         "planned_seconds": plan.measure(run, 15.0)[0],

@@ -92,7 +92,8 @@ class MemoryWatch(threading.Thread):
         self.peak_rss = 0
         self.peak_pss = 0
 
-    def run(self):
+    def run(self) -> None:
+        """Look until `done` is set."""
         while not self.done.wait(0.1):
             try:
                 members = [self.process, *self.process.children(recursive=True)]

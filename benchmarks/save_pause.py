@@ -18,6 +18,7 @@ import hardware
 from benchmarks import argument_parser, gpt2_small, median_ratio, write
 from formats import run_folder
 from model import GPT
+from training.optimizer import make_optimizer
 from training.saver import Saver
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.data_folder import Meta, read_meta, write_meta
-from formats.files import write_json
+from formats.files import try_lock, write_json
 from preparing import corpora
 from preparing.cleaning import CleaningReport
 from preparing.errors import InputError, PrepareError
@@ -39,18 +39,11 @@ def lock(folder: Path) -> Iterator[None]:
     The lock goes with the process, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if try_lock(file) is False:
             raise PrepareError(
                 f"another run is preparing {folder.parent} just now; wait for it, or stop it"
-            ) from None
+            )
         yield
 
 

@@ -8,11 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from formats import run_folder
+
 # Models this small gain nothing from a second thread, and processes side by side lose.
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
+SMALL = [
+    "--n_layer=2",
+    "--n_head=2",
+    "--n_embd=32",
+    "--block_size=32",
+    "--batch_size=8",
+    "--compile=False",
+    "--device=cpu",
+    "--eval_interval=10",
+    "--eval_batches=2",
+    "--log_interval=5",
+    "--warmup_steps=5",
+    "--learning_rate=3e-3",
+    "--report_minutes=0",
+]
 
 
 def pytest_collection_modifyitems(items):
@@ -106,3 +123,18 @@ def bpe_data(tmp_path_factory, text_file):
     result = run_script("prepare_data.py", text_file, "--vocab_size", 512, "--out", out)
     assert result.returncode == 0, result.stderr
     return out
+
+
+def train_small(data, folder, *more, **options):
+    """Train a small model; returns the finished process."""
+    return run_script(
+        "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more, **options
+    )
+
+
+def losses(folder):
+    """{step: loss} and {step: val_loss} of a run's log."""
+    log = run_folder.read_log(folder)
+    return {r["step"]: r["loss"] for r in log if "loss" in r}, {
+        r["step"]: r["val_loss"] for r in log if "val_loss" in r
+    }

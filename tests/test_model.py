@@ -1,4 +1,4 @@
-"""model.py: shape, equality with Hugging Face's GPT-2 and Qwen3, initialisation, the cache, errors."""
+"""model.py: shape, equality with Hugging Face's models, initialisation, the cache, errors."""
 
 import dataclasses
 import math
@@ -27,9 +27,7 @@ def randomised(**changes):
 
 
 def huggingface_twin(model):
-    """transformers' GPT2LMHeadModel with the same weights: theirs are laid out [in, out] in the
-    layers.
-    """
+    """transformers' GPT2LMHeadModel with the same weights, which it lays out [in, out]."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     c = model.config

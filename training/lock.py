@@ -10,12 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from formats.files import try_lock
 from training.errors import RunError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 
 class Lock:
@@ -30,7 +26,8 @@ class Lock:
     def __init__(self, folder: Path):
         """Take the lock. Raises RunError naming the trainer that holds it."""
         self.file = open(folder / ".lock", "a+")  # noqa: SIM115 - open as long as it is held
-        locked, flock = self._flock()
+        got_it = try_lock(self.file)
+        locked, flock = got_it is not False, got_it is not None
         self.file.seek(0)
         held = self.file.read().split("\t")
         if len(held) == 3:
@@ -43,18 +40,6 @@ class Lock:
         self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
         self.released = threading.Event()
         threading.Thread(target=self._refresh, daemon=True).start()
-
-    def _flock(self) -> tuple[bool, bool]:
-        """Whether the file is ours now, and whether this system can tell."""
-        if fcntl is None:
-            return True, False
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True, True
-        except BlockingIOError:
-            return False, True
-        except OSError:  # a mount without locks
-            return True, False
 
     def _check_holder(self, folder: Path, held: list[str], locked: bool, flock: bool) -> None:
         """Raises RunError unless the trainer that the file names is gone."""

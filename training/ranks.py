@@ -1,5 +1,6 @@
-"""The processes that train one run together, one a GPU, as torchrun starts them; a process that it
-did not start is alone.
+"""The processes that train one run together, one a GPU.
+
+torchrun starts them; a process that it did not start is alone.
 
 All do the same steps on different sequences. What one finds out alone (memory that runs out, a
 signal, the time) takes effect once all have heard of it, at the same point of the program. Only the
@@ -45,7 +46,9 @@ def join() -> None:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=_store, rank=rank, world_size=count)
     if not main:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        sys.stdout = nowhere
+        sys.stderr = nowhere
 
 
 def connect(device: torch.device) -> None:

@@ -1,29 +1,40 @@
 """What the model makes of sample_prompts, at each evaluation."""
 
-import torch
-
-from generating import decode
+from config import ConfigError
+from generating.text import complete_text
 from hardware import out_of_memory
 from model import GPT
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 
 NEW_TOKENS = 64
 
 
+def check_prompts(tokenizer: Tokenizer, prompts: list[str]) -> None:
+    """Raises ConfigError for one of sample_prompts that the tokenizer cannot encode."""
+    try:
+        for prompt in prompts:
+            tokenizer.encode(prompt)
+    except TokenizerError as error:
+        raise ConfigError(
+            f"sample_prompts = {prompts}: {error}; choose others, or --sample_prompts=[]"
+        ) from None
+
+
 def answer_prompts(
-    model: GPT, tokenizer: Tokenizer, prompts: list[tuple[str, list[int]]], seed: int, cast
+    model: GPT, tokenizer: Tokenizer, prompts: list[str], seed: int, cast
 ) -> list[dict]:
-    """[{"prompt", "text"}] for prompts and their token ids; none where memory does not suffice.
+    """[{"prompt", "text"}] for each prompt; none where memory does not suffice.
 
     The answers differ between evaluations by the weights alone. cast: makes an autocast context.
     """
+    settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
+    answers = []
     model.eval()
     try:
-        answers = []
-        for prompt, ids in prompts:
+        for prompt in prompts:
             with cast():
-                new = complete(model, ids, seed, tokenizer.vocab_size, tokenizer.eot_id)
-            answers.append({"prompt": prompt, "text": tokenizer.decode(new)})
+                text = complete_text(model, tokenizer, prompt, NEW_TOKENS, **settings)
+            answers.append({"prompt": prompt, "text": text})
         return answers
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
@@ -32,15 +43,3 @@ def answer_prompts(
         return []
     finally:
         model.train()
-
-
-def complete(model: GPT, prompt: list[int], seed: int, vocab_size: int, eot_id: int) -> list[int]:
-    """The ids that follow those of a prompt, up to the end of the text."""
-    generator = torch.Generator(model.wte.weight.device).manual_seed(seed)
-    settings = {"temperature": 0.8, "top_k": 50, "vocab_size": vocab_size, "generator": generator}
-    new = []
-    for (next_id,) in decode.generate(model, [prompt], NEW_TOKENS, **settings):
-        if next_id == eot_id:
-            break
-        new.append(next_id)
-    return new

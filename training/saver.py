@@ -16,10 +16,9 @@ from formats.run_folder import append_log, rotate, save, tensors_in
 
 
 class Saver:
-    """Saves from a thread, from a copy of the state: training waits for the copy alone. One save is
-    in flight at most.
+    """Saves a copy of the state from a thread, one at a time.
 
-    saved: the step last written whole; best: the validation loss in best.json. A save that fails is
+    saved: the step last written whole. best: the validation loss in best.json. A save that fails is
     reported, and the run goes on.
     """
 
@@ -28,9 +27,7 @@ class Saver:
         self.thread, self.buffers = None, {}
 
     def reserve(self, tensors: list[torch.Tensor]) -> None:
-        """Have memory for copies of these at hand before the first save. Touching new memory takes
-        longer than the copy does.
-        """
+        """Have memory for copies of these at hand: to touch new memory takes longer than a copy."""
         self._begin(self._reserve, tensors)
 
     def _begin(self, job, *args):
@@ -43,16 +40,13 @@ class Saver:
         return self.thread is not None
 
     def _reserve(self, tensors):
-        with contextlib.suppress(
-            RuntimeError, MemoryError
-        ):  # the save itself will say that memory is short
+        # If memory is short, the save itself will say so.
+        with contextlib.suppress(RuntimeError, MemoryError):
             for t in tensors:
                 self.buffers.setdefault(_kind(t), []).append(_buffer(t))
 
     def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
-        """Copy the state and have it written; waits for the save before, if that is still being
-        written.
-        """
+        """Copy the state and have it written, once the save before is."""
         self.wait()
         free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
         copies = {}  # by address: tied weights are copied once, and stay tied
@@ -92,9 +86,7 @@ class Saver:
             self._failed(state["step"], error)
 
     def mark_best(self, step: int, val_loss: float) -> None:
-        """Have best.json name a step when it is written whole: what cannot be saved cannot be the
-        best that is kept.
-        """
+        """Have best.json name a step once it is written whole: only what is saved can be kept."""
         writing = self.thread
         if not self._begin(self._mark_best, writing, step, val_loss):
             self._mark_best(writing, step, val_loss)
@@ -133,8 +125,9 @@ def _kind(tensor):
 
 
 def _buffer(tensor):
-    """Memory for a copy of `tensor` on the CPU; page-locked for a GPU's, which copies into it
-    several times faster.
+    """Memory for a copy of `tensor` on the CPU.
+
+    Page-locked for a GPU's tensor, which copies into it several times faster.
     """
     try:
         return torch.empty(

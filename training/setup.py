@@ -16,7 +16,7 @@ from config import Config, ConfigError
 from formats import files, pretrained, run_folder
 from formats.data_folder import DataError, Meta, read_meta
 from model import GPT, GPTConfig
-from tokenizer_bpe import Tokenizer, TokenizerError
+from tokenizer_bpe import Tokenizer
 from training import ranks
 from training.dataset import Dataset
 from training.errors import RunError
@@ -24,6 +24,7 @@ from training.loggers import check_installed
 from training.memory import Memory
 from training.optimizer import make_optimizer
 from training.resume import Checkpoint, changed_settings, check_same, find_checkpoint, restore
+from training.samples import check_prompts
 from training.schedule import Budget, Clock, Schedule
 from training.state import Progress, State
 from training.trainer import Trainer
@@ -33,8 +34,7 @@ from training.trainer import Trainer
 class Run:
     """The parts of one training run; train.py has them work together.
 
-    prompts: sample_prompts as token ids. log: the records up to this step. best: the record of the
-    best evaluation whose step is still there.
+    log: the records up to this step. best: that of the best evaluation whose step is still there.
     """
 
     config: Config
@@ -43,7 +43,6 @@ class Run:
     dtype: torch.dtype
     meta: Meta
     tokenizer: Tokenizer
-    prompts: list[list[int]]
     state: State
     trainer: Trainer
     memory: Memory
@@ -85,7 +84,7 @@ def build(config: Config) -> Run:
     device, dtype = open_device(config)
     meta = read_meta(config.data_dir)
     tokenizer = load_tokenizer(config.data_dir, meta)
-    prompts = encode_prompts(tokenizer, config.sample_prompts)
+    check_prompts(tokenizer, config.sample_prompts)
 
     checkpoint = find_checkpoint(folder, config.resume)
     weights = find_weights(config, tokenizer, checkpoint)
@@ -117,7 +116,6 @@ def build(config: Config) -> Run:
         dtype=dtype,
         meta=meta,
         tokenizer=tokenizer,
-        prompts=prompts,
         state=state,
         trainer=Trainer(config, state, schedule, memory, train_data, val_data, device, dtype),
         memory=memory,
@@ -152,16 +150,6 @@ def load_tokenizer(data_dir: str, meta: Meta) -> Tokenizer:
             "meta.json; copy the right one there, or prepare the data again"
         )
     return tokenizer
-
-
-def encode_prompts(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """Token ids of sample_prompts. Raises ConfigError for one that the tokenizer cannot encode."""
-    try:
-        return [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
-    except TokenizerError as error:
-        raise ConfigError(
-            f"sample_prompts = {prompts}: {error}; choose others, or --sample_prompts=[]"
-        ) from None
 
 
 def find_weights(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from tests.test_train import train_small
+from tests.conftest import train_small
 
 SHAPE = {
     "vocab_size": 512,

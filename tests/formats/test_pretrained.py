@@ -14,9 +14,8 @@ from transformers import AutoTokenizer
 from formats import gguf, pretrained, run_folder
 from formats.data_folder import read_meta
 from generating.load import load_model
-from tests.conftest import fails_clearly, run_script
+from tests.conftest import SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved
-from tests.test_train import SMALL
 from tokenizer_bpe import Tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_train import train_small
+from tests.conftest import train_small
 from tokenizer_bpe import Tokenizer
 
 

@@ -1,6 +1,4 @@
-"""generating/ and the model's cache: the same tokens as without a cache, wherever the sequences
-stand, and what sampling allows.
-"""
+"""Decoding with the cache gives the tokens of whole forwards; what sampling allows."""
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 70))]
 
 
 def without_cache(model, prompts, count, generator=None, **settings):
-    """What generate promises, from whole forwards of one sequence: also the rule for what lies
-    beyond the context.
-    """
+    """What generate promises, from whole forwards of one sequence, beyond the context too."""
     texts, out = [list(p)[-CONTEXT:] for p in prompts], []
     for _ in range(count):
         logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()

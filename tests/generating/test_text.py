@@ -7,8 +7,9 @@ from model import GPT, GPTConfig
 
 
 def says(tokenizer, ids):
-    """A model that continues end-of-text with `ids`, greedily: each position's vector is the
-    embedding of the token that it predicts.
+    """A model that continues end-of-text with `ids`, greedily.
+
+    Each position's vector is the embedding of the token that it predicts.
     """
     model = GPT(
         GPTConfig(

@@ -33,7 +33,9 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     inputs = (tmp_path / "a.jsonl.gz", tmp_path / "b.txt")
     flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "compress": True}
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
-    kills, continued, wait = 0, 0, 0.3
+    kills = 0
+    continued = 0
+    wait = 0.3 if stop == signal.SIGKILL else 0.6  # the others not before it can handle them
     while True:
         process = start(
             command(*inputs, workers=1 + kills % 3, out=tmp_path / "killed", **flags),

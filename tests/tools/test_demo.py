@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT, fails_clearly, run_script
-from tests.test_train import train_small
+from tests.conftest import ROOT, fails_clearly, run_script, train_small
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +45,7 @@ def url(folder):
 
 @pytest.fixture
 def page(browser, url):
-    """The page, opened; afterwards nothing may have been asked of the internet, and no script have
-    failed.
-    """
+    """The page, opened. Afterwards nothing was asked of the internet, and no script failed."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     asked, failed = [], []
     page.on("request", lambda request: asked.append(request.url))

@@ -1,6 +1,4 @@
-"""tools/evaluate.py: losses with their errors beside compressors, and multiple choice as
-transformers judges it.
-"""
+"""tools/evaluate.py: losses beside compressors, multiple choice as transformers judges it."""
 
 import gzip
 import json
@@ -13,9 +11,8 @@ import torch
 from formats import run_folder
 from formats.data_folder import read_meta
 from generating.load import load_model
-from tests.conftest import fails_clearly, prose, run_script
+from tests.conftest import fails_clearly, prose, run_script, train_small
 from tests.test_model import huggingface_twin
-from tests.test_train import train_small
 from tools.evaluate import (
     accuracies,
     choice_losses,
@@ -48,8 +45,9 @@ def runs(char_data, bpe_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory):
-    """A file in HellaSwag's format, made of real sentences: the ending that follows, and three from
-    elsewhere; one context longer than a model's.
+    """A file in HellaSwag's format, made of real sentences.
+
+    The ending that follows, and three from elsewhere; one context is longer than a model's.
     """
     sentences = [
         s.strip()

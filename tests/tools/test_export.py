@@ -20,9 +20,8 @@ from formats.run_folder import CheckpointError
 from generating import decode
 from generating.load import load_model
 from model import GPT, GPTConfig
-from tests.conftest import LLAMA_CPP, fails_clearly, run_script
+from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small
 from tests.formats.conftest import logits_agree
-from tests.test_train import train_small
 from tokenizer_bpe import Tokenizer
 
 # Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.

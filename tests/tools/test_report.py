@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from formats import run_folder
-from tests.conftest import fails_clearly, run_script
-from tests.test_train import train_small
+from tests.conftest import fails_clearly, run_script, train_small
 from tools import charts, history
 
 LINE = {

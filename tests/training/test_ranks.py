@@ -1,6 +1,4 @@
-"""Several processes that train one run, started by torchrun as a user starts them: two and four
-here, over gloo.
-"""
+"""Several processes that train one run, started by torchrun: two and four, over gloo."""
 
 import os
 import re
@@ -14,9 +12,8 @@ import pytest
 import torch
 
 from formats import run_folder
-from tests.conftest import ROOT, run_script
-from tests.test_guard import BIG
-from tests.test_train import SMALL, losses, train_small
+from tests.conftest import ROOT, SMALL, losses, run_script, train_small
+from tests.training.test_limits import BIG
 
 EXACT = [
     *SMALL,
@@ -48,9 +45,7 @@ def train_on(processes, data, folder, *more):
 
 
 def start(processes, data, folder, *more):
-    """torchrun with an endless run that has begun to log, and the process ids of its ranks in their
-    order.
-    """
+    """torchrun with an endless run that has begun to log, and the process ids of its ranks."""
     command = [
         sys.executable,
         "-m",
@@ -206,9 +201,7 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
 
 
 def one_message(result, *words, status):
-    """Assert that torchrun's processes ended with `status` and that just one of them said why,
-    without a traceback.
-    """
+    """Assert that torchrun's processes ended with `status`, and just one of them said why."""
     ours = result.stderr.partition("torch/distributed/elastic")[0]
     assert (
         re.search(rf"exitcode\s*:\s*{status} ", result.stderr)

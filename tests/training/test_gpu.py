@@ -10,10 +10,10 @@ import hardware
 from formats import run_folder
 from formats.data_folder import read_meta
 from generating import decode
+from tests.conftest import SMALL, losses
 from tests.generating.test_sampling import PROMPTS, without_cache
 from tests.test_model import randomised
-from tests.test_ranks import torchrun
-from tests.test_train import SMALL, losses
+from tests.training.test_ranks import torchrun
 from train import train
 from training import profiling
 from training.checkpointer import Checkpointer

@@ -1,6 +1,4 @@
-"""TensorBoard, Weights & Biases and the refreshing of report.html: curves that go on across
-resumes, and runs that no logger ends.
-"""
+"""TensorBoard, Weights & Biases, report.html: they go on across resumes and end no run."""
 
 import importlib.util
 import os
@@ -10,7 +8,7 @@ import pytest
 
 from config import Config, ConfigError
 from formats import files, run_folder
-from tests.test_train import train_small
+from tests.conftest import train_small
 from training.loggers import Loggers, check_installed
 from training.report_process import ReportProcess
 
