@@ -64,7 +64,7 @@ TASKS = {
             "modern": [
                 "config/shakespeare_char_modern.py",
                 "--batch_size=16",
-                "--max_steps=190",
+                "--max_steps=150",
                 "--eval_interval=10",
             ],
         },

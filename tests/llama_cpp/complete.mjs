@@ -5,7 +5,7 @@ import {getLlama} from "node-llama-cpp";
 const [modelPath, prompt, count] = process.argv.slice(2);
 const llama = await getLlama({build: "never", gpu: false, logLevel: "error"});
 const model = await llama.loadModel({modelPath});
-const context = await model.createContext({contextSize: 256});
+const context = await model.createContext({contextSize: 256, threads: 1});
 const promptIds = model.tokenize(prompt);
 const ids = [];
 for await (const id of context.getSequence().evaluate(promptIds, {temperature: 0})) {
