@@ -6,7 +6,7 @@
 On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's
 own recipe for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by
 nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_small` compare our GPT-2
-preset with the modern one at one size; the data of `sources`, 240 MB of Python, as `make .venv/dev`
+preset with the modern one at one size; the data of `sources`, 220 MB of Python, as `make .venv/dev`
 installs it:
 
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\

@@ -177,9 +177,7 @@ def main(argv):
     if args.out:
         check_folder(args.out)
     if args.gguf:  # what it cannot hold is said before the folder is written
-        from formats import gguf
-
-        gguf.check(args.gguf, source.config, source.tokenizer, args.gguf_type)
+        check_gguf(args.gguf, source, args.gguf_type)
     if args.out:
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
@@ -192,6 +190,16 @@ def main(argv):
         beside, name = args.gguf.with_suffix(".Modelfile"), args.gguf.stem
         print(f"  llama-cli -m {args.gguf} -p 'The' -n 100 -no-cnv")
         print(f"  ollama create {name} -f {beside} && ollama run {name}")
+
+
+def check_gguf(path: Path, source: Pretrained, kind: str) -> None:
+    """Raises CheckpointError for what GGUF cannot hold, and where a file would be replaced."""
+    from formats import gguf
+
+    gguf.check(path, source.config, source.tokenizer, kind)
+    beside = path.with_suffix(".Modelfile")
+    if beside.exists():
+        raise CheckpointError(f"{beside} is there already; remove it, or choose another --gguf")
 
 
 def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:

@@ -194,7 +194,9 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
         export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
         "there.gguf is there already",
     )
-    assert not (tmp_path / "hf").exists()
+    (tmp_path / "other.Modelfile").touch()
+    fails_clearly(export("--gguf", tmp_path / "other.gguf"), "other.Modelfile is there already")
+    assert not (tmp_path / "hf").exists() and not (tmp_path / "other.gguf").exists()
 
     source = pretrained.load(run_folder.find(bpe_run))
     narrow = dataclasses.replace(source.config, n_embd=40, n_head=2, head_dim=20, n_inner=64)
