@@ -34,9 +34,7 @@ class GPTConfig:
     tie_weights: bool = True
     arch: str = "gpt2"
     n_inner: int | None = None  # width of the MLP; None: 4 n_embd, or 8/3 of it where it has a gate
-    n_kv_head: int | None = (
-        None  # heads of keys and values, each for a group of queries; None: n_head
-    )
+    n_kv_head: int | None = None  # of keys and values, each for a group of queries; None: n_head
     head_dim: int | None = None  # None: n_embd / n_head
     rope_theta: float = 10_000.0  # base of the rotary positions' wavelengths
 
@@ -49,10 +47,8 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout}: must be at least 0 and below 1")
         if self.head_dim is None and self.n_embd % self.n_head:
-            near = min(
-                (h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0),
-                key=lambda h: abs(h - self.n_head),
-            )
+            divisors = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
+            near = min(divisors, key=lambda h: abs(h - self.n_head))
             raise ValueError(
                 f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}; "
                 f"the nearest that does is n_head = {near}"
@@ -74,8 +70,8 @@ class GPTConfig:
                 )
             if self.head_dim % 2:
                 raise ValueError(
-                    f"heads of {self.head_dim}: rotary positions need an even number; change n_head"
-                    " or head_dim"
+                    f"heads of {self.head_dim}: rotary positions need an even number; "
+                    "change n_head or head_dim"
                 )
 
 
@@ -255,7 +251,7 @@ class GPT(nn.Module):
         self.init_weights(zero_init)
 
     def init_weights(self, zero: bool):
-        """GPT-2's: normal with 0.02, projections onto the residual stream less by sqrt(2 layers).
+        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
 
         With `zero` these projections, and a head of its own, begin at zero: the model begins as its
         embedding, of variance 1, and the other matrices keep their input's variance.
@@ -287,10 +283,8 @@ class GPT(nn.Module):
         """
         B, T = idx.shape
         if T > self.config.block_size:
-            raise ValueError(
-                f"a sequence of {T} tokens is longer than the model's context (block_size ="
-                f" {self.config.block_size})"
-            )
+            limit = f"the model's context (block_size = {self.config.block_size})"
+            raise ValueError(f"a sequence of {T} tokens is longer than {limit}")
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ids(idx)
         positions = slice(T) if cache is None else cache.positions
