@@ -87,7 +87,10 @@ def final_weights(folder):
 
 def check_same(whole, killed):
     """Assert that two runs ended in the same log and the same weights, bit for bit."""
-    assert log_without_clocks(whole) == log_without_clocks(killed), "the logs differ"
+    expected, found = log_without_clocks(whole), log_without_clocks(killed)
+    lacking = [record for record in expected if record not in found]
+    more = [record for record in found if record not in expected]
+    assert expected == found, f"the logs differ: {lacking} missing, {more} more, of {len(found)}"
     expected, found = final_weights(whole), final_weights(killed)
     same = all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
     assert same, "the weights differ"

@@ -227,6 +227,9 @@ def count_steps(config: Config, progress: Progress, windows: int) -> int:
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
     """The log up to `step`, and the best evaluation of a step that is still there."""
     log = [record for record in run_folder.read_log(folder) if record["step"] <= step]
+    # An evaluation that was cut off before its loss was recorded comes again, and its answers too.
+    evaluated = {record["step"] for record in log if "val_loss" in record}
+    log = [r for r in log if "samples" not in r or r["step"] in evaluated]
     named = files.read_json(folder / "best.json", step=int, val_loss=float) or {}
     kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
     scored = [

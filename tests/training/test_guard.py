@@ -143,6 +143,18 @@ def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data
     ), result.stderr
 
 
+def test_an_evaluation_cut_off_between_its_records_is_recorded_once(char_data, tmp_path):
+    more = ["--max_steps=10", "--sample_prompts=The"]
+    assert train_small(char_data, tmp_path, *more).returncode == 0
+    whole = (tmp_path / "log.jsonl").read_text()
+    lines = whole.splitlines(keepends=True)
+    (tmp_path / "log.jsonl").write_text("".join(line for line in lines if "val_loss" not in line))
+    result = train_small(char_data, tmp_path, *more)
+    assert result.returncode == 0, result.stderr
+    log = run_folder.read_log(tmp_path)
+    assert sum("samples" in record for record in log) == sum("val_loss" in record for record in log)
+
+
 def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
     code = """if True:
         import resource, sys, threading, pathlib, torch
