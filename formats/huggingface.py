@@ -84,15 +84,15 @@ def read_config(folder: Path) -> GPTConfig:
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     arch = values["model_type"]
-    if arch not in SHAPES:
+    if not isinstance(arch, str) or arch not in SHAPES:
         known = " and ".join(map(repr, SHAPES))
         raise CheckpointError(
             f"{path} describes the architecture {arch!r}; only {known} can be loaded here"
         )
-    odd = _without_counterpart(arch, values)
-    if odd:
-        raise CheckpointError(f"{path}: {', '.join(odd)}; model.py has no counterpart to that")
     try:
+        odd = _without_counterpart(arch, values)
+        if odd:
+            raise CheckpointError(f"{path}: {', '.join(odd)}; model.py has no counterpart to that")
         shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
         if arch == "gpt2":
             shape["n_inner"] = values.get("n_inner")
@@ -101,9 +101,11 @@ def read_config(folder: Path) -> GPTConfig:
             shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
         tied = values.get("tie_word_embeddings", TIED[arch])
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
+    except CheckpointError:
+        raise
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:  # values of another type
         raise CheckpointError(f"{path}: {error}") from None
 
 

@@ -109,6 +109,9 @@ def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, co
     ("config", "words"),
     [
         ({"model_type": "llama"}, "'llama'"),
+        ({"model_type": ["gpt2"]}, "['gpt2']"),
+        ({"rope_parameters": "default"}, "config.json: 'str'"),
+        ({"n_embd": "wide"}, "config.json: '<' not supported"),
         (
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
             "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
