@@ -246,6 +246,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"checkpoint_dir = {config.checkpoint_dir!r}: it must be a folder, there or to be made"
         )
+    check_start(config.init_from)
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(
             f"min_lr = {config.min_lr} is above learning_rate = {config.learning_rate}; min_lr ="
@@ -265,3 +266,24 @@ def check(config: Config) -> None:
         )
     if not config.max_steps and not config.epochs:
         raise ConfigError("epochs = 0 and no max_steps: nothing to train")
+
+
+def check_start(init_from: str | None) -> None:
+    """Raises ConfigError for what init_from means in nanoGPT, with what to write here."""
+    if init_from is None or Path(init_from).exists():
+        return
+    if init_from == "scratch":
+        raise ConfigError(
+            "init_from = scratch: leave init_from out, and a new run starts from new weights"
+        )
+    if init_from == "resume":
+        raise ConfigError(
+            "init_from = resume: leave init_from out; the command that started a run continues it"
+            " (resume = must refuses to start a new one)"
+        )
+    if init_from in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+        raise ConfigError(
+            f"init_from = {init_from}: it takes a local folder; fetch it first (pip install"
+            f" huggingface_hub):\n  hf download openai-community/{init_from} --local-dir"
+            f" models/{init_from}\nthen init_from = models/{init_from}"
+        )

@@ -153,26 +153,42 @@ def read_argument(arg: str, settings: dict[str, Setting]) -> tuple[str, object]:
 def read_preset(path: Path, settings: dict[str, Setting]) -> dict:
     """The assignments of a preset, {name: value}.
 
-    Raises ConfigError for a missing or broken file, an unknown name, or a value that does not fit.
+    A relative path is looked for here, then beside train.py. Raises ConfigError for a missing or
+    broken file, a line that is no assignment, an unknown name, or a value that does not fit.
     """
+    if path.suffix != ".py":
+        raise ConfigError(
+            f"{path}: a preset is a Python file of assignments, as config/demo.py is (n_layer = 6)"
+        )
+    beside = Path(__file__).parent.parent / path
+    if not path.exists() and beside.exists():
+        path = beside
     try:
         code = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"no preset {path}; {presets_like(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    assigned, lines = {}, {}  # of each name: its value, and the line that assigned it first
+    assigned, lines = {}, {}  # of each name: its value, and the last line that assigned it
     line = "?"
     try:
         for statement in ast.parse(code, str(path)).body:
             line = statement.lineno
+            if not may_stand_in_a_preset(statement):
+                written = ast.unparse(statement).splitlines()[0]
+                raise ConfigError(
+                    f"a preset's lines are assignments (n_layer = 6), and {written!r} is none"
+                )
+            before = dict(assigned)
             exec(compile(ast.Module([statement], []), str(path), "exec"), assigned)
-            for name in assigned:
-                lines.setdefault(name, line)
+            for name, value in assigned.items():
+                if name not in before or before[name] is not value:
+                    lines[name] = line
     except Exception as error:  # a preset is a program, and may raise anything
         if isinstance(error, SyntaxError):
             line = error.lineno
-        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from None
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{path}, line {line}: {kind}{error}") from None
     values = {}
     for name, value in assigned.items():
         if not name.startswith("_") and not isinstance(value, ModuleType):
@@ -180,6 +196,16 @@ def read_preset(path: Path, settings: dict[str, Setting]) -> dict:
             check_name(name, settings, where)
             values[name] = settings[name].convert(value, where)
     return values
+
+
+def may_stand_in_a_preset(statement: ast.stmt) -> bool:
+    """Whether it is an assignment, an import or a docstring: `n_layer: 2` would set nothing."""
+    match statement:
+        case ast.Assign() | ast.AugAssign() | ast.Import() | ast.ImportFrom():
+            return True
+        case ast.AnnAssign(value=ast.expr()) | ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
 
 
 def presets_like(path: Path) -> str:

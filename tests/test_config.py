@@ -65,6 +65,10 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
         ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
+        ("config/demo.yaml", ["config/demo.yaml: a preset is a Python file of assignments"]),
+        ("--init_from=scratch", ["leave init_from out", "new weights"]),
+        ("--init_from=resume", ["leave init_from out", "continues it"]),
+        ("--init_from=gpt2-xl", ["hf download openai-community/gpt2-xl", "models/gpt2-xl"]),
         ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
     ],
 )
@@ -86,13 +90,20 @@ def test_a_bare_flag_is_true():
         ("compile = 1\n", ["mine.py, line 1", "True or False"]),
         ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
-        ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'n_head'"]),
+        ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "'n_head: 2'", "n_layer = 6"]),
+        ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'for n_head"]),
+        ("n_layer = 2\nn_layer = '3'\n", ["mine.py, line 2", "n_layer = '3'"]),
     ],
 )
 def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
     with pytest.raises(ConfigError) as error:
         config.load([preset(tmp_path, text)])
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config.load(["config/demo.py"]).checkpoint_dir == "checkpoints/demo"
 
 
 def test_two_presets_are_refused():
