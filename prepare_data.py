@@ -2,9 +2,9 @@
 
     python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH]
 
-The order in which things happen; preparing/ holds what they are. What is written depends on the
-input and the settings alone: not on the number of workers, and not on interruptions. Kill it at any
-time and run the same command again. Independent of models.
+This file is the order in which things happen; preparing/ holds the steps. What is written depends
+on the input and the settings alone: not on the number of workers, and not on interruptions. Kill it
+at any time and run the same command again. Independent of models.
 """
 
 import functools
@@ -39,7 +39,7 @@ def prepare(args: Namespace) -> None:
         if job.reads_stdin:
             job.keep_stdin()
         if job.is_finished():
-            print(job.leave_finished())
+            print(job.complete_finished())
             return
         job.start_or_resume()
         tokenizer, origin = obtain_tokenizer(job)
@@ -63,7 +63,7 @@ def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
     start = journal.position
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
-    if not journal.split:  # else all of the text is there
+    if not journal.complete:
         path = job.tokenizer_path
         dtype = dtype_for(tokenizer.vocab_size)
         encode = functools.partial(encode_pieces, path, dtype, job.options)
@@ -72,10 +72,10 @@ def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
             Pool(job.worker_count(), functools.partial(load_tokenizer, path)) as pool,
             Progress(job.input_size, "tokenising", start.on_disk) as bar,
         ):
-            output.start_clock()
-            for parts in pool.map(encode, batches(pieces)):
+            output.start_clock()  # the workers are up
+            for parts in pool.map(encode, batches(pieces)):  # read, cleaned and tokenised
                 for part in parts:
-                    output.add(part)
+                    output.add(part)  # split, without copies, and written
                 bar.to(part.after.on_disk)
         output.save()
     check_not_empty(job, journal)
@@ -109,8 +109,9 @@ def main(argv: list[str]) -> int:
     0, 1 for a failure while running, 2 for bad usage or input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, terminate)
-    args = parse_args(argv)
+    args = None
     try:
+        args = parse_args(argv)
         if args.verify:
             print(verify(Path(args.verify)))
         else:
@@ -122,7 +123,7 @@ def main(argv: list[str]) -> int:
     except PrepareError as error:
         return complain(error, 1)
     except OSError as error:
-        place = error.filename or args.verify or args.out
+        place = error.filename or (args and (args.verify or args.out))
         reason = error.strerror or error
         return complain(
             f"{place}: {reason}; what is finished is kept, and the same command continues once"

@@ -164,8 +164,8 @@ def _add_cleaning_arguments(add):
         default=Options.max_char_share,
         metavar="F",
         help=(
-            "--clean drops documents of which more is one character, space aside; default"
-            " %(default)s"
+            "--clean drops documents of which a larger share is one character, white space not"
+            " counted; default %(default)s"
         ),
     )
     add(
@@ -174,8 +174,8 @@ def _add_cleaning_arguments(add):
         default=Options.min_letters,
         metavar="F",
         help=(
-            "--clean drops documents of which less is letters and digits, space aside; default"
-            " %(default)s"
+            "--clean drops documents with a smaller share of letters and digits, white space not"
+            " counted; default %(default)s"
         ),
     )
 
@@ -212,8 +212,11 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
 
 
 def whole_number(text: str) -> int:
-    """An int, also written as 1e8."""
-    return int(float(text))
+    """An int, also written as 1e8. Raises ValueError."""
+    value = float(text)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -46,8 +46,9 @@ def scan(
     with open(folder / name, "rb") as file:
         while len(ids := np.fromfile(file, dtype, PIECE)):
             if int(ids.max()) >= len(counts) or int(ids.min()) < 0:
+                outside = ids[(ids < 0) | (ids >= len(counts))]
                 raise DataError(
-                    f"{folder / name} holds token id {ids.max()}, beyond the vocabulary of"
+                    f"{folder / name} holds token id {outside[0]}, outside the vocabulary of"
                     f" {len(counts):,}"
                 )
             digest.update(ids)
@@ -134,10 +135,10 @@ def verify(folder: Path) -> str:
                 good.append(_verify_compressed(folder, split))
             if (folder / split.file).exists():
                 good += _verify_split(folder, split, meta.dtype, tokenizer, bar)
-    return (
-        f"{folder} is good: {', '.join(good)}; {tokens:,} tokens, sizes, checksums, id range and"
-        " text"
-    )
+    checked = "sizes, checksums, id range and text"
+    if not any((folder / split.file).exists() for split in splits):
+        checked = "checksums of the compressed copies"
+    return f"{folder} is good: {', '.join(good)}; {tokens:,} tokens, {checked}"
 
 
 def _verified_tokenizer(folder, meta: Meta):

@@ -2,7 +2,7 @@
 
 out is the prepared folder; out/.partial, the working folder, holds everything until it is finished:
 plan.json says what the work is, so that it is continued by the same command and by no other.
-Independent of what text and tokens are.
+Reads no text and no tokens.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from formats.data_folder import Meta, read_meta, write_meta
+from formats.data_folder import Meta, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
 from preparing import corpora
 from preparing.cleaning import CleaningReport
@@ -27,6 +27,7 @@ from preparing.options import Options
 from preparing.pieces import PIECE
 from preparing.pool import MOST_WORKERS
 from preparing.settings import differences, settings_of
+from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # of the text is held back for validation,
 VAL_BYTES = 20_000_000  # but of large inputs no more than about so much
@@ -127,8 +128,7 @@ class Job:
     def complete_interrupted_publish(self) -> None:
         """Put a dataset in its place that was finished when a former run was stopped."""
         if (self.work / "meta.json").exists():
-            publish(self.work, self.out)
-            self._forget_work()
+            self._move_to_place()
 
     def keep_stdin(self) -> None:
         """Keep standard input in the working folder, as the source. Raises InputError if empty."""
@@ -151,7 +151,7 @@ class Job:
             )
         return True
 
-    def leave_finished(self) -> str:
+    def complete_finished(self) -> str:
         """Add the compressed copies that are asked for and missing; says what is there."""
         meta = read_meta(self.out)
         compressed = all(split.compressed for split in meta.splits.values())
@@ -211,8 +211,8 @@ class Job:
         tokens = self.text_size  # at most
         if self.args.tokenizer != "char":
             tokens = 0.35 * tokens
-        wide = self.args.tokenizer == "bpe" and self.args.vocab_size > 65536
-        size = tokens * (4 if wide else 2)
+        bytes_a_token = 2 if dtype_for(self._vocab_size()) == "uint16" else 4
+        size = tokens * bytes_a_token
         if self.args.compress:
             size *= 1.9
         need = size - self._written()
@@ -223,13 +223,22 @@ class Job:
                 " GB are free: make room, or give an --out on another disk"
             )
 
+    def _vocab_size(self):
+        """How many ids the tokenizer has or will have; 0 where they surely fit two bytes."""
+        if self.args.tokenizer == "bpe":
+            return self.args.vocab_size
+        if self.args.tokenizer in ("char", "gpt2"):
+            return 0
+        return Tokenizer.load(self.args.tokenizer).vocab_size
+
     # -- the end
 
     def publish_tokenizer(self) -> Path:
         """Put the tokenizer alone in its place, and forget the work."""
         path = self.out / "tokenizer.json"
         os.replace(self.tokenizer_path, path)
-        self._remove_work()
+        self._forget_work()
+        shutil.rmtree(self.work)
         return path
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
@@ -238,10 +247,15 @@ class Job:
             compress(self.work, meta.splits, self.args.workers)
         if report.rules:
             write_json(self.work / "cleaning.json", report.rules)
-        write_meta(self.work, meta)
-        publish(self.work, self.out)
-        self._remove_work()
-
-    def _remove_work(self):
-        self._forget_work()
+        write_meta(self.work, meta)  # from here on the work is finished
+        self._move_to_place()
         shutil.rmtree(self.work)
+
+    def _move_to_place(self):
+        """Move the finished dataset from the working folder to its own.
+
+        Plan and journal go first: they would have later work continue files that have moved.
+        """
+        (self.work / "progress.json").unlink(missing_ok=True)
+        (self.work / "plan.json").unlink(missing_ok=True)
+        publish(self.work, self.out)

@@ -9,6 +9,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 
+from formats.files import first_line
 from preparing.cutting import Cut, cut_documents, cut_lines
 from preparing.errors import InputError
 from preparing.inputs import Source
@@ -132,9 +133,8 @@ def _read_rows(source, raw, at, options):
                 size = 0
                 at = after
     except (pyarrow.ArrowException, EOFError) as error:
-        raise InputError(
-            f"{source.path} cannot be read as parquet: {str(error).splitlines()[0]}"
-        ) from None
+        why = first_line(error)
+        raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
     if rows:
         yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
 

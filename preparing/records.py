@@ -127,7 +127,7 @@ def _parsed(line, offset, options):
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error.msg}, column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # a number too long, lists too deep
-        raise InputError(f"not valid JSON ({error}, column ?)") from None
+        raise InputError(f"not valid JSON ({error})") from None
 
 
 def _usable(record, options):
@@ -145,7 +145,7 @@ def _whole_characters(text, options):
     except UnicodeEncodeError:
         if options.on_error != "replace":
             raise InputError(
-                "half a surrogate pair (\\ud83d or the like) is no Unicode (--on_error replace"
+                "half a surrogate pair (\\ud83d or the like) is not Unicode (--on_error replace"
                 " takes it all the same)"
             ) from None
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
@@ -155,7 +155,7 @@ def _whole_characters(text, options):
 def record_text(record: dict, options: Options) -> str:
     """The text of a JSON object or a parquet row. Raises InputError when it has none."""
     if not isinstance(record, dict):
-        raise InputError(f"a {type(record).__name__}, not an object with a text")
+        raise InputError(f"{json_kind(record)}, not an object with a text")
     name = options.text_column(record)
     if name not in record:
         names = ", ".join(map(repr, record)) or "nothing"
@@ -166,8 +166,17 @@ def record_text(record: dict, options: Options) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise InputError(f"{name!r} is a {type(value).__name__}, not a text")
+        raise InputError(f"{name!r} is {json_kind(value)}, not a text")
     try:
         return format_chat(value)
     except (TypeError, KeyError, AttributeError):
         raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
+
+
+def json_kind(value: object) -> str:
+    """JSON's word for what a value is, with its article."""
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    kinds |= {list: "an array", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

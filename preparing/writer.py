@@ -33,7 +33,8 @@ class Journal:
 
     position: where the next piece begins. tokens: in each file. text_bytes: UTF-8 bytes of the text
     written; read: of the text so far, written or not. seen: hashes in the log of Seen. seconds:
-    spent tokenising, over all starts. split: how the text was split, once all of it is there.
+    spent tokenising, over all starts. complete: whether all of the text is there; split: how it was
+    split then.
 
     Of a document of more than one piece that is under way: long_hash, its hash so far; long_noise,
     the rule by which its beginning was noise; before_long, the tokens in training and the text
@@ -47,6 +48,7 @@ class Journal:
     seen: int = 0
     read: int = 0
     seconds: float = 0.0
+    complete: bool = False
     split: str = ""
     long_hash: int = 0
     long_noise: str = ""
@@ -101,8 +103,8 @@ class Output:
         return self.work / f"{name}.bin"
 
     def start_clock(self) -> None:
-        """From now on it is tokenising: the time counts, and to the next save."""
-        self.started = time.monotonic()
+        """Start counting the seconds spent tokenising, and those to the next save."""
+        self.counted_from = time.monotonic()
 
     def add(self, part: Encoded) -> None:
         """Write the documents of the next piece, and at times note how far it went."""
@@ -113,7 +115,7 @@ class Output:
             self._add_part_of_long_document(part)
         self.journal.position = part.after
         self.journal.read += int(part.text_bytes.sum())
-        if time.monotonic() - self.started > SAVE_SECONDS:
+        if time.monotonic() - self.counted_from > SAVE_SECONDS:
             self.save()
 
     def _add_documents(self, part):
@@ -182,14 +184,15 @@ class Output:
             self.seen.log.flush()
             sync(self.seen.path)
             self.journal.seen = self.seen.count
-        self.journal.seconds += time.monotonic() - self.started
+        self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
         write_json(self.path, asdict(self.journal))
 
     def finish(self) -> None:
         """See that both splits hold text, note how it was split, and close the files."""
-        if not self.journal.split:
+        if not self.journal.complete:
             self.journal.split = self._settle_split()
+            self.journal.complete = True
             self.save()
         for name, file in self.files.items():
             file.truncate(self.journal.tokens[name] * self.width)

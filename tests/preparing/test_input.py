@@ -76,7 +76,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     for line, words in (
         (b'{"text": "x"', ["not valid JSON"]),
         (b'{"body": 1}', ["no field 'text'", "'body'", "--text_field"]),
-        (b'{"text": 1}', ["is a int, not a text"]),
+        (b'{"text": 1}', ["is a number, not a text"]),
         (b"[]", ["not an object"]),
         (b'{"text": "\xff"}', ["not UTF-8 at byte offset 28"]),
     ):

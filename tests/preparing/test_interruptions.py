@@ -113,21 +113,41 @@ def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, to
 
 
 @pytest.mark.parametrize("moved", [[], ["train.bin"], ["train.bin", "val.bin", "tokenizer.json"]])
-def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(tmp_path, tokenizer, moved):
+@pytest.mark.parametrize("journal", [True, False])
+def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(
+    tmp_path, tokenizer, moved, journal
+):
     write(tmp_path / "a.txt", "txt", DOCUMENTS)
     out = tmp_path / "out"
     ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
     before = sha(out)
     work = out / ".partial"
     work.mkdir()
-    (work / "progress.json").write_text("{}")  # what a finished run leaves until the very end
-    (work / "plan.json").write_text("{}")
+    if journal:  # they go before the files are moved
+        (work / "progress.json").write_text("{}")
+        (work / "plan.json").write_text("{}")
     for name in ("train.bin", "val.bin", "tokenizer.json", "meta.json"):
         if name not in moved:
             (out / name).rename(work / name)
     result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
     assert "finished already" in result.stdout
     assert sha(out) == before and not work.exists()
+
+
+def test_a_kill_after_the_files_are_moved_does_not_mislead_what_replaces_them(tmp_path, tokenizer):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    out = tmp_path / "out"
+    (out / ".partial").mkdir(parents=True)
+    (out / ".partial" / "lock").touch()
+    stop_at = "import shutil, os; shutil.rmtree = lambda *_: os.kill(os.getpid(), 9); "
+    words = command(tmp_path / "a.txt", tokenizer=tokenizer, out=out)
+    run = f"import sys, runpy; {stop_at} sys.argv = {words[1:]!r}; "
+    run += "runpy.run_path('prepare_data.py', run_name='__main__')"
+    assert end(start([words[0], "-c", run])).returncode == -signal.SIGKILL
+    assert (out / "meta.json").exists() and (out / ".partial").exists()
+    before = sha(out)
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out, overwrite=True))
+    assert sha(out) == before
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
