@@ -3,7 +3,7 @@
     python train.py config/gpt2_small.py [--key=value ...]
     torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs
 
-Stopped in any way, the same command continues the run. What a run consists of, training/setup.py
+However a run ends, the same command continues it. What a run consists of, training/setup.py
 puts together; here is what happens with it, in order. All settings: config/__init__.py, or --help.
 """
 
@@ -55,7 +55,7 @@ def train(config: Config) -> None:
             lock = lock_new_folder(folder)
         run_to_the_end(run, signals)
     except Stop as stop:
-        leave(stop.signum, "no step was done yet")
+        leave(stop.signum, what_is_saved(folder))
     finally:
         if lock:
             lock.release()
@@ -76,7 +76,7 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
         curve = recorder.loss_curve()
         drawn = recorder.report.finish() if curve else None
     except (Stop, ranks.Lost) as interruption:
-        signals.hold()  # the save that follows is not stopped but by a second Ctrl-C
+        signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
             save_after_interruption(run, checkpointer, interruption)
         raise
@@ -97,6 +97,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
         print("compiling ...", end=" ", flush=True)
         problem = trainer.compile()
         recorder.compiled(clock.lap(), problem)
+    recorder.open_bar()
     gc.collect()
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
     profiler = make_profiler(run, recorder)
@@ -129,8 +130,7 @@ def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     if ranks.main:
         c, cast = run.config, run.trainer.cast
         answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
-    recorder.samples(answers)
-    best = min(checkpointer.best, loss)
+    best = min(checkpointer.best, loss)  # before this one may become it
     checkpointer.mark_best(loss)
     recorder.evaluation(loss, best, answers)
 
@@ -140,8 +140,10 @@ def check_numbers(run: Run, checkpointer: Checkpointer) -> None:
     problem = run.trainer.bad_numbers()
     if problem:
         checkpointer.wait()
-        last = f"{run.folder}/step_{checkpointer.saved_step:08d}"
-        raise RunError(f"{problem}. The last good checkpoint is {last}")
+        last = "There is no checkpoint yet"
+        if checkpointer.saved_step:
+            last = f"The last good checkpoint is {run.folder}/step_{checkpointer.saved_step:08d}"
+        raise RunError(f"{problem}. {last}")
 
 
 def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
@@ -168,6 +170,14 @@ def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) 
     if stopped:
         leave(interruption.signum, message)
     print(f"\na process of the run has ended; {message}", flush=True)
+
+
+def what_is_saved(folder: Path) -> str:
+    """What to say of a run that was stopped before its first step or after its last."""
+    saved = run_folder.steps(folder)
+    if not saved:
+        return "no step was done yet"
+    return f"step {run_folder.step_of(saved[-1]):,} is saved in {folder}"
 
 
 def not_saved(run: Run, checkpointer: Checkpointer) -> str:

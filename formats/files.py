@@ -1,12 +1,14 @@
 """Files as every format here writes them: whole or not at all, also when the power fails.
 
-Knows text, JSON, checksums and locks; no format.
+Knows text, JSON, checksums, locks and errors; no format.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -16,14 +18,23 @@ except ImportError:  # Windows
     fcntl = None
 
 
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Have a file written whole or not at all: under another name, which it yields, until it is."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(path.parent)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
+    with whole(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
         file.write(text)
-    sync(partial)
-    os.replace(partial, path)
-    sync(path.parent)
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -68,14 +79,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_room(folder: Path, size: int) -> None:
-    """Raises OSError where a file system has not `size` bytes free."""
+def check_room(folder: Path, size: int, remedy: str) -> None:
+    """Raises OSError where a file system has not `size` bytes free. remedy: what to do then."""
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
         raise OSError(
-            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or lower"
-            " keep_last"
+            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or"
+            f" {remedy}"
         )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its class where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def try_lock(file: IO) -> bool | None:

@@ -303,5 +303,5 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        why = f"{type(error).__name__}: {files.first_line(error)}"
         raise CheckpointError(f"{path} is damaged, or no safetensors file ({why})") from None

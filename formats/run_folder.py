@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from formats.files import check_room, read_json, sha256, sync, write_json, write_text
+from formats.files import check_room, first_line, read_json, sha256, sync, write_json, write_text
 from model import GPTConfig
 
 FORMAT = 1
@@ -54,7 +54,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     _delete(partial)
     try:
         partial.mkdir(parents=True)
-        check_room(run, tensor_bytes(model) + tensor_bytes(optimizer))
+        check_room(run, tensor_bytes(model) + tensor_bytes(optimizer), "lower keep_last")
         torch.save(model, partial / "model.pt")
         torch.save(optimizer, partial / "optimizer.pt")
         (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
@@ -189,7 +189,7 @@ def load_tensors(path: Path, mmap: bool = True) -> dict:
         if foreign:
             why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
         else:
-            why = (str(error) or type(error).__name__).splitlines()[0]
+            why = first_line(error)
         raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 

@@ -77,9 +77,9 @@ class Loggers:
 
 def complain(name: str, error: Exception) -> None:
     """Say that a logger is done with."""
-    first = (str(error).splitlines() or [""])[0]
+    why = files.first_line(error)
     print(
-        f"\n{name} failed ({type(error).__name__}: {first}); training goes on without it",
+        f"\n{name} failed ({type(error).__name__}: {why}); training goes on without it",
         file=sys.stderr,
         flush=True,
     )
@@ -132,7 +132,7 @@ class WeightsAndBiases:
                 mode = "offline"  # no account on this machine
             self.run = wandb.init(**options, mode=mode)
         except Exception as error:
-            print(f"wandb cannot be reached ({str(error).splitlines()[0]})", file=sys.stderr)
+            print(f"wandb cannot be reached ({files.first_line(error)})", file=sys.stderr)
             wandb.teardown()  # the id counts as in use otherwise
             mode = "offline"
             self.run = wandb.init(**options, mode=mode)

@@ -34,16 +34,10 @@ class Recorder:
         self.report = ReportProcess(run.folder, run.config.report_minutes if ranks.main else 0)
         self.unwritten = []  # records that the disk did not take
         self.complained = False
-        self.line = {}  # the last step's record
+        self.last_step = {}  # its record
         self.logged_step = run.state.progress.step
         self.printed_at = 0.0
-        self.bar = tqdm(
-            total=run.schedule.total_steps,
-            initial=run.state.progress.step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
+        self.bar = None  # until the first step
 
     # -- the log ----------------------------------------------------------------------------------
 
@@ -123,6 +117,16 @@ class Recorder:
         else:
             print(f"{seconds:.1f} s", flush=True)
 
+    def open_bar(self) -> None:
+        """Show the progress bar from here on, where there is a terminal."""
+        self.bar = tqdm(
+            total=self.run.schedule.total_steps,
+            initial=self.run.state.progress.step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+        )
+
     def tick(self) -> None:
         """A step has been taken."""
         self.bar.update()
@@ -131,9 +135,9 @@ class Recorder:
         """Record this step and show it. seconds: of training, since the last record."""
         run, steps = self.run, self.run.state.progress.step - self.logged_step
         tokens = steps * run.config.batch_size * run.config.block_size
-        self.line = self.log_step(float(run.trainer.norm), tokens / seconds)
+        self.last_step = self.log_step(float(run.trainer.norm), tokens / seconds)
         self.logged_step = run.state.progress.step
-        self.show_step(self.line)
+        self.show_step(self.last_step)
 
     def log_step(self, norm: float, speed: float) -> dict:
         """Record this step and begin a new mean of the loss.
@@ -160,37 +164,32 @@ class Recorder:
             }
         )
 
-    def show_step(self, line: dict) -> None:
+    def show_step(self, record: dict) -> None:
         """The step on the progress bar; where there is none, a line now and then."""
-        loss = "NaN" if line["loss"] is None else f"{line['loss']:.4f}"
-        speed = line["tokens_per_second"]
+        loss = "NaN" if record["loss"] is None else f"{record['loss']:.4f}"
+        speed = record["tokens_per_second"]
         parts = [
             f"loss {loss}",
             f"{speed:,.0f} tok/s",
-            f"MFU {line['mfu']:.1%}" if line["mfu"] else "MFU n/a",
+            f"MFU {record['mfu']:.1%}" if record["mfu"] else "MFU n/a",
         ]
-        if line["cost"]:
-            parts.append(f"cost {line['cost']:.2f}")
+        if record["cost"]:
+            parts.append(f"cost {record['cost']:.2f}")
         self.bar.set_postfix_str(", ".join(parts))
         if self.bar.disable and time.monotonic() > self.printed_at + QUIET_S:
             self.printed_at = time.monotonic()
             print(
-                f"step {line['step']:,} of {self.run.schedule.total_steps:,}: loss {loss}, "
+                f"step {record['step']:,} of {self.run.schedule.total_steps:,}: loss {loss}, "
                 f"{speed:,.0f} tokens/s, {duration(self.seconds_left())} left",
                 flush=True,
             )
 
     def seconds_left(self) -> float | None:
         """Seconds of training to the end at the last known speed."""
-        speed, config = self.line.get("tokens_per_second"), self.run.config
+        speed, config = self.last_step.get("tokens_per_second"), self.run.config
         if not speed:
             return None
         return self.run.schedule.steps_left * config.batch_size * config.block_size / speed
-
-    def samples(self, answers: list[dict]) -> None:
-        """Record what the model made of sample_prompts."""
-        if answers:
-            self.record({"samples": answers})
 
     def evaluation(self, val_loss: float, best: float, answers: list[dict]) -> None:
         """Record and show an evaluation, with the answers to sample_prompts under it.
@@ -199,6 +198,8 @@ class Recorder:
         """
         run, finite = self.run, math.isfinite(val_loss)
         bits = self.bits_per_byte(val_loss)
+        if answers:
+            self.record({"samples": answers})
         self.record(  # written last: it marks the evaluation as complete
             {"val_loss": val_loss if finite else None, "bits_per_byte": bits if finite else None}
         )
@@ -206,11 +207,11 @@ class Recorder:
             step=run.state.progress.step,
             total_steps=run.schedule.total_steps,
             epoch=run.epoch,
-            training_loss=self.line.get("loss"),
+            training_loss=self.last_step.get("loss"),
             val_loss=val_loss,
             bits_per_byte=bits,
             best=best,
-            tokens_per_second=self.line.get("tokens_per_second"),
+            tokens_per_second=self.last_step.get("tokens_per_second"),
             cost=run.budget.cost,
             seconds_left=self.seconds_left(),
         )
@@ -267,7 +268,8 @@ class Recorder:
 
     def close(self) -> None:
         """Nothing is drawn or logged any more."""
-        self.bar.close()
+        if self.bar:
+            self.bar.close()
         self.report.stop()
         if self.loggers:
             self.loggers.close()

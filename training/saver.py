@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from formats.files import write_json
+from formats.files import first_line, write_json
 from formats.run_folder import append_log, rotate, save, tensors_in
 
 
@@ -56,7 +56,7 @@ class Saver:
             for device in devices:
                 torch.cuda.synchronize(device)
         except (RuntimeError, MemoryError) as error:  # no memory for the copy
-            return self._failed(state["step"], str(error).splitlines()[0])
+            return self._failed(state["step"], first_line(error))
         if not self._begin(self._save, state, model, optimizer, tokenizer_json):
             self._save(state, model, optimizer, tokenizer_json)
 
