@@ -4,7 +4,6 @@ The layout of the file and the names of its tensors are those of the package `gg
 ours goes where. Knows tensors, shapes and tokenizers; no run.
 """
 
-import os
 from pathlib import Path
 
 import gguf
@@ -12,6 +11,7 @@ import torch
 
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
+from formats.files import whole
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
@@ -52,20 +52,16 @@ def write(
     CheckpointError for what the format cannot hold.
     """
     pre = check(path, config, tokenizer, kind)
-    partial = path.with_name(f".{path.name}.partial")
-    writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
-    try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as partial:
+        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
         add_shape(writer, config, kind, name)
         add_tokenizer(writer, tokenizer, pre, chat)
         add_tensors(writer, config, huggingface.to_hf(config, tensors, tokenizer.vocab_size), kind)
-        path.parent.mkdir(parents=True, exist_ok=True)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:

@@ -40,12 +40,8 @@ NONE = "none"
 PROMPT_CHARS = 10_000
 DRAW_S = 0.1  # between two looks at a growing text: a browser draws no more often
 HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}  # of events: no part of the API
-ENDINGS = {  # what is said of a text, by Completion.ended
-    "": " ...",
-    "end of text": ", the end of the text",
-    "stop": "",
-    "length": "",
-}
+# What is said of a text, by Completion.ended.
+ENDINGS = {"": " ...", "end of text": ", the end of the text", "stop": "", "length": ""}
 
 
 @dataclass
@@ -74,12 +70,20 @@ SETTINGS = {
 }
 
 
+@dataclass
+class Box:
+    """What one model wrote, and how that goes."""
+
+    text: str = ""
+    status: str = ""
+
+
 def choices() -> list[tuple[str, str]]:
     """What can be chosen, as (label, path): each run, standing for its best step, then its steps.
 
     The newest come first.
     """
-    runs = [path for path in run_folder.ROOT.glob("*") if run_folder.steps(path)]
+    runs = run_folder.runs_with_steps()
     runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     found = []
     for run in runs:
@@ -179,7 +183,7 @@ def check(paths: list[str], prompt: str, values: dict) -> None:
     known = {path for _, path in choices()} | {NONE}
     for path in paths:
         if path not in known:
-            raise refusal(f"{path} is no checkpoint here (any more); load the page again")
+            raise refusal(f"{path} is not a checkpoint here any more; load the page again")
     if len(prompt) > PROMPT_CHARS:
         raise refusal(
             f"The prompt has {len(prompt):,} characters; this page takes {PROMPT_CHARS:,}"
@@ -195,7 +199,7 @@ def check(paths: list[str], prompt: str, values: dict) -> None:
 
 
 def generate(device, first: str, second: str, prompt: str, *values):
-    """Yield (text, words) for both boxes, one after the other, as the text grows.
+    """Yield text and status of both boxes as the text grows.
 
     The first model writes, then the second, each at its own speed. values: in SETTINGS' order.
     """
@@ -204,20 +208,24 @@ def generate(device, first: str, second: str, prompt: str, *values):
     for name, setting in SETTINGS.items():
         if setting.whole:
             settings[name] = int(settings[name])
-    shown = ["", "", "", ""]
+    boxes = [Box(), Box()]
     chosen = [path for path in (first, second) if path != NONE]
-    for box, path in enumerate(chosen):
-        shown[2 * box + 1] = "loading ..."
-        yield shown
+    for box, path in zip(boxes, chosen, strict=False):
+        box.status = "loading ..."
+        yield shown(boxes)
         with refusals():
-            for text, words in write(opened(run_folder.find(path), device), prompt, settings):
-                shown[2 * box] = text
-                shown[2 * box + 1] = words
-                yield shown
+            checkpoint = opened(run_folder.find(path), device)
+            for box.text, box.status in write(checkpoint, prompt, settings):
+                yield shown(boxes)
+
+
+def shown(boxes: list[Box]) -> list[str]:
+    """Text and status of each box, as the page takes them."""
+    return [part for box in boxes for part in (box.text, box.status)]
 
 
 def write(checkpoint: Checkpoint, prompt: str, settings: dict):
-    """Yield (text, words about it) as a model continues the prompt."""
+    """Yield (text, status) as a model continues the prompt."""
     length = len(checkpoint.tokenizer.encode(prompt))
     context = checkpoint.model.config.block_size
     cut = ""
@@ -249,26 +257,26 @@ def build(device) -> gr.Blocks:
                 [(NONE, NONE), *found], NONE, "beside it", "second"
             )
         prompt = prompt_box()
-        begin = gr.Dataset(
+        examples_list = gr.Dataset(
             components=[prompt], samples=examples(newest), label="examples", elem_id="examples"
         )
         with gr.Row():
             controls = [control(name, setting) for name, setting in SETTINGS.items()]
         with gr.Row():
-            go = gr.Button("Generate", variant="primary", elem_id="go")
-            stop = gr.Button("Stop", elem_id="stop")
+            generate_button = gr.Button("Generate", variant="primary", elem_id="go")
+            stop_button = gr.Button("Stop", elem_id="stop")
         with gr.Row():
             with gr.Column():
                 outputs = text_box("text", "first")
             with gr.Column(visible=False) as beside:
                 outputs += text_box("text beside it", "second")
 
-        page.load(look_again, None, [first, second], **HIDDEN)
-        first.change(about_with_examples, first, [about_first, begin], **HIDDEN)
-        second.change(about_and_whether_shown, second, [about_second, beside], **HIDDEN)
-        begin.click(only_value, begin, prompt, **HIDDEN)
+        page.load(reload_choices, None, [first, second], **HIDDEN)
+        first.change(about_with_examples, first, [about_first, examples_list], **HIDDEN)
+        second.change(about_and_visibility, second, [about_second, beside], **HIDDEN)
+        examples_list.click(only_value, examples_list, prompt, **HIDDEN)
         # One text at a time: models share the processor, and the speeds shown are theirs alone.
-        running = go.click(
+        running = generate_button.click(
             functools.partial(generate, device),
             [first, second, prompt, *controls],
             outputs,
@@ -276,7 +284,7 @@ def build(device) -> gr.Blocks:
             concurrency_limit=1,
             api_name="generate",
         )
-        stop.click(None, cancels=[running], **HIDDEN)
+        stop_button.click(None, cancels=[running], **HIDDEN)
     return page.queue(max_size=16)
 
 
@@ -329,7 +337,7 @@ def text_box(label: str, name: str) -> list:
     return [text, gr.Markdown(elem_id=f"speed_{name}")]
 
 
-def look_again():
+def reload_choices():
     """Both lists of checkpoints, with runs that have come since the start."""
     now = choices()
     return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
@@ -340,7 +348,7 @@ def about_with_examples(path: str):
     return describe(path), gr.Dataset(samples=examples(path))
 
 
-def about_and_whether_shown(path: str):
+def about_and_visibility(path: str):
     """Of the second model: words about it, and its box, hidden where there is none."""
     return describe(path), gr.Column(visible=path != NONE)
 

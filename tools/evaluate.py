@@ -32,7 +32,7 @@ from training.dataset import Dataset, read_tokens
 SEQUENCES = 8  # in a forward
 LOSSES = {"loss": 17, "perplexity": 20, "bits per byte": 16}  # columns and their widths
 DIGITS = {"loss": 4, "perplexity": 2, "bits per byte": 3}  # after the point
-SHARES = {"accuracy": 16, "a byte": 16}  # the columns of multiple choice
+SHARES = {"accuracy": 16, "per byte": 16}  # the columns of multiple choice
 
 
 class ChoicesError(ValueError):
@@ -238,7 +238,7 @@ def answer_choices(model, tokenizer: Tokenizer, questions: list[dict], cast) -> 
     """The accuracies of a model, as the cells of SHARES."""
     plain, per_byte = accuracies(questions, choice_losses(model, tokenizer, questions, cast))
     cells = {}
-    for name, share in (("accuracy", plain), ("a byte", per_byte)):
+    for name, share in (("accuracy", plain), ("per byte", per_byte)):
         error = math.sqrt(share * (1 - share) / len(questions))
         cells[name] = f"{share:.1%} ±{error:.1%}"
     return cells

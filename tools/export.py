@@ -59,7 +59,8 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
         write_settings(partial, source, chat)
         tokenizer.save(partial / "tokenizer.json")
         model_card.write(partial, source, parameters, out.name, chat)
-        files.check_room(partial, run_folder.tensor_bytes(tensors))
+        size = run_folder.tensor_bytes(tensors)
+        files.check_room(partial, size, "choose an --out on another disk")
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         # safetensors lets no one else read it
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
@@ -206,10 +207,14 @@ def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:
     """Write a GGUF file, and a Modelfile for Ollama beside it. kind: f32, f16 or q8_0."""
     from formats import gguf
 
-    config, tokenizer = source.config, source.tokenizer
-    gguf.write(path, config, source.tensors, tokenizer, kind, path.stem, chat)
-    text = modelfile(path, config.block_size, chat)
-    path.with_suffix(".Modelfile").write_text(text, encoding="utf-8", newline="\n")
+    beside, text = path.with_suffix(".Modelfile"), modelfile(path, source.config.block_size, chat)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(beside, text)
+    try:
+        gguf.write(path, source.config, source.tensors, source.tokenizer, kind, path.stem, chat)
+    except BaseException:
+        beside.unlink()  # else the next try would be refused for it
+        raise
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from formats import files
+
 COLUMNS = (
     "step",
     "tokens",
@@ -196,9 +198,7 @@ def read(folder: Path) -> History:
     """
     values, evaluations, samples, events = array("d"), [], [], []
     if not (folder / "log.jsonl").exists():
-        raise HistoryError(
-            f"{folder} has no log.jsonl, so it is no run that was begun; {runs_near(folder)}"
-        )
+        raise HistoryError(f"{folder} has no log.jsonl, so it is not a run; {runs_near(folder)}")
     with open(folder / "log.jsonl", "rb") as file:
         for line in file:
             try:
@@ -225,7 +225,7 @@ def read(folder: Path) -> History:
         evaluations=evaluations,
         samples=samples,
         events=events,
-        config=read_config(folder),
+        config=files.read_json(folder / "config.json") or {},
     )
 
 
@@ -235,14 +235,6 @@ def row_of(record: dict) -> list[float]:
     if None in row:
         row = [math.nan if value is None else value for value in row]
     return row
-
-
-def read_config(folder: Path) -> dict:
-    """The settings in a run's config.json, {} where they cannot be read."""
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def runs_near(folder: Path) -> str:

@@ -46,7 +46,7 @@ def card(source: Pretrained, parameters: int, target: str, chat: bool, drawn: bo
     log = run_folder.read_log(folder.parent)
     settings = state["settings"]
     prompts = settings["sample_prompts"] or ["The"]
-    origin = "nothing"
+    origin = "scratch"
     if settings.get("init_from"):
         origin = f"the weights of `{settings['init_from']}`"
     return rendering.render(

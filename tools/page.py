@@ -287,7 +287,7 @@ def samples(run: History) -> Samples:
 def events(run: History) -> Events:
     """Starts, halvings and skipped steps in a table, the newest last; saves are counted."""
     happenings = [
-        Happening(step, "skipped", f"{counted(n, 'step')}: loss or gradients were no numbers")
+        Happening(step, "skipped", f"{counted(n, 'step')}: NaN or infinite loss or gradients")
         for step, n in run.skipped()
     ]
     for event in run.events:

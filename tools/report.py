@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from formats import files
 from tools.history import History, HistoryError, read
 from tools.page import page_of
 
@@ -97,12 +98,9 @@ def write(folders: list[Path], out: Path) -> None:
         drawn=time.strftime("%Y-%m-%d %H:%M"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.stem}.html.partial")
-    partial_png = out.with_name(f".{out.stem}.png.partial")
-    partial.write_text(html, encoding="utf-8")
-    charts.write_png(partial_png, runs, page.title, page.nats)
-    os.replace(partial, out)
-    os.replace(partial_png, out.with_suffix(".png"))
+    with files.whole(out.with_suffix(".png")) as partial:
+        charts.write_png(partial, runs, page.title, page.nats)
+    files.write_text(out, html)
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:

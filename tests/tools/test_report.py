@@ -140,7 +140,7 @@ def test_saves_resumes_halvings_and_skipped_steps_are_known(eventful):
     page = report(eventful)
     assert (
         "from here on 4 sequences at once" in page
-        and "2 steps: loss or gradients were no numbers" in page
+        and "2 steps: NaN or infinite loss or gradients" in page
     )
 
 
