@@ -1,0 +1,50 @@
+"""signals.py: what ends a run with a save, and random kills."""
+
+import os
+import signal
+
+from formats import run_folder
+from tests.conftest import losses
+from tests.torture import torture
+from tests.training.conftest import start, wait_until
+
+
+def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_path):
+    torture(char_data, tmp_path, kills=3, steps=60)
+
+
+def test_a_signal_while_compiling_is_honoured(char_data, tmp_path):
+    cache = tmp_path / "cache"
+    process = start(
+        char_data,
+        tmp_path / "run",
+        "--compile=True",
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)},
+    )
+    wait_until(process, lambda: list(cache.glob("**/*.cpp")))
+    assert "no step was done yet" in terminated(process)
+
+
+def test_a_signal_while_evaluating_is_honoured(char_data, tmp_path):
+    run = tmp_path / "run"
+    often = ["--eval_interval=1", "--eval_batches=0"]
+    process = start(char_data, run, "--max_steps=100000", *often)
+    wait_until(process, lambda: run_folder.steps(run))
+    assert "is saved in" in terminated(process)
+
+
+def terminated(process):
+    """Send SIGTERM; returns what the process then said, which must end as it should."""
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    return out
+
+
+def test_nohup_is_respected(char_data, tmp_path):
+    process = start(char_data, tmp_path, "--max_steps=300", before=["nohup"])
+    wait_until(process, lambda: losses(tmp_path)[0])
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and "finished: 300 steps" in out, err
