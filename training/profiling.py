@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+import hardware
+
 PARTS = ("data", "forward", "backward", "optimizer")
 WARMUP, STEPS = 3, 5
 ON_A_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -26,6 +28,7 @@ class Profiler:
 
     def __init__(self, folder: Path, device: torch.device, done):
         self.path, self.done = folder / "trace.json", done
+        self.device, self.steps = device, 0
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -39,6 +42,11 @@ class Profiler:
 
     def step(self) -> None:
         """A step has ended."""
+        self.steps += 1
+        if self.steps == WARMUP:
+            # What earlier steps launched would still run, and count, in those that are watched.
+            # At their end PyTorch waits by itself.
+            hardware.synchronize(self.device)
         self.profile.step()
 
     def read(self, finished) -> None:
