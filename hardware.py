@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +41,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 # Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5%
 # less (benchmarks/README.md). PyTorch looks at this when it first allocates.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+# GPU memory in segments that grow: what a halved micro-batch or another length of prompt leaves
+# free is then of use for tensors of any size. PyTorch looks at this when it first allocates there.
+# A user may have chosen under the old name, which counts more.
+if sys.platform.startswith("linux") and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 FOR_CUDA_12 = (
     "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
