@@ -6,7 +6,9 @@ in common stands here: contenders that take turns, ratios round by round, runs o
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -23,7 +25,7 @@ from formats import run_folder
 from model import GPTConfig
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
 
 
 def argument_parser(name: str, doc: str, launcher: str = "python") -> argparse.ArgumentParser:
@@ -87,9 +89,12 @@ def measure_apart(name: str, *arguments: str) -> dict:
     return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
 
 
-def gpt2_small() -> GPTConfig:
-    """The shape of GPT-2 Small as its preset has it, with a vocabulary of 32,000: 134M."""
-    c = config.load(["config/gpt2_small.py"])
+def gpt2_small(*arguments: str) -> GPTConfig:
+    """The shape of GPT-2 Small as its preset has it, with a vocabulary of 32,000: 134M.
+
+    arguments: settings that differ, as on a command line.
+    """
+    c = config.load(["config/gpt2_small.py", *arguments])
     return GPTConfig(
         vocab_size=32000,
         block_size=c.block_size,
@@ -109,6 +114,11 @@ def print_table(head: list[str], rows: list[list[str]]) -> None:
     for first, *others in lines:
         cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
         print("   ".join([f"{first:{widths[0]}}", *cells]))
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there; where it is not, a benchmark writes its numbers all the same."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def machine(device: torch.device) -> dict:

@@ -137,8 +137,10 @@ def contenders(
 ) -> dict[str, Contender]:
     """Whom ours is compared with, by name."""
     on_gpu = device.type == "cuda"
-    others = {"transformers": transformers(c, device, dtype if on_gpu else torch.float32)}
-    if not on_gpu:
+    others = {}
+    if importlib.util.find_spec("transformers"):
+        others["transformers"] = transformers(c, device, dtype if on_gpu else torch.float32)
+    if others and not on_gpu:
         others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
     if nanogpt_path:
         others["nanoGPT"] = nanogpt(nanogpt_path, c, device)

@@ -3,8 +3,9 @@
     python -m benchmarks.ladder [--preset config/gpt2_small.py] [--rounds 2] [--steps 8]
         [--key=value ...]
 
-The same model on the same data at every rung. Without --preset: GPT-2 Small at 64 x 512 on a GPU;
-on a CPU a model that climbs it within ten minutes. Every rung runs in a process of its own, so that
+The same model on the same data at every rung. Without --preset: GPT-2 Small on a GPU, 64 x 512 or
+as many sequences as the first rung has memory for; on a CPU a model that climbs it within ten
+minutes. Every rung runs in a process of its own, so that
 its peak memory is its own, and all of them in turn for each round, so that a machine whose speed
 drifts compares fairly. The rungs' code lives here; only the last rung is the step of train.py
 itself.
@@ -30,6 +31,7 @@ import hardware
 import model
 from benchmarks import (
     argument_parser,
+    can_draw,
     in_turn,
     measure_apart,
     median_ratio,
@@ -51,6 +53,9 @@ ON_A_CPU = [
     "--batch_size=8",
     "--warmup_steps=2",
 ]
+# What the first rung takes of a GPU at GPT-2 Small's shape, in bytes, estimated: two matrices of
+# scores a layer in fp32, and 50 numbers of its width a token and layer.
+AT_REST, PER_SEQUENCE = 3e9, 0.7e9
 RUNGS = [
     "mapped file, a Python loop, fp32, eager, attention written out",
     "tokens in memory",
@@ -265,9 +270,19 @@ def draw(rows, path, device):
 
 def default_settings():
     """GPT-2 Small on a GPU, on a CPU a model that climbs the ladder within ten minutes."""
-    if hardware.find_device("auto").type == "cuda":
-        return ["config/gpt2_small.py"]
-    return ON_A_CPU
+    device = hardware.find_device("auto")
+    if device.type != "cuda":
+        return ON_A_CPU
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return ["config/gpt2_small.py", f"--batch_size={sequences_that_fit(memory)}"]
+
+
+def sequences_that_fit(memory):
+    """Sequences of a batch for which the first rung finds room in a GPU of so many bytes."""
+    for count in (64, 32, 16, 8, 4, 2):
+        if AT_REST + count * PER_SEQUENCE <= 0.85 * memory:
+            return count
+    return 1
 
 
 def main(argv):
@@ -299,7 +314,8 @@ def main(argv):
     show(rows)
     result = {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
     path = write("ladder", device, result)
-    draw(rows, path.with_suffix(".png"), hardware.describe(device))
+    if can_draw():
+        draw(rows, path.with_suffix(".png"), hardware.describe(device))
 
 
 if __name__ == "__main__":

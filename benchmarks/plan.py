@@ -123,7 +123,8 @@ def main(argv):
         row["measured_seconds"] = seconds_a_step([*common, f"--batch_size={micro}"], args.steps)
         show(row)
         rows.append(row)
-    write(f"plan_{Path(args.preset).stem}", hardware.find_device("auto"), {"rows": rows})
+    device = hardware.find_device(config.load(common).device)
+    write(f"plan_{Path(args.preset).stem}", device, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long training waits for a save, beside a plain torch.save of the same state.
 
-    python -m benchmarks.save_pause [--rounds 5] [--folder FOLDER]
+    python -m benchmarks.save_pause [--rounds 5] [--folder FOLDER] [--key=value ...]
 
 GPT-2 Small's 134M weights with AdamW's state, 1.6 GB. Both in turn, in one process, to the same
 file system.
@@ -22,10 +22,10 @@ from training.optimizer import make_optimizer
 from training.saver import Saver
 
 
-def state_on(device):
-    """The model and optimiser state of GPT-2 Small after one step."""
-    model = GPT(gpt2_small()).to(device)
-    optimizer = make_optimizer(model, config.load(["config/gpt2_small.py"]), device)
+def state_on(device, arguments):
+    """The model and optimiser state of GPT-2 Small after one step; arguments: what differs."""
+    model = GPT(gpt2_small(*arguments)).to(device)
+    optimizer = make_optimizer(model, config.load(["config/gpt2_small.py", *arguments]), device)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
@@ -58,9 +58,9 @@ def main(argv):
     parser = argument_parser("save_pause", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where to write; default: a temporary folder")
-    args = parser.parse_args(argv)
-    device = hardware.find_device("auto")
-    model, optimizer = state_on(device)
+    args, extra = parser.parse_known_args(argv)
+    device = hardware.find_device(config.load(extra).device)
+    model, optimizer = state_on(device, extra)
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
         folder = Path(temporary)
         saver = Saver(folder / "run", 1)
