@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 import config as settings
 import hardware
 from benchmarks import (
@@ -39,6 +41,7 @@ from benchmarks import (
 from config import Config
 from formats import run_folder
 from formats.data_folder import read_meta
+from model import GPT
 from training.setup import model_config
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
@@ -79,7 +82,7 @@ class Task:
             "--save_interval=0",
             "--eval_batches=1",
             "--report_minutes=0",
-            f"--compile={self.config.compile is not False}",
+            f"--compile={True if self.config.compile is None else self.config.compile}",
         ]
 
     def speed(self, seconds, peak):
@@ -137,10 +140,13 @@ def nanogpt_speed(task, copy):
     """The speed of nanoGPT's train.py, from when its lines came."""
     c = task.config
     micro = c.micro_batch_size or c.batch_size
+    device = hardware.find_device(c.device)
+    # What nanoGPT itself chooses; its float16 would scale gradients on a CPU too.
+    dtype = "bfloat16" if device.type == "cpu" else str(hardware.find_dtype(device, c.dtype))
     command = [
         "train.py",
         "--dataset=same",
-        f"--device={hardware.find_device(c.device).type}",
+        f"--device={device.type}",
         f"--n_layer={c.n_layer}",
         f"--n_head={c.n_head}",
         f"--n_embd={c.n_embd}",
@@ -150,7 +156,7 @@ def nanogpt_speed(task, copy):
         f"--bias={c.bias}",
         f"--dropout={c.dropout}",
         f"--compile={c.compile is not False}",
-        "--dtype=bfloat16",
+        f"--dtype={dtype.removeprefix('torch.')}",
         "--eval_iters=1",
         "--eval_interval=1000000",
         f"--log_interval={task.every}",
@@ -186,6 +192,12 @@ def parse_args(argv):
         "--name", help="name of the result file; default: throughput_ and the preset's"
     )
     return parser.parse_known_args(argv)
+
+
+def model_flops(task):
+    """Floating-point operations a token, as the model counts them itself."""
+    with torch.device("meta"):
+        return GPT(model_config(task.config, read_meta(task.config.data_dir))).flops_per_token()
 
 
 def contenders_of(task, nanogpt_path, device):
@@ -225,6 +237,10 @@ def main(argv):
     ours_over = {
         name: round(median_ratio(rounds, name, "ours"), 3) for name in contenders if name != "ours"
     }
+    peak_flops = hardware.peak_flops(device)
+    mfu = None
+    if peak_flops:
+        mfu = round(tokens_per_second["ours"] * model_flops(task) / peak_flops, 4)
     outside = round((parts["data"] + parts["other"]) / sum(parts.values()), 5)
     result = {
         "dtype": str(hardware.find_dtype(device, c.dtype)),
@@ -232,6 +248,7 @@ def main(argv):
         "tokens_a_step": task.tokens_a_step,
         "seconds_a_step_by_round": rounds,
         "tokens_per_second_median": tokens_per_second,
+        "ours_mfu": mfu,
         "peak_bytes": peaks,
         "ours_profile_seconds_a_step": parts,
         "ours_share_outside_forward_backward_optimizer": outside,

@@ -1,13 +1,13 @@
 """Seconds of training until a recipe has the loss that another one ends with.
 
     python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH]
-        [--seeds 3] [--key=value ...]
+        [--seeds 3] [--leave_out NAME] [--key=value ...]
 
 On one device, the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's
 own recipe for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by
-nanoGPT's train.py from a copy of the checkout at PATH. `sources` and `gpt2_small` compare our GPT-2
-preset with the modern one at one size; the data of `sources`, 220 MB of Python, as `make .venv/dev`
-installs it:
+nanoGPT's train.py from a copy of the checkout at PATH; `gpt2_small` with nanoGPT at that size, for
+3,000 steps, or where no PATH is given with our GPT-2 preset. `sources` compares our GPT-2 preset
+with the modern one; its data, 220 MB of Python, as `make .venv/dev` installs it:
 
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
         --out data/site_packages
@@ -17,6 +17,8 @@ a machine whose speed drifts compares fairly. Writes the curves as PNG and the n
 benchmarks/results/.
 """
 
+import functools
+import itertools
 import math
 import re
 import statistics
@@ -30,7 +32,8 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, nanogpt, print_table, train, write
+from benchmarks import argument_parser, can_draw, nanogpt, print_table, train, write
+from benchmarks.throughput import run_script
 from formats.data_folder import DataError, read_meta
 from model import IGNORE
 from training.dataset import Dataset
@@ -104,37 +107,64 @@ TASKS = {
         },
     ),
     "gpt2_small": Task(
-        ["--data_dir=data/main", "--eval_batches=10", "--save_interval=0", "--save_minutes=0"],
+        [
+            "--data_dir=data/main",
+            "--eval_batches=10",
+            "--save_interval=0",
+            "--save_minutes=0",
+            "--sample_prompts=[]",
+        ],
         {
             "GPT-2": [
                 "config/gpt2_small.py",
-                "--max_steps=4000",
+                "--max_steps=3000",
                 "--warmup_steps=200",
                 "--learning_rate=1e-3",
+                "--min_lr=1e-4",
                 "--eval_interval=200",
             ],
-            "modern": ["config/gpt2_small_modern.py", "--max_steps=1500", "--eval_interval=75"],
+            "modern": ["config/gpt2_small_modern.py", "--max_steps=1100", "--eval_interval=50"],
         },
     ),
 }
-# data/shakespeare_char's recipe in nanoGPT's README, "I only have a macbook": its settings word for
-# word.
-NANOGPT = [
-    "config/train_shakespeare_char.py",
-    "--compile=False",
-    "--eval_iters=20",
-    "--log_interval=1",
-    "--block_size=64",
-    "--batch_size=12",
-    "--n_layer=4",
-    "--n_head=4",
-    "--n_embd=128",
-    "--max_iters=2000",
-    "--lr_decay_iters=2000",
-    "--dropout=0.0",
-    "--eval_interval=2000",
-    "--always_save_checkpoint=True",
-]
+# nanoGPT's train.py: of Shakespeare the recipe in its README, "I only have a macbook", word for
+# word; at GPT-2 Small's size what our preset sets, with biases, for as many steps.
+NANOGPT = {
+    "shakespeare": [
+        "config/train_shakespeare_char.py",
+        "--compile=False",
+        "--eval_iters=20",
+        "--log_interval=1",
+        "--block_size=64",
+        "--batch_size=12",
+        "--n_layer=4",
+        "--n_head=4",
+        "--n_embd=128",
+        "--max_iters=2000",
+        "--lr_decay_iters=2000",
+        "--dropout=0.0",
+        "--eval_interval=2000",
+        "--always_save_checkpoint=True",
+    ],
+    "gpt2_small": [
+        "--compile={compile}",
+        "--eval_iters=1",
+        "--block_size={block_size}",
+        "--gradient_accumulation_steps=1",
+        "--batch_size={batch_size}",
+        "--n_layer={n_layer}",
+        "--n_head={n_head}",
+        "--n_embd={n_embd}",
+        "--bias={bias}",
+        "--learning_rate={learning_rate}",
+        "--min_lr={min_lr}",
+        "--warmup_iters={warmup_steps}",
+        "--max_iters={max_steps}",
+        "--lr_decay_iters={max_steps}",
+        "--eval_interval={max_steps}",
+        "--always_save_checkpoint=True",
+    ],
+}
 
 
 class Point(NamedTuple):
@@ -150,24 +180,43 @@ def our_curve(arguments, seed):
     return [Point(r["elapsed_s"], r["val_loss"]) for r in log if "val_loss" in r]
 
 
-def nanogpt_curve(path, seed, device, c):
+def nanogpt_settings(task, c):
+    """The command line of nanoGPT's train.py for a task, c being our GPT-2's settings in it."""
+    ours = vars(c) | {"compile": c.compile is not False}
+    return [argument.format(**ours) for argument in NANOGPT[task]]
+
+
+def nanogpt_curve(path, arguments, seed, device, c):
     """The same of nanoGPT's own train.py: one point, as only its final weights are evaluated."""
     meta = read_meta(c.data_dir)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "nanogpt"
-        nanogpt.copy_checkout(path, copy, "shakespeare_char", c.data_dir, meta.vocab_size)
+        nanogpt.copy_checkout(path, copy, "same", c.data_dir, meta.vocab_size)
         seeding = "torch.manual_seed({})"
         before = seeding.format("1337 + seed_offset")
         nanogpt.replace_in_script(copy, before, seeding.format(seed))
-        command = [sys.executable, "train.py", *NANOGPT]
-        command += [f"--device={device.type}", "--out_dir=out"]
-        done = subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True)
+        own = ["--dataset=same", f"--device={device.type}", "--out_dir=out"]
+        seconds = seconds_of_training(run_script(["train.py", *arguments, *own], copy).lines)
         model = load_nanogpt(copy, device)
-    times = re.findall(r"iter \d+: loss [\d.]+, time ([\d.]+)ms", done.stdout)
-    steps = [float(milliseconds) / 1e3 for milliseconds in times]
-    steps[0] = steps[-1] = statistics.median(steps)  # these two hold an evaluation each
     data = Dataset(c.data_dir, meta, "val", c.block_size, device, "ram")
-    return [Point(sum(steps), validation_loss(model, data))]
+    # In the precision that nanoGPT trains in: on a CPU that of its weights.
+    dtype = torch.float32 if device.type == "cpu" else hardware.find_dtype(device, c.dtype)
+    cast = hardware.autocast(device, dtype)
+    windows = c.eval_batches * c.batch_size
+    return [Point(seconds, validation_loss(model, data, windows, cast))]
+
+
+def seconds_of_training(lines):
+    """Seconds of all steps of nanoGPT's train.py, the first one's compilation included.
+
+    lines: (moment, line) of what it printed. Its evaluations, before the first and before the last
+    step, are left out.
+    """
+    begun = next(at for at, line in lines if line.startswith("step 0:"))
+    ends = [at for at, line in lines if re.match(r"iter \d+: loss", line)]
+    seconds = [b - a for a, b in itertools.pairwise([begun, *ends])]
+    seconds[-1] = statistics.median(seconds[1:-1])  # this one holds an evaluation
+    return sum(seconds)
 
 
 def load_nanogpt(copy, device):
@@ -180,11 +229,11 @@ def load_nanogpt(copy, device):
     return model
 
 
-def validation_loss(model, data):
-    """Mean loss of nanoGPT's model over all validation windows, in nats a token."""
+def validation_loss(model, data, windows, cast):
+    """Mean loss of nanoGPT's model over so many validation windows, 0: all, in nats a token."""
     total = count = 0
-    with torch.no_grad():
-        for x, y, predictions in data.evaluation(0, 64):
+    with torch.no_grad(), cast:
+        for x, y, predictions in data.evaluation(windows, 64):
             assert (y != IGNORE).sum() == predictions
             loss = model(x, y.contiguous())[1].item()
             total += loss * predictions
@@ -235,16 +284,12 @@ def draw(runs, aim, path, task):
     figure.savefig(path, dpi=130)
 
 
-def all_curves(contenders, seeds, nanogpt_path, device, c):
-    """The curve of every seed, by contender. Seeds alternate."""
-    runs = {"nanoGPT": []} if nanogpt_path else {}
-    runs |= {name: [] for name in contenders}
+def all_curves(contenders, seeds):
+    """The curve of every seed, by contender. Seeds alternate. contenders: {name: seed -> curve}."""
+    runs = {name: [] for name in contenders}
     for seed in range(1, seeds + 1):
         for name, curves in runs.items():
-            if name == "nanoGPT":
-                curve = nanogpt_curve(nanogpt_path, seed, device, c)
-            else:
-                curve = our_curve(contenders[name], seed)
+            curve = contenders[name](seed)
             end = curve[-1]
             print(f"seed {seed}, {name}: {end.loss:.4f} after {end.seconds:.1f} s", flush=True)
             curves.append(curve)
@@ -256,16 +301,26 @@ def main(argv):
     parser = argument_parser("time_to_loss", __doc__)
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     parser.add_argument(
-        "--nanogpt", metavar="PATH", help="checkout of nanoGPT, for the task shakespeare"
+        "--nanogpt",
+        metavar="PATH",
+        help=f"checkout of nanoGPT, for the tasks {' and '.join(NANOGPT)}",
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--leave_out", metavar="NAME", help="one of the contenders, as GPT-2")
     parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")
     args, extra = parser.parse_known_args(argv)
     task = TASKS[args.task]
-    contenders = {name: [*own, *task.shared, *extra] for name, own in task.contenders.items()}
-    c = settings.load(contenders["GPT-2"])
+    commands = {name: [*own, *task.shared, *extra] for name, own in task.contenders.items()}
+    c = settings.load(commands["GPT-2"])
     device = hardware.find_device(c.device)
-    runs = all_curves(contenders, args.seeds, args.nanogpt, device, c)
+    if args.leave_out:
+        del commands[args.leave_out]
+    contenders = {name: functools.partial(our_curve, command) for name, command in commands.items()}
+    if args.nanogpt:
+        commands["nanoGPT"] = nanogpt_settings(args.task, c)
+        theirs = functools.partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"])
+        contenders = {"nanoGPT": functools.partial(theirs, device=device, c=c)} | contenders
+    runs = all_curves(contenders, args.seeds)
     first = next(iter(runs))
     aims = [curve[-1].loss for curve in runs[first]]
     reached = {
@@ -275,14 +330,15 @@ def main(argv):
     shares = {name: share_of_time(times, reached[first]) for name, times in reached.items()}
     result = {
         "task": args.task,
-        "settings": contenders | ({"nanoGPT": NANOGPT} if args.nanogpt else {}),
+        "settings": commands,
         "aim": aims,
         "seconds_to_aim": reached,
         "share_of_time_median": {k: v if math.isfinite(v) else None for k, v in shares.items()},
         "curves": runs,
     }
     path = write(args.name or f"time_to_loss_{args.task}", device, result)
-    draw(runs, statistics.median(aims), path.with_suffix(".png"), args.task)
+    if can_draw():
+        draw(runs, statistics.median(aims), path.with_suffix(".png"), args.task)
     rows = [
         [name, *("never" if t is None else f"{t:.1f} s" for t in times), f"{shares[name]:.2f}"]
         for name, times in reached.items()
