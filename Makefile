@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test lint gpu
+.PHONY: demo test lint gpu gpu-report
 demo: .venv/main
 	$(PY) prepare_data.py --vocab_size 4096
 	$(PY) train.py config/demo.py
@@ -16,19 +16,15 @@ lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-# Every check and measurement that a GPU is needed for. NANOGPT=PATH: a checkout to compare with;
-# PY=python3: what is installed, without .venv
-PACKAGES = $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-gpu: $(if $(filter .venv/%,$(PY)),.venv/dev)
-	$(PY) -m pytest -m gpu
-	$(PY) prepare_data.py "$(PACKAGES)/**/*.py" --clean --out data/packages
-	$(PY) -m benchmarks.throughput $(if $(NANOGPT),--nanogpt $(NANOGPT)) --data_dir=data/packages --name throughput_134m
-	$(PY) -m benchmarks.ladder --data_dir=data/packages
-	$(PY) -m benchmarks.time_to_loss --task gpt2_small --seeds 1 --data_dir=data/packages
-	$(PY) -m benchmarks.generate $(if $(NANOGPT),--nanogpt $(NANOGPT))
-	$(PY) -m benchmarks.startup --preset config/gpt2_small.py --data_dir=data/packages
-	$(PY) -m benchmarks.plan --data data/packages --micro 16 32 64
-	$(PY) -m benchmarks.save_pause
+# Every check and measurement that a GPU is needed for, in parts: benchmarks/gpu.py has the table.
+# PARTS="tests generate": only these, done or not; NANOGPT=PATH: a checkout to compare with;
+# MINUTES=9: of the whole; PY=python3: what is installed, without .venv
+WITH_PY := $(if $(filter .venv/%,$(PY)),.venv/dev)
+gpu: $(WITH_PY)
+	$(PY) -m benchmarks.gpu $(PARTS) $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(MINUTES),--minutes $(MINUTES))
+
+gpu-report: $(WITH_PY)
+	$(PY) -m benchmarks.gpu_report
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'

@@ -1,0 +1,164 @@
+"""What `make gpu` found, as a table beside the aims: `make gpu-report`.
+
+    python -m benchmarks.gpu_report [FILE ...]
+
+FILE: as benchmarks/gpu.py writes it; without one, all of them in benchmarks/results/. Reads JSON;
+needs no GPU.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from benchmarks import RESULTS, argument_parser, print_table
+from benchmarks.gpu import PARTS
+
+
+def of_tests(results: dict, end: list[str]) -> dict[str, float]:
+    """How many tests passed, failed and were skipped."""
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", end[-1])}
+    failed = counts.get("failed", 0) + counts.get("errors", 0) + counts.get("error", 0)
+    return {
+        "tests failed": failed,
+        "tests passed": counts.get("passed", 0),
+        "tests skipped": counts.get("skipped", 0),
+    }
+
+
+def of_throughput(results: dict, end: list[str]) -> dict[str, float]:
+    """A step of train.py, and beside nanoGPT's."""
+    (r,) = results.values()
+    values = {"ms a step": 1e3 * r["tokens_a_step"] / r["tokens_per_second_median"]["ours"]}
+    if r["ours_mfu"]:
+        values["MFU"] = r["ours_mfu"]
+    values["share outside the three parts"] = r["ours_share_outside_forward_backward_optimizer"]
+    values["GB"] = r["peak_bytes"]["ours"] / 1e9
+    if "nanoGPT" in r["ours_over"]:
+        values["times nanoGPT's speed"] = r["ours_over"]["nanoGPT"]
+        values["GB of nanoGPT"] = r["peak_bytes"]["nanoGPT"] / 1e9
+    return values
+
+
+def of_generate(results: dict, end: list[str]) -> dict[str, float]:
+    """Tokens a second, and beside the others' the least of what is measured."""
+    (r,) = results.values()
+    values = {"tokens/s, one sequence": r["median"]["ours"]}
+    for other, label in (("nanoGPT", "nanoGPT's"), ("transformers", "transformers'")):
+        over = [ratio for name, ratio in r["ours_over"].items() if name.startswith(other)]
+        if over:
+            values[f"times {label} tokens/s"] = min(over)
+    return values
+
+
+def of_time_to_loss(results: dict, end: list[str]) -> dict[str, float]:
+    """The share of the first recipe's time that each other one takes to its loss."""
+    (r,) = results.values()
+    first = next(iter(r["curves"]))
+    values = {f"{first}: seconds to its loss": r["seconds_to_aim"][first][0]}
+    for name, share in r["share_of_time_median"].items():
+        if name != first and share is not None:
+            values[f"{name}: share of {first}'s time"] = share
+    return values
+
+
+def of_plan(results: dict, end: list[str]) -> dict[str, float]:
+    """By how much --dry_run is off at most."""
+    (r,) = results.values()
+    memory = [abs(row["planned"] / row["measured"] - 1) for row in r["rows"]]
+    times = [abs(row["planned_seconds"] / row["measured_seconds"] - 1) for row in r["rows"]]
+    return {"memory off by": max(memory), "time off by": max(times)}
+
+
+def of_save_pause(results: dict, end: list[str]) -> dict[str, float]:
+    """How long training waits for a save."""
+    (r,) = results.values()
+    return {"share of torch.save's time": r["pause_over_torch_save_median"]}
+
+
+def of_startup(results: dict, end: list[str]) -> dict[str, float]:
+    """Seconds to the first step."""
+    (r,) = results.values()
+    return {f"{kind}: s to the first step": s["first_step_s"] for kind, s in r["median"].items()}
+
+
+def of_ladder(results: dict, end: list[str]) -> dict[str, float]:
+    """The last rung beside the first."""
+    (r,) = results.values()
+    first, last = r["rungs"][0], r["rungs"][-1]
+    return {
+        "tokens a step": r["tokens_a_step"],
+        "times the first rung": last["cumulative"],
+        "a batch, times the first rung": first["batch_s"] / last["batch_s"],
+    }
+
+
+# What the module of a part's command measures.
+VALUES = {
+    "pytest": of_tests,
+    "benchmarks.throughput": of_throughput,
+    "benchmarks.generate": of_generate,
+    "benchmarks.time_to_loss": of_time_to_loss,
+    "benchmarks.plan": of_plan,
+    "benchmarks.save_pause": of_save_pause,
+    "benchmarks.startup": of_startup,
+    "benchmarks.ladder": of_ladder,
+}
+
+
+def verdict(value: float, aim: str) -> str:
+    """Whether a value keeps its bound, as in ">= 0.55"."""
+    relation, bound = aim.split()
+    kept = value >= float(bound) if relation == ">=" else value <= float(bound)
+    return "met" if kept else "MISSED"
+
+
+def values_of(known: dict) -> dict[str, float]:
+    """What a part measured, as far as it came; nothing where it measures nothing."""
+    module = known["command"].split()[2]
+    whole = known["results"] or (module == "pytest" and known["status"] != "cut")
+    if not whole or module not in VALUES:
+        return {}
+    return VALUES[module](known["results"], known["end"])
+
+
+def rows_of(found: dict) -> list[list[str]]:
+    """Rows of the table: part, what was measured, its value, its aim and whether that is met."""
+    rows = []
+    for part in PARTS:
+        known = found["parts"].get(part.name)
+        if not known:
+            rows.append([part.name, "not run", "", "", ""])
+            continue
+        values = values_of(known)
+        if known["status"] != "done":
+            rows.append([part.name, f"{known['status']}: {known['end'][-1][:60]}", "", "", ""])
+        elif not values:
+            rows.append([part.name, "done", "", "", ""])
+        for what, value in values.items():
+            aim = part.aims.get(what, "")
+            rows.append([part.name, what, f"{value:.4g}", aim, verdict(value, aim) if aim else ""])
+        for what in part.aims.keys() - values:
+            rows.append([part.name, what, "not measured", part.aims[what], ""])
+    return rows
+
+
+def main(argv):
+    """The command line's work."""
+    parser = argument_parser("gpu_report", __doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    args = parser.parse_args(argv)
+    files = args.files or sorted(RESULTS.glob("gpu_*.json"))
+    if not files:
+        sys.exit(f"nothing was measured on a GPU yet: no gpu_*.json in {RESULTS}; run `make gpu`")
+    for file in files:
+        found = json.loads(file.read_text())
+        of = found["machine"]
+        cuda = f", CUDA {of['cuda']}, driver {of['driver']}" if "cuda" in of else ""
+        print(f"{of['device']}; torch {of['torch']}{cuda}; {file}\n")
+        print_table(["part", "measured", "value", "aim", ""], rows_of(found))
+        print()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

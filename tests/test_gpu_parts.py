@@ -1,0 +1,104 @@
+"""benchmarks/gpu.py: the parts of `make gpu` run, each alone, and are shown beside their aims."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_report
+from benchmarks.gpu import PARTS, Part, run_to_the_limit
+from benchmarks.ladder import sequences_that_fit
+from benchmarks.time_to_loss import seconds_of_training
+
+
+def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
+    command = [
+        "--device=cpu",
+        "--tiny",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "gpu.json"),
+    ]
+    assert gpu.main(["save_pause", "plan", "tests", *command]) == 0
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert [part["status"] for part in found["parts"].values()] == ["done"] * 3
+    assert found["parts"]["plan"]["results"]["plan_gpt2_small_cpu"]["rows"]
+    capsys.readouterr()
+    gpu_report.main([str(tmp_path / "gpu.json")])
+    shown = capsys.readouterr().out
+    assert "share of torch.save's time" in shown and "memory off by" in shown
+    assert "not run" in shown  # the others
+
+
+def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch, capsys):
+    parts = [
+        Part("broken", "-c 'raise SystemExit(3)'", 1, {}),
+        Part("slow", "-c 'print(1, flush=True); import time; time.sleep(60)'", 0.05, {}),
+        Part("whole", "-c 'print(2)'", 1, {}),
+    ]
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--device=cpu", "--out", str(out)]) == 1
+    found = json.loads(out.read_text())["parts"]
+    assert {name: part["status"] for name, part in found.items()} == {
+        "broken": "failed",
+        "slow": "cut",
+        "whole": "done",
+    }
+    assert found["slow"]["end"][0] == "1" and "cut off after 3 s" in found["slow"]["end"][1]
+    # Once more: what is done is not done again, what is named is.
+    capsys.readouterr()
+    assert gpu.main(["--device=cpu", "--out", str(out), "--minutes", "0.01"]) == 1
+    assert "whole: python" not in capsys.readouterr().out
+    assert gpu.main(["whole", "--device=cpu", "--out", str(out)]) == 0
+    assert "whole: python" in capsys.readouterr().out
+
+
+def test_what_was_done_without_nanogpt_is_done_again_beside_it():
+    known = {"status": "done", "torch": torch.__version__, "command": "python -m benchmarks.x"}
+    assert gpu.done_before(known, ["-m", "benchmarks.x"])
+    assert not gpu.done_before(known, ["-m", "benchmarks.x", "--nanogpt", "path"])
+    assert not gpu.done_before(known | {"torch": "2.11.0"}, ["-m", "benchmarks.x"])
+    assert not gpu.done_before(known | {"status": "cut"}, ["-m", "benchmarks.x"])
+
+
+def test_a_part_is_cut_off_with_all_that_it_has_begun(tmp_path):
+    code = (
+        "import subprocess, sys, time;"
+        " subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)']); time.sleep(30)"
+    )
+    begun = time.monotonic()
+    assert run_to_the_limit(["-c", code], 1).status is None
+    assert time.monotonic() - begun < 10  # the second process held the pipe
+
+
+def test_each_aim_is_of_something_that_the_report_knows():
+    for part in PARTS:
+        module = part.command.split()[1]
+        assert module in gpu_report.VALUES or not part.aims
+        for aim in part.aims.values():
+            assert gpu_report.verdict(0.0, aim) in ("met", "MISSED")
+    assert gpu_report.verdict(0.54, ">= 0.55") == "MISSED"
+    assert gpu_report.verdict(43.0, "<= 43") == "met"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "sequences"), [(150, 64), (85, 64), (42, 32), (24, 16), (15.8, 8), (4, 1)]
+)
+def test_the_ladder_begins_with_what_the_gpu_has_memory_for(gigabytes, sequences):
+    assert sequences_that_fit(gigabytes * 1e9) == sequences
+
+
+def test_nanogpts_time_counts_compilation_but_no_evaluation():
+    lines = [
+        (5, "number of parameters: 0.03M"),
+        (10, "step 0: train loss 4.2, val loss 4.2"),
+        (40, "iter 0: loss 4.2, time 35000ms, mfu -100.00%"),
+        (41, "iter 1: loss 4.1, time 1000ms, mfu -100.00%"),
+        (42, "iter 2: loss 4.0, time 1000ms, mfu -100.00%"),
+        (50, "step 3: train loss 3.9, val loss 3.9"),
+        (51, "iter 3: loss 3.9, time 9000ms, mfu -100.00%"),
+    ]
+    assert seconds_of_training(lines) == 30 + 1 + 1 + 1
