@@ -9,6 +9,13 @@ import torch.nn.functional as F
 from model import GPTConfig
 
 
+def last_tokens(sequences) -> torch.Tensor:
+    """Each sequence's last token and its position: int64 [2, B, 1], on the CPU."""
+    ids = [sequence[-1:] for sequence in sequences]
+    positions = [[len(sequence) - 1] for sequence in sequences]
+    return torch.tensor([ids, positions])
+
+
 class Cache:
     """Each layer's keys and values, with a slot for each position of the context.
 

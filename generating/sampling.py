@@ -30,7 +30,7 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, gen
     top_p = top_p or 1.0
     if not top_k and top_p >= 1:
         probs = (logits / temperature).softmax(dim=-1)
-        return torch.multinomial(probs, 1, generator=generator)[:, 0]
+        return draw(probs, generator)
 
     vocabulary = logits.size(-1)
     count = min(top_k or vocabulary, vocabulary)
@@ -39,5 +39,15 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, gen
     if top_p < 1:
         likelier = probs.cumsum(dim=-1) - probs  # the sum of all before a token; 0 for the first
         probs = probs.masked_fill(likelier >= top_p, 0)
-    drawn = torch.multinomial(probs, 1, generator=generator)
-    return ids.gather(1, drawn)[:, 0]
+    drawn = draw(probs, generator)
+    return ids.gather(1, drawn[:, None])[:, 0]
+
+
+def draw(probs, generator):
+    """The index of a number of each row, drawn with these probabilities: [B, V] -> int64 [B].
+
+    Each number over noise of an exponential distribution is the largest with its probability. It is
+    what torch.multinomial draws too, without its two checks, for which a GPU would have to wait.
+    """
+    noise = torch.empty_like(probs).exponential_(generator=generator)
+    return (probs / noise).argmax(dim=-1)
