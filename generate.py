@@ -25,10 +25,9 @@ def main(argv: list[str]) -> None:
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
 
     device = hardware.find_device(args.device)
-    dtype = hardware.find_dtype(device, args.dtype)
     checkpoints = []
     for path in args.checkpoint or [None]:
-        checkpoint = open_checkpoint(path, device, dtype)
+        checkpoint = open_checkpoint(path, device, args.dtype)
         terminal.note(checkpoint.summary)
         checkpoints.append(checkpoint)
 

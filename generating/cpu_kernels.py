@@ -1,60 +1,116 @@
-"""Linear layers as a CPU multiplies them fastest at one token a forward.
+"""Linear layers as this CPU multiplies them fastest, found by trying.
 
-Knows modules and tensors; no text.
+What is fast on one kind of CPU falls back on another, so nothing here asks for the processor's
+name: the ways that PyTorch offers take turns on the model's first layers (benchmarks/README.md has
+their times on each kind). Knows modules and tensors; no text.
 """
 
+import functools
+import time
+import warnings
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from hardware import DTYPES, DeviceError
+
 LARGEST_HALF = 65504  # float16 holds nothing beyond
+SMALL = 2**23  # weights; fewer lie in the processor's caches, and are not worth a trial
+SEVERAL = 32  # rows, in the trial for prompts and batches
+CLEARLY = 0.85  # of another's time: what is less may be chance
 
 
-class PackedLinear(nn.Module):
-    """A Linear layer for generation on a CPU; no gradients. float32 in and out.
+# -- ways to keep a weight and to multiply by it ---------------------------------------------------
+# Made of a weight, float32 [out, in], and a bias, float32 [out] or None. Called with x,
+# float32 [..., in], they return float32 [..., out].
 
-    Its weight lies as oneDNN likes it for a few rows. A bfloat16 weight is kept in float16 too,
-    where float16 holds its values, for one row at a time: PyTorch's kernel for that reads 32 GB/s
-    where oneDNN's reads 21, and the usual layout gives 15 (benchmarks/README.md).
-    """
 
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        weight = linear.weight.data
-        self.dtype = weight.dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-        self.half = None
-        if weight.dtype == torch.bfloat16:
-            half = weight.half()
-            if half.isfinite().all():
-                self.half = half
-        self.bias = None
-        self.half_bias = None
-        if linear.bias is not None:
-            self.bias = linear.bias.data
-            self.half_bias = self.bias.half()
+class Plain:
+    """float32, as PyTorch multiplies it everywhere."""
 
-    def forward(self, x):  # x: [..., in features]
-        one_row = x.numel() == x.size(-1)
-        if one_row and self.half is not None:
-            x = x.half().clamp_(-LARGEST_HALF, LARGEST_HALF)
-            return nn.functional.linear(x, self.half, self.half_bias).float()
+    def __init__(self, weight, bias):
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class OneDnn:
+    """float32 in the layout that oneDNN likes for a few rows."""
+
+    dtype = torch.float32
+
+    def __init__(self, weight, bias):
+        if not multiplies(self.dtype):
+            raise RuntimeError(f"oneDNN multiplies no {self.dtype} on this machine")
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self.dtype), 1)
+        self.bias = None if bias is None else bias.to(self.dtype)
+
+    def __call__(self, x):
         x = x.to(self.dtype)
         y = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return y.float()
 
 
-def pack(model: nn.Module) -> None:
-    """Make a model faster at one token a forward, where this machine can.
+class OneDnnBfloat16(OneDnn):
+    """The same in bfloat16."""
 
-    On a CPU its Linear layers become PackedLinear, and what lies between them float32.
-    """
-    weight = model.wte.weight
-    if weight.device.type != "cpu" or not multiplies(weight.dtype):
-        return
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model.set_submodule(name, PackedLinear(module))
-    model.float()
+    dtype = torch.bfloat16
+
+
+class OneDnnHalf(OneDnn):
+    """The same in float16."""
+
+    dtype = torch.float16
+
+
+class Half:
+    """float16, by PyTorch's own kernel for one row. The weight must fit."""
+
+    def __init__(self, weight, bias):
+        self.weight = weight.half()
+        self.bias = None if bias is None else bias.half()
+
+    def __call__(self, x):
+        x = x.half().clamp_(-LARGEST_HALF, LARGEST_HALF)
+        return F.linear(x, self.weight, self.bias).float()
+
+
+class Fbgemm:
+    """float16, but what it is multiplied with stays in float32. The weight must fit."""
+
+    def __init__(self, weight, bias):
+        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        self.bias = torch.zeros(weight.size(0)) if bias is None else bias
+
+    def __call__(self, x):
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
+
+
+class Int8:
+    """8 bits: the weight with a scale for each output, x with one scale for all its rows."""
+
+    def __init__(self, weight, bias):
+        scales = weight.abs().amax(1).clamp(min=1e-12) / 127
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+
+    def __call__(self, x):
+        return torch.ops.quantized.linear_dynamic(x, self.packed, int8_overflows())
+
+
+@functools.cache
+def int8_overflows() -> bool:
+    """Whether x must do with 7 bits: CPUs without VNNI add pairs of products in 16 bits."""
+    weight = torch.quantize_per_tensor(torch.ones(64, 64), 1 / 127, 0, torch.qint8)
+    packed = torch.ops.quantized.linear_prepack(weight, None)
+    row = torch.ones(1, 64)
+    row[0, 0] = 0  # the range of x begins at 0, and all others stand at its end
+    product = torch.ops.quantized.linear_dynamic(row, packed, False)
+    return bool((product - 63).abs().max() > 0.5)
 
 
 def multiplies(dtype: torch.dtype) -> bool:
@@ -66,3 +122,139 @@ def multiplies(dtype: torch.dtype) -> bool:
     if dtype == torch.float16:
         return torch.ops.mkldnn._is_mkldnn_fp16_supported()
     return True
+
+
+EXACT = [OneDnn, Plain]  # each list in the order of preference
+HALF = [Half, Fbgemm]
+
+
+# -- the choice ------------------------------------------------------------------------------------
+
+
+class PackedLinear(nn.Module):
+    """A Linear layer for generation on a CPU; no gradients. float32 in and out.
+
+    one_row, several: the ways to multiply one row and more. rounded_to: 16 bits to which the weight
+    is rounded first, so that both ways have the same; a weight that they cannot hold stays as it
+    is, and one_row is not taken.
+    """
+
+    def __init__(self, linear: nn.Linear, one_row, several, rounded_to=None):
+        super().__init__()
+        weight = linear.weight.data.float()
+        bias = None if linear.bias is None else linear.bias.data.float()
+        if rounded_to is not None:
+            if weight.abs().max() > LARGEST_HALF:
+                one_row = several
+            else:
+                weight = weight.to(rounded_to).float()
+        self.several = several(weight, bias)
+        self.one_row = self.several if one_row is several else one_row(weight, bias)
+
+    def forward(self, x):  # x: [..., in features]
+        if x.numel() == x.size(-1):
+            return self.one_row(x)
+        return self.several(x)
+
+
+def pack(model: nn.Module, dtype: str = "auto") -> None:
+    """Make a float32 model on a CPU as fast at generating as this machine can.
+
+    Its Linear layers become PackedLinear. dtype: of their weights, float32, bfloat16, float16, int8
+    or auto: 16 bits where a trial of a tenth of a second shows that they are clearly faster, else
+    float32; what lies between the layers is float32. Raises DeviceError for int8 where PyTorch
+    lacks its products.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message=".*deprecated and will be removed")
+        make = choose(first_layers(layers), dtype)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, nn.Linear):
+                model.set_submodule(name, make(module))
+
+
+def choose(layers: list[nn.Linear], dtype: str):
+    """How PackedLinear is made for a dtype as in `pack`. layers: those to try it on.
+
+    auto rounds to bfloat16, which has 3 bits less than float16, only where its products are faster.
+    """
+    exact = next(way for way in EXACT if works(way, layers[0]))
+    if dtype == "int8":
+        if not works(Int8, layers[0]):
+            raise DeviceError(
+                "dtype int8: this PyTorch has no int8 products for this processor; use --dtype auto"
+            )
+        return functools.partial(PackedLinear, one_row=Int8, several=Int8)
+    if dtype == "float32" or (dtype == "auto" and is_small(layers)):
+        return functools.partial(PackedLinear, one_row=exact, several=exact)
+    if dtype == "auto":
+        several = fastest([exact, OneDnnHalf, OneDnnBfloat16], layers, rows=SEVERAL)
+        one_row = fastest([exact, *HALF, several], layers, rows=1)
+        if one_row is exact:
+            return functools.partial(PackedLinear, one_row=exact, several=exact)
+        dtype = "bfloat16" if several is OneDnnBfloat16 else "float16"
+    else:
+        rounded = OneDnnBfloat16 if dtype == "bfloat16" else OneDnnHalf
+        several = fastest([rounded, exact], layers, rows=SEVERAL)
+        one_row = fastest([*HALF, several], layers, rows=1)
+    return functools.partial(
+        PackedLinear, one_row=one_row, several=several, rounded_to=DTYPES[dtype]
+    )
+
+
+def first_layers(layers: list[nn.Linear]) -> list[nn.Linear]:
+    """The layers to try: the first ones, enough not to lie in the caches; or all of few."""
+    taken = []
+    for layer in layers:
+        if taken and not is_small(taken):
+            break
+        taken.append(layer)
+    return taken
+
+
+def is_small(layers: list[nn.Linear]) -> bool:
+    """Whether they have so few weights that a trial would say little."""
+    return sum(layer.weight.numel() for layer in layers) < SMALL
+
+
+def works(way, layer: nn.Linear) -> bool:
+    """Whether this PyTorch can do it on this machine."""
+    try:
+        PackedLinear(layer, way, way)(torch.zeros(1, layer.in_features))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+def fastest(ways: list, layers: list[nn.Linear], rows: int):
+    """The fastest way to multiply so many rows: an earlier one unless a later is clearly faster.
+
+    Of few layers the first way that works.
+    """
+    ways = [way for way in ways if works(way, layers[0])]
+    if len(ways) == 1 or is_small(layers):
+        return ways[0]
+    times = time_in_turn(ways, layers, rows)
+    best = ways[0]
+    for way in ways[1:]:
+        if times[way] < CLEARLY * times[best]:
+            best = way
+    return best
+
+
+def time_in_turn(ways: list, layers: list[nn.Linear], rows: int) -> dict:
+    """Seconds of each way for the products of all layers, the best of four rounds.
+
+    They take turns, so that each finds the caches full of the others' weights.
+    """
+    packed = {way: [PackedLinear(layer, way, way) for layer in layers] for way in ways}
+    inputs = [torch.ones(rows, layer.in_features) for layer in layers]
+    times = dict.fromkeys(ways, float("inf"))
+    for _ in range(4):
+        for way in ways:
+            start = time.perf_counter()
+            for layer, x in zip(packed[way], inputs, strict=True):
+                layer(x)
+            times[way] = min(times[way], time.perf_counter() - start)
+    return times

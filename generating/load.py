@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 
+import hardware
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from generating.cpu_kernels import pack
@@ -27,19 +28,26 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    path: str | Path | None, device: torch.device, dtype: torch.dtype
+    path: str | Path | None, device: torch.device, dtype: str = "auto"
 ) -> Checkpoint:
     """The model of a run or step, at its fastest on this machine.
 
-    path: as in run_folder.find. Raises CheckpointError where there is none, or none that is whole.
+    path: as in run_folder.find. dtype: of the weights, as --dtype of generate.py takes it. Raises
+    CheckpointError where there is no checkpoint, or none that is whole, and DeviceError for int8
+    where the device has none.
     """
+    if dtype == "int8" and device.type != "cpu":
+        raise hardware.DeviceError(f"dtype int8 is for CPUs; on {device} use --dtype auto")
+    on_cpu = device.type == "cpu"
+    loaded_as = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
     folder = run_folder.find(path)
-    model, tokenizer, state = load_model(folder, device, dtype)
+    model, tokenizer, state = load_model(folder, device, loaded_as)
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
-    pack(model)
+    if on_cpu:
+        pack(model, dtype)
     return Checkpoint(folder.as_posix(), model, tokenizer, summary)
 
 

@@ -97,7 +97,7 @@ def choices() -> list[tuple[str, str]]:
 @functools.lru_cache(maxsize=4)
 def opened(folder: Path, device) -> Checkpoint:
     """The model of a step folder; the last few are kept."""
-    checkpoint = open_checkpoint(folder, device, hardware.find_dtype(device, "auto"))
+    checkpoint = open_checkpoint(folder, device)
     terminal.note(checkpoint.summary)
     return checkpoint
 

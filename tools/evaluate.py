@@ -7,6 +7,7 @@ HellaSwag's format.
 """
 
 import argparse
+import contextlib
 import functools
 import gzip
 import json
@@ -24,6 +25,7 @@ from formats import run_folder
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
+from generating.cpu_kernels import pack
 from generating.load import load_model
 from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -292,6 +294,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help='also multiple choice, from a local file in HellaSwag\'s format: {"ctx", "endings",'
         ' "label"} a line',
     )
+    parser.add_argument(
+        "--dtype",
+        choices=[*hardware.DTYPES, "int8"],
+        help="of the weights, as generate.py keeps them on a CPU; default: as training evaluates",
+    )
     add_device(parser)
     return parser.parse_args(argv)
 
@@ -302,6 +309,10 @@ def main(argv: list[str]) -> None:
     sys.stdout.reconfigure(errors="replace")
     device = hardware.find_device(args.device)
     cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
+    if args.dtype:
+        if device.type != "cpu":
+            raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
+        cast = contextlib.nullcontext
     folders = [run_folder.find(path) for path in args.checkpoints]
     questions = read_choices(args.choices) if args.choices else []
     columns = LOSSES | SHARES if questions else LOSSES
@@ -311,6 +322,8 @@ def main(argv: list[str]) -> None:
     data_dirs = []
     for folder in folders:
         model, tokenizer, state = load_model(folder, device)
+        if args.dtype:
+            pack(model, args.dtype)
         data_dir = args.data or state["settings"]["data_dir"]
         found = evaluate_checkpoint(model, state, folder, data_dir, cast)
         cells = {name: estimate.text(DIGITS[name]) for name, estimate in found.items()}

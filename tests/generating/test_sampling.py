@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from generating.cpu_kernels import PackedLinear, pack
 from generating.decode import generate
 from generating.sampling import penalise, sample
 from tests.test_model import TINY, randomised
@@ -71,31 +69,6 @@ def test_in_bfloat16_the_cache_is_close():
     logits = model(torch.tensor([[5, *ids]])).float()[0]
     chosen = logits[torch.arange(CONTEXT - 1), ids]
     assert (logits[:-1].amax(-1) - chosen).max() < 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
-def test_packed_layers_compute_the_same(dtype, tied):
-    model, packed = (randomised(tie_weights=tied).to(dtype) for _ in range(2))
-    pack(packed)
-    for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
-        logits = packed(idx)
-        assert logits.dtype == torch.float32
-        assert torch.allclose(
-            model(idx).float(), logits, atol=1e-4 if dtype == torch.float32 else 0.05
-        )
-    assert len(list(generate(packed, PROMPTS, 2 * CONTEXT, temperature=0))) == 2 * CONTEXT
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("weight, size", [(1e-3, 1e5), (1e5, 1e-3)], ids=["input", "weight"])
-def test_packed_layers_stand_numbers_beyond_float16(rows, weight, size):
-    linear = torch.nn.Linear(16, 8).to(torch.bfloat16)
-    torch.nn.init.constant_(linear.weight, weight)
-    x = torch.full((rows, 16), size)
-    assert torch.allclose(
-        PackedLinear(linear)(x), F.linear(x, linear.weight.float(), linear.bias.float()), rtol=0.4
-    )
 
 
 def test_the_repetition_penalty_counts_prompt_and_text():
