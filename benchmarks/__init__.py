@@ -8,12 +8,14 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +24,18 @@ import torch
 import config
 import hardware
 from formats import run_folder
+from generating import cpu_kernels
 from model import GPTConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
+# What makes one kind of CPU differ from another, on x86 and on Arm.
+INSTRUCTIONS = {
+    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_bf16", "amx_int8", "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"),
+}
+# Variables that keep libraries from instructions, to play another kind of CPU.
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 
 
 def argument_parser(name: str, doc: str, launcher: str = "python") -> argparse.ArgumentParser:
@@ -122,7 +132,10 @@ def can_draw() -> bool:
 
 
 def machine(device: torch.device) -> dict:
-    """What numbers are of: device, processor and PyTorch; of a GPU also CUDA and the driver."""
+    """What numbers are of: device, processor and PyTorch; of a GPU also CUDA and the driver.
+
+    Under "machine" what it can do: the kind of CPU, and the speeds that it shows at this moment.
+    """
     values = {
         "device": hardware.describe(device),
         "processor": platform.processor() or platform.machine(),
@@ -131,7 +144,57 @@ def machine(device: torch.device) -> dict:
     if device.type == "cuda":
         values["cuda"] = torch.version.cuda
         values["driver"] = driver_version()
+    values["machine"] = {
+        "instructions": instructions(),
+        "limited_by": {name: os.environ[name] for name in LIMITS if name in os.environ},
+        "products_GFLOP_per_s": {
+            str(dtype): round(product_peak(device, dtype) / 1e9, 1)
+            for dtype in (torch.float32, torch.bfloat16)
+            if device.type != "cpu" or cpu_kernels.multiplies(dtype)
+        },
+        "memory_GB_per_s": round(bandwidth(device) / 1e9, 1),
+    }
     return values
+
+
+def instructions() -> list[str]:
+    """The processor's instructions that products are made of, as Linux names them."""
+    with contextlib.suppress(OSError):
+        return sorted(INSTRUCTIONS & set(Path("/proc/cpuinfo").read_text().split()))
+    return []
+
+
+def product_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of the best of four products of large square matrices.
+
+    On a CPU of 1,024 rows, on a GPU of 8,192.
+    """
+    n = 1024 if device.type == "cpu" else 8192
+    a = torch.ones(n, n, device=device, dtype=dtype)
+    return 2 * n**3 / best_time(device, lambda: a @ a)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes/s that the memory gives at best: the fastest of a copy, a sum, a product of 256 MB."""
+    a = torch.ones(1 << 26, device=device)
+    b = torch.ones_like(a)
+    return max(
+        2 * a.nbytes / best_time(device, lambda: b.copy_(a)),
+        a.nbytes / best_time(device, lambda: a.sum()),
+        2 * a.nbytes / best_time(device, lambda: torch.dot(a, b)),
+    )
+
+
+def best_time(device: torch.device, work: Callable) -> float:
+    """Seconds of the fastest of four times."""
+    best = math.inf
+    for _ in range(4):
+        hardware.synchronize(device)
+        start = time.perf_counter()
+        work()
+        hardware.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def driver_version() -> str | None:

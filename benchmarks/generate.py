@@ -1,16 +1,19 @@
 """Speed of generation beside transformers' `generate` and nanoGPT's, at the shape of GPT-2 Small.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
 
 transformers runs with its cache. Each round runs every contender in turn, in one process, greedily:
 on one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A
 speed counts the tokens after the first. Ratios are taken round by round. The floor is the time to
 read the weights once (and at 400 tokens the cache) at the bandwidth that this machine shows in the
 same round. Beside that, the time from the start of generate.py to the first text of a small
-checkpoint.
+checkpoint. On a CPU each dtype of generate.py is measured; such variables as above play a CPU that
+has fewer instructions, except for FBGEMM (int8 and one way in float16), which heeds none.
 """
 
 import argparse
+import copy
 import functools
 import importlib.util
 import json
@@ -26,7 +29,7 @@ import torch
 
 import config
 import hardware
-from benchmarks import write
+from benchmarks import bandwidth, write
 from generating import cpu_kernels, decode
 from model import GPT, GPTConfig
 
@@ -140,31 +143,12 @@ def contenders(
     others = {}
     if importlib.util.find_spec("transformers"):
         others["transformers"] = transformers(c, device, dtype if on_gpu else torch.float32)
-    if others and not on_gpu:
+    # Where a CPU does not multiply in bfloat16, prompts take transformers minutes.
+    if others and not on_gpu and cpu_kernels.multiplies(torch.bfloat16):
         others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
     if nanogpt_path:
         others["nanoGPT"] = nanogpt(nanogpt_path, c, device)
     return others
-
-
-def bandwidth(device: torch.device) -> float:
-    """Bytes/s that the memory gives at best: the fastest of a copy, a sum, a product of 256 MB."""
-    a = torch.ones(1 << 26, device=device)
-    b = torch.ones_like(a)
-    ways = [
-        (lambda: b.copy_(a), 2 * a.nbytes),
-        (lambda: a.sum(), a.nbytes),
-        (lambda: torch.dot(a, b), 2 * a.nbytes),
-    ]
-    best = 0.0
-    for work, size in ways:
-        for _ in range(4):
-            hardware.synchronize(device)
-            start = time.perf_counter()
-            work()
-            hardware.synchronize(device)
-            best = max(best, size / (time.perf_counter() - start))
-    return best
 
 
 def first_token(checkpoint: str) -> float:
@@ -178,10 +162,28 @@ def first_token(checkpoint: str) -> float:
         return time.perf_counter() - start
 
 
-def bytes_of_weights(model, dtype: torch.dtype) -> int:
-    """What is read for a token: the weights of all Linear layers."""
+def number_of_weights(model) -> int:
+    """How many are read for a token: those of all Linear layers."""
     linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    return sum(layer.weight.numel() for layer in linear) * dtype.itemsize
+    return sum(layer.weight.numel() for layer in linear)
+
+
+def our_models(model: GPT, device: torch.device, dtype: torch.dtype) -> dict[str, GPT]:
+    """Ours as generate.py runs it, by name: on a CPU also in other dtypes than its own choice."""
+    if device.type != "cpu":
+        return {"ours": model.to(device, dtype)}
+    models = {}
+    for name in ("auto", "float32", "int8"):
+        packed = copy.deepcopy(model)
+        cpu_kernels.pack(packed, name)
+        models["ours" if name == "auto" else f"ours in {name}"] = packed
+    return models
+
+
+def ways(model) -> dict[str, str]:
+    """How a CPU multiplies one row and several, by the names of cpu_kernels."""
+    head = model.lm_head
+    return {"one_row": type(head.one_row).__name__, "several": type(head.several).__name__}
 
 
 def bytes_of_cache(c: GPTConfig, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
@@ -190,8 +192,11 @@ def bytes_of_cache(c: GPTConfig, tokens: int, device: torch.device, dtype: torch
     return 2 * c.n_layer * c.n_embd * tokens * itemsize
 
 
-def one_round(model, others: dict[str, Contender], device, weights, cache) -> dict[str, float]:
-    """Every speed once, in tokens/s. weights, cache: bytes read for a token, as above."""
+def one_round(
+    models: dict[str, GPT], others: dict[str, Contender], device, weights, cache
+) -> dict[str, float]:
+    """Every speed once, in tokens/s. weights, cache: bytes read for a token."""
+    model = models["ours"]
     read = bandwidth(device)
     speeds = {
         "bandwidth_GB_per_s": read / 1e9,
@@ -202,6 +207,8 @@ def one_round(model, others: dict[str, Contender], device, weights, cache) -> di
         "ours, eight": ours(model, SHORT, 100, rows=8),
         "ours at 400, eight": ours(model, LONG, 25, rows=8),
     }
+    for name in list(models)[1:]:
+        speeds[name] = ours(models[name], SHORT, 60)
     for name, other in others.items():
         speeds[name] = other.run(SHORT, other.new_short)
         speeds[f"{name} at 400"] = other.run(LONG, other.new_long)
@@ -241,21 +248,27 @@ def main(argv):
         help="a small run, for the time to the first token; default %(default)s",
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
     args = parser.parse_args(argv)
     device = hardware.find_device("auto")
     dtype = hardware.find_dtype(device, "auto")
 
     c = shape()
     model = GPT(c).eval()
-    weights = bytes_of_weights(model, dtype)
+    weights = number_of_weights(model)
+    models = our_models(model, device, dtype)
+    record = {"dtype": str(dtype)}
+    if device.type == "cpu":
+        record = {f"ways of {name}": ways(model) for name, model in models.items()}
+        exact = isinstance(models["ours"].lm_head.one_row, tuple(cpu_kernels.EXACT))
+        dtype = torch.float32 if exact else torch.float16
+    weights *= dtype.itemsize  # in bytes from here on
     cache = bytes_of_cache(c, len(LONG), device, dtype)
-    model.to(device, dtype)
-    cpu_kernels.pack(model)
     others = contenders(c, device, dtype, args.nanogpt)
 
     rounds = []
     for n in range(args.rounds + 1):
-        speeds = one_round(model, others, device, weights, cache)
+        speeds = one_round(models, others, device, weights, cache)
         if Path(args.checkpoint).exists():
             speeds["first_token_s"] = first_token(args.checkpoint)
         if n == 0:
@@ -266,7 +279,8 @@ def main(argv):
 
     found = summary(rounds, list(others))
     print(json.dumps(found, indent=1))
-    write("generate", device, {"dtype": str(dtype), "model": vars(c), "rounds": rounds} | found)
+    name = f"generate_{args.name}" if args.name else "generate"
+    write(name, device, record | {"model": vars(c), "rounds": rounds} | found)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def pack(model: nn.Module, dtype: str = "auto") -> None:
     """Make a float32 model on a CPU as fast at generating as this machine can.
 
     Its Linear layers become PackedLinear. dtype: of their weights, float32, bfloat16, float16, int8
-    or auto: 16 bits where a trial of a tenth of a second shows that they are clearly faster, else
+    or auto: 16 bits where a trial of a quarter of a second shows that they are clearly faster, else
     float32; what lies between the layers is float32. Raises DeviceError for int8 where PyTorch
     lacks its products.
     """
