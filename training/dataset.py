@@ -5,6 +5,7 @@ formats/data_folder.py.
 """
 
 import gzip
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -174,7 +175,8 @@ class Dataset:
         [micro_batch, block_size]; rows that fill up the last micro-batch have only IGNORE as
         targets, so every forward has one shape and the mean does not depend on micro_batch. rank,
         ranks: of so many processes that evaluate together, which one this is; it takes every
-        so-many-th window.
+        so-many-th window. All have as many micro-batches, if with no predictions of their own in
+        the last: where they share out a model, they need each other for each.
         """
         T = self.block_size
         whole, rest = divmod(self.length - 1, T)  # targets: each token but the first
@@ -184,17 +186,18 @@ class Dataset:
             starts = [row * T for row in range(whole)]
         if rest and not windows:
             starts.append(whole * T)
+        share = math.ceil(len(starts) / ranks)
         starts = starts[rank::ranks]
-        for at in range(0, len(starts), micro_batch):
+        for at in range(0, share, micro_batch):
             part = starts[at : at + micro_batch]
             rows = torch.tensor(part + [0] * (micro_batch - len(part)))
             index = rows[:, None] + torch.arange(T + 1)
             chunk = self._to_device(self._take(index.clamp(max=self.length - 1)))
             x = chunk[:, :-1]
             y = chunk.clone()[:, 1:]  # lies in memory as in training: else it is compiled anew
-            y[len(part) :] = IGNORE
+            y[max(1, len(part)) :] = IGNORE  # the mean of nothing would be NaN
             predictions = len(part) * T
-            if part[-1] == whole * T:  # the partial window, which is the last
+            if part and part[-1] == whole * T:  # the partial window, which is the last
                 y[len(part) - 1, rest:] = IGNORE
                 predictions -= T - rest
             yield x, y, predictions
