@@ -102,7 +102,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
     profiler = make_profiler(run, recorder)
     while True:
-        if schedule.save_due(checkpointer.busy):  # first: an evaluation may run out of memory
+        if checkpointer.due:  # first: an evaluation may run out of memory
             with clock.paused(), signals.held():
                 checkpointer.save()
         if schedule.evaluation_due:
@@ -126,10 +126,9 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
 
 def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     """The validation loss and the answers to sample_prompts; the step may be the best so far."""
-    loss, answers = run.trainer.evaluate(), []
-    if ranks.main:
-        c, cast = run.config, run.trainer.cast
-        answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
+    loss = run.trainer.evaluate()
+    c, cast = run.config, run.trainer.cast
+    answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
     best = min(checkpointer.best, loss)  # before this one may become it
     checkpointer.mark_best(loss)
     recorder.evaluation(loss, best, answers)
@@ -160,11 +159,13 @@ def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) 
     """Save what is there after a signal (Stop) or the loss of a process; say what came of it."""
     step = f"step {run.state.progress.step:,}"
     stopped = isinstance(interruption, Stop)
-    # The GPU's queue may hold a sum that will never come, with a process that has ended.
-    reachable = stopped or catches_up(run.device, 20)
+    # The GPU's queue may hold a sum that will never come, with a process that has ended; and a part
+    # of the state has gone with it where that is shared out.
+    reachable = stopped or (not checkpointer.sharded and catches_up(run.device, 20))
     if reachable and checkpointer.save_now():
         message = f"{step} is saved in {run.folder}; the same command continues"
     else:
+        checkpointer.wait()
         last = checkpointer.saved_step
         message = f"{step} could not be saved; the last checkpoint is step {last:,}"
     if stopped:

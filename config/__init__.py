@@ -184,6 +184,11 @@ class Config:
         "torch.compile the model; where that fails the run goes on without; None: unless a short"
         " run on a CPU would not repay it",
     )
+    shard: bool = setting(
+        False,
+        "under torchrun: share out weights, gradients and optimiser over the GPUs (FSDP2), for"
+        " models beyond one GPU's memory",
+    )
     seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
 
     # No setting: the names that the preset and the command line set, which `init_from` must not

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from training import ranks
+from training import ranks, shard
 from training.saver import Saver
 from training.setup import Run
 
@@ -21,6 +21,7 @@ class Checkpointer:
         best = run.best["val_loss"] if run.best else math.inf
         step = run.state.progress.step
         self.run = run
+        self.sharded = shard.sharded(run.state.model)  # then all processes take part in a save
         self.saver = Saver(run.folder, run.config.keep_last, step, best)
 
     @property
@@ -38,6 +39,15 @@ class Checkpointer:
         """Whether a save is being written."""
         return self.saver.busy
 
+    @property
+    def due(self) -> bool:
+        """Whether to save now."""
+        return self.agreed(self.run.schedule.save_due(self.busy))
+
+    def agreed(self, here: bool) -> bool:
+        """What the first process says, where all take part in a save; else what this one does."""
+        return bool(ranks.gather(here)[0]) if self.sharded else here
+
     def reserve(self) -> None:
         """Have memory at hand for the copy that a save makes."""
         self.saver.reserve(copied(self.run.state.optimizer))
@@ -46,7 +56,15 @@ class Checkpointer:
         """Copy the state of this step and have it written."""
         run = self.run
         run.schedule.saved()
+        model = run.state.model.state_dict()
+        optimizer = {
+            "optimizer": run.state.optimizer.state_dict(),
+            "scaler": run.state.scaler.state_dict(),
+        }
+        if self.sharded and not self.agreed(ranks.main and self.has_room()):
+            return
         if not ranks.main:
+            shard.give_parts(model, optimizer)
             return
         self.saver.wait()  # the copy would; it also says what the best is
         run.state.progress.sums = run.trainer.counts.tolist()
@@ -63,17 +81,18 @@ class Checkpointer:
             "settings": asdict(run.config),
             "versions": run.versions(),
         }
-        optimizer = {
-            "optimizer": run.state.optimizer.state_dict(),
-            "scaler": run.state.scaler.state_dict(),
-        }
-        self.saver.save(state, run.state.model.state_dict(), optimizer, run.tokenizer.to_json())
+        self.saver.save(state, model, optimizer, run.tokenizer.to_json())
+
+    def has_room(self) -> bool:
+        """Whether there is memory for the copy that a save makes; says so if not."""
+        state = self.run.state
+        return self.saver.has_room(state.progress.step, copied(state.optimizer))
 
     def save_now(self) -> bool:
         """Have this step on the disk before returning; False if that failed."""
         step = self.run.state.progress.step
         self.saver.wait()
-        if self.saver.saved < step:
+        if self.agreed(self.saver.saved < step):
             self.save()
             self.saver.wait()
         return not ranks.main or self.saver.saved == step

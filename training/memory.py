@@ -28,9 +28,13 @@ class Memory:
         self.drop_gradients = None
         self.on_halved = None
         size = largest_divisor(batch, config.micro_batch_size or batch)
-        self.training = MicroBatch("micro_batch", size, self)
-        self.evaluation = MicroBatch("eval_micro_batch", size, self)
+        self.training = self.micro_batch("micro_batch", size)
+        self.evaluation = self.micro_batch("eval_micro_batch", size)
         self.recall(known or {})
+
+    def micro_batch(self, name: str, size: int) -> "MicroBatch":
+        """What holds one of the sizes and works with it."""
+        return MicroBatch(name, size, self)
 
     def recall(self, known: dict) -> None:
         """Begin with what an earlier start here ended with, unless micro_batch_size is new."""

@@ -6,6 +6,8 @@ https://kellerjordan.github.io/posts/muon. Knows tensors only.
 
 import torch
 
+from training import shard
+
 
 def orthogonalize(x, steps: int = 5):
     """Matrices with their singular values brought near 1, by Newton-Schulz iteration.
@@ -59,8 +61,10 @@ class Muon(torch.optim.AdamW):
             if not self.state[p]:
                 self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        momentum = [self.state[p]["momentum_buffer"] for p in params]
-        grads = [p.grad for p in params]
+        of_one = params[0]
+        momentum = [shard.local(self.state[p]["momentum_buffer"]) for p in params]
+        grads = [shard.local(p.grad) for p in params]
+        params = [shard.local(p) for p in params]
         size = 1.0
         if getattr(self, "grad_scale", None) is not None:
             grads = torch._foreach_div(grads, self.grad_scale)
@@ -71,9 +75,11 @@ class Muon(torch.optim.AdamW):
             size = 1.0 - self.found_inf
         torch._foreach_lerp_(momentum, grads, 1 - group["momentum"])
         update = torch.stack(torch._foreach_lerp(grads, momentum, group["momentum"]))
-        rows, columns = update.size(1) // group["muon"], update.size(2)
         low = update.to(torch.bfloat16 if group["bfloat16"] else update.dtype)
-        update = orthogonalize(low.view(-1, rows, columns)).reshape(update.shape).to(update.dtype)
+        low = shard.join_rows(low, of_one)
+        rows, columns = low.size(1) // group["muon"], low.size(2)
+        low = orthogonalize(low.view(-1, rows, columns)).reshape(low.shape)
+        update = shard.own_rows(low, of_one).to(update.dtype)
         update *= -group["lr"] * max(1.0, rows / columns) ** 0.5 * size
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * size)

@@ -12,6 +12,7 @@ from config import Config
 from formats import run_folder
 from formats.run_folder import CheckpointError
 from model import GPTConfig
+from training import shard
 from training.state import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
@@ -98,10 +99,17 @@ def changed_settings(saved: dict, now: dict) -> str:
     return "".join(f"{name:18}{was:>24}{is_now:>24}\n" for name, was, is_now in rows)
 
 
-def restore(checkpoint: Checkpoint, model, optimizer, scaler: torch.amp.GradScaler) -> None:
-    """Weights and optimiser from a checkpoint; learning rate, decay and so on stay as set."""
+def restore_weights(checkpoint: Checkpoint, model) -> None:
+    """Weights from a checkpoint."""
     model.load_state_dict(run_folder.load_tensors(checkpoint.folder / "model.pt"))
-    saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=False)
+
+
+def restore_optimizer(checkpoint: Checkpoint, optimizer, scaler: torch.amp.GradScaler) -> None:
+    """The optimiser's state from a checkpoint; learning rate, decay and so on stay as set."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    mmap = any(map(shard.is_shared, parameters))  # who keeps a part of it copies that
+    saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=mmap)
+    shard.take_parts(saved["optimizer"]["state"], parameters)
     groups = saved["optimizer"]["param_groups"]
     for group, now in zip(groups, optimizer.param_groups, strict=True):
         group.update({k: v for k, v in now.items() if k != "params"})

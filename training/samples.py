@@ -5,6 +5,7 @@ from generating.text import complete_text
 from hardware import out_of_memory
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training import ranks, shard
 
 NEW_TOKENS = 64
 
@@ -25,8 +26,13 @@ def answer_prompts(
 ) -> list[dict]:
     """[{"prompt", "text"}] for each prompt; none where memory does not suffice.
 
-    The answers differ between evaluations by the weights alone. cast: makes an autocast context.
+    Every process has to call it, and the first one answers. The answers differ between evaluations by the weights alone. cast: makes an autocast context.
     """
+    if not prompts:
+        return []
+    model = shard.whole_model(model)
+    if not ranks.main:
+        return []
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
     answers = []
     model.eval()

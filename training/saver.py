@@ -7,12 +7,14 @@ import contextlib
 import math
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import torch
 
 from formats.files import first_line, write_json
 from formats.run_folder import append_log, rotate, save, tensors_in
+from training import shard
 
 
 class Saver:
@@ -42,8 +44,25 @@ class Saver:
     def _reserve(self, tensors):
         # If memory is short, the save itself will say so.
         with contextlib.suppress(RuntimeError, MemoryError):
-            for t in tensors:
+            self._take(tensors)
+
+    def _take(self, tensors):
+        held = Counter({kind: len(buffers) for kind, buffers in self.buffers.items()})
+        for t in tensors:
+            if not held[_kind(t)]:
                 self.buffers.setdefault(_kind(t), []).append(_buffer(t))
+            else:
+                held[_kind(t)] -= 1
+
+    def has_room(self, step: int, tensors: list[torch.Tensor]) -> bool:
+        """Whether there is memory for copies of these; if not, says that `step` is not saved."""
+        self.wait()
+        try:
+            self._take(tensors)
+        except (RuntimeError, MemoryError) as error:
+            self._failed(step, str(error).splitlines()[0])
+            return False
+        return True
 
     def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
         """Copy the state and have it written, once the save before is."""
@@ -67,12 +86,13 @@ class Saver:
             return type(value)(self._copy(v, free, copies) for v in value)
         if not isinstance(value, torch.Tensor):
             return value
-        key = (value.data_ptr(), _kind(value))
+        whole = shard.whole(value)  # first, for the other processes are at it too
+        key = (shard.local(value).data_ptr(), _kind(value))
         if key not in copies:
             if not free.get(key[1]):
                 free[key[1]] = [_buffer(value)]
                 self.buffers.setdefault(key[1], []).extend(free[key[1]])
-            copies[key] = free[key[1]].pop().copy_(value, non_blocking=value.is_cuda)
+            copies[key] = free[key[1]].pop().copy_(whole, non_blocking=whole.is_cuda)
         return copies[key]
 
     def _save(self, state, model, optimizer, tokenizer_json):

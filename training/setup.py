@@ -17,13 +17,20 @@ from formats import files, pretrained, run_folder
 from formats.data_folder import DataError, Meta, read_meta
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
-from training import ranks
+from training import ranks, shard
 from training.dataset import Dataset
 from training.errors import RunError
 from training.loggers import check_installed
 from training.memory import Memory
 from training.optimizer import make_optimizer
-from training.resume import Checkpoint, changed_settings, check_same, find_checkpoint, restore
+from training.resume import (
+    Checkpoint,
+    changed_settings,
+    check_same,
+    find_checkpoint,
+    restore_optimizer,
+    restore_weights,
+)
 from training.samples import check_prompts
 from training.schedule import Budget, Clock, Schedule
 from training.state import Progress, State
@@ -105,7 +112,8 @@ def build(config: Config) -> Run:
     total_steps = count_steps(config, state.progress, train_data.windows)
     schedule = Schedule(config, state.progress, total_steps, evaluated, val_data is not None)
     known_memory = files.read_json(folder / "memory.json", micro_batch=int, eval_micro_batch=int)
-    memory = Memory(config, device, config.batch_size // ranks.count, known_memory)
+    memory_kind = shard.FixedMemory if shard.wanted(config) else Memory
+    memory = memory_kind(config, device, config.batch_size // ranks.count, known_memory)
     check_together(config, folder, meta, schedule, memory)
 
     clock = Clock(state.progress, device, started)
@@ -205,14 +213,19 @@ def build_state(
 ) -> State:
     """Model, optimiser and counters: new, from `weights`, or from `checkpoint`."""
     torch.manual_seed(config.seed)
-    model = GPT(shape, config.zero_init).to(device)
+    model = GPT(shape, config.zero_init)
     if weights:
         model.load_state_dict(weights.cut_to(config.block_size))
+    if checkpoint:
+        restore_weights(checkpoint, model)
+    if shard.wanted(config):
+        shard.share_out(model, device)
+    model = model.to(device)
     optimizer = make_optimizer(model, config, device)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     if not checkpoint:
         return State(model, optimizer, scaler, Progress())
-    restore(checkpoint, model, optimizer, scaler)
+    restore_optimizer(checkpoint, optimizer, scaler)
     return State(model, optimizer, scaler, checkpoint.progress)
 
 

@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 import hardware
 from config import Config
-from training import ranks
+from training import ranks, shard
 from training.dataset import Dataset
 from training.memory import Memory
 from training.optimizer import optimizer_step
@@ -40,6 +40,7 @@ class Trainer:
         self.train_data, self.val_data = train_data, val_data
         self.device, self.dtype = device, dtype
         self.forward = state.model  # until compile()
+        self.sharded = shard.sharded(state.model)
         self.local_batch = config.batch_size // ranks.count  # sequences a step of this process
         self.counts = StepCounts(state.progress.sums, device)
         self.norm = torch.zeros((), device=device)
@@ -54,7 +55,8 @@ class Trainer:
 
         def attempt(micro_batch):
             x, y = self.train_data.batch(0, micro_batch, self.config.seed)
-            return compile_or_not(self.state.model, x, y, self.cast, self.state.scaler)
+            compiled = shard.compile_or_end if self.sharded else compile_or_not
+            return compiled(self.state.model, x, y, self.cast, self.state.scaler)
 
         self.forward, problem = self.memory.training.run(attempt)
         return problem
@@ -74,7 +76,10 @@ class Trainer:
             return forward_backward(self.forward, x, y, micro_batch, self.cast, state.scaler)
 
         loss = self.memory.training.run(attempt)
-        loss = ranks.add_up_gradients(state.model.parameters(), loss)
+        if self.sharded:
+            loss = shard.add_up(loss)
+        else:
+            loss = ranks.add_up_gradients(state.model.parameters(), loss)
         with held():
             lr = self.schedule.learning_rate
             self.norm = optimizer_step(
