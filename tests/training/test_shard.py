@@ -1,0 +1,187 @@
+"""Several processes that share out one model, started by torchrun: two to four, over gloo."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+import config
+from formats import run_folder
+from model import GPT, GPTConfig
+from tests.conftest import losses, run_script
+from tests.training.test_ranks import EXACT, LIMITED, one_message, same, start, torchrun, train_on
+from training import plan
+
+STEPS = ["--batch_size=24", "--eval_interval=12"]
+MODERN = ["--arch=qwen3", "--optimizer=muon", "--tie_weights=False"]
+
+
+def train_alone(data, folder, *more):
+    """Train the same model in one process, which shares nothing."""
+    return run_script(
+        "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT, *STEPS, *more
+    )
+
+
+def train_shared(processes, data, folder, *more):
+    """Train it shared out over so many processes."""
+    return train_on(processes, data, folder, *STEPS, "--shard=True", *more)
+
+
+def tensors(folder, name):
+    """The tensors of a step's file by name, and of an optimiser by number and name."""
+    saved = run_folder.load_tensors(folder / name)
+    if name == "model.pt":
+        return saved
+    states = saved["optimizer"]["state"].items()
+    return {(number, k): v for number, state in states for k, v in state.items()}
+
+
+def test_a_shared_run_is_the_run_of_one_process(char_data, tmp_path):
+    """Its losses, its checkpoints, and whoever continues it: three processes, one, then two."""
+    shared, alone = tmp_path / "shared", tmp_path / "alone"
+    result = train_alone(char_data, alone, "--max_steps=36")
+    assert result.returncode == 0, result.stderr
+    result = train_shared(3, char_data, shared, "--max_steps=12", "--micro_batch_size=2")
+    assert result.returncode == 0, result.stderr
+    assert "3 x cpu" in result.stdout and not result.stderr
+    result = train_alone(char_data, shared, "--max_steps=24")
+    assert result.returncode == 0 and "continues at step 12" in result.stdout, result.stderr
+    result = train_shared(2, char_data, shared, "--max_steps=36")
+    assert result.returncode == 0 and "continues at step 24" in result.stdout, result.stderr
+    assert same(losses(shared), losses(alone))
+    # The files are those of a run that shares nothing, and are read as such.
+    for name in ("model.pt", "optimizer.pt"):
+        ours, theirs = (tensors(f / "step_00000036", name) for f in (shared, alone))
+        assert ours.keys() == theirs.keys()
+        for key, tensor in ours.items():
+            assert type(tensor) is torch.Tensor and tensor.shape == theirs[key].shape
+            assert torch.allclose(tensor, theirs[key], atol=1e-4), key
+    result = run_script(
+        "generate.py", "--checkpoint", shared, "--prompt", "the ", "--max_new_tokens", 4
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_muon_has_whole_matrices_and_prompts_are_answered(char_data, tmp_path):
+    more = [*MODERN, "--max_steps=30", "--eval_interval=30", "--sample_prompts=the "]
+    for folder, result in (
+        ("alone", train_alone(char_data, tmp_path / "alone", *more)),
+        ("shared", train_shared(4, char_data, tmp_path / "shared", *more)),
+    ):
+        assert result.returncode == 0, (folder, result.stderr)
+    assert same(losses(tmp_path / "shared"), losses(tmp_path / "alone"))
+    answers = [r for r in run_folder.read_log(tmp_path / "shared") if "samples" in r]
+    assert answers[0]["samples"][0]["text"]
+
+
+SKIPS = """
+import sys, config, torch, train
+from training import ranks, shard
+from training.setup import build
+ranks.join()
+run = build(config.load(sys.argv[1:]))
+before = [shard.local(p).clone() for p in run.state.model.parameters()]
+weight = shard.local(run.state.model.h[0].mlp.c_fc.weight.data)
+if ranks.rank == 1:
+    good, weight[0, 0] = weight[0, 0].item(), float("nan")
+run.trainer.step()
+if ranks.rank == 1:
+    weight[0, 0] = good
+after = [shard.local(p) for p in run.state.model.parameters()]
+same = all(torch.equal(a, b) for a, b in zip(before, after))
+same = all(ranks.gather(same))
+run.trainer.step()
+moved = all(ranks.gather(any(not torch.equal(a, b) for a, b in zip(before, after))))
+print("bad steps:", int(run.trainer.counts.bad_total), same, moved)
+ranks.gather(0)
+ranks.end(0)
+"""
+
+
+@pytest.mark.parametrize("more", [[], MODERN], ids=["adamw", "muon"])
+def test_a_bad_number_in_one_part_is_skipped_in_all(char_data, tmp_path, more):
+    (tmp_path / "skips.py").write_text(SKIPS)
+    result = torchrun(
+        2,
+        tmp_path / "skips.py",
+        f"--data_dir={char_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        *EXACT,
+        *more,
+        "--max_steps=9",
+        "--shard=True",
+    )
+    assert "bad steps: 1 True True" in result.stdout, (result.stdout, result.stderr)
+
+
+def test_a_signal_saves_once_and_any_number_goes_on(char_data, tmp_path):
+    process, _ = start(2, char_data, tmp_path / "run", *STEPS, "--shard=True")
+    os.kill(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
+    assert len(saved) == 1, (out, err)
+    step = int(saved[0].replace(",", ""))
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [step]
+    result = train_shared(3, char_data, tmp_path / "run", f"--max_steps={step + 2}")
+    assert result.returncode == 0 and f"continues at step {step:,}" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_process_is_killed_the_last_checkpoint_stands(char_data, tmp_path, rank):
+    folder = tmp_path / "run"
+    process, ranks = start(2, char_data, folder, *STEPS, "--shard=True", "--save_interval=5")
+    while process.poll() is None and not run_folder.steps(folder):
+        time.sleep(0.05)
+    os.kill(ranks[rank], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and 'train.py"' not in err, err
+    last = run_folder.step_of(run_folder.steps(folder)[-1])
+    if rank:  # the first process lives, and says so
+        assert f"could not be saved; the last checkpoint is step {last:,}" in out, (out, err)
+    result = train_alone(char_data, folder, f"--max_steps={last + 2}")
+    assert result.returncode == 0 and f"continues at step {last:,}" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_out_of_memory_in_one_process_ends_all_with_a_sentence(char_data, tmp_path, rank):
+    (tmp_path / "limited.py").write_text(LIMITED.replace("'1'", f"'{rank}'"))
+    result = torchrun(
+        2,
+        tmp_path / "limited.py",
+        f"--data_dir={char_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        *EXACT,
+        "--n_embd=64",
+        "--block_size=256",
+        "--batch_size=256",
+        "--max_steps=4",
+        "--shard=True",
+        timeout=60,
+    )
+    one_message(result, "128 sequences at once", "--micro_batch_size=64", status=1)
+
+
+def test_gpt2_xl_has_its_parameters_and_an_eighth_of_them_on_each_of_eight_gpus():
+    c = config.load(["config/gpt2_xl.py"])
+    with torch.device("meta"):
+        model = GPT(GPTConfig(50257, c.block_size, c.n_layer, c.n_head, c.n_embd))
+    parameters = model.num_parameters()
+    assert c.shard and parameters == 1_557_611_200  # as published
+    inside = sum(p.numel() for p in model.h.parameters())
+    needed = {"weights": 4 * parameters, "gradients": 4 * parameters, "optimizer": 8 * parameters}
+    needed |= {"activations": 2 * parameters + 3_000_000_000}  # with the copies in 16 bits
+    each = plan.memory_shared(needed, inside, parameters - inside, c.n_layer, 8, True)
+    for name in ("weights", "gradients", "optimizer"):
+        assert each[name] == needed[name] // 8
+    assert each["peak"] < 8e9
+
+
+def test_a_dry_run_says_what_eight_gpus_take(char_data, tmp_path):
+    result = train_alone(char_data, tmp_path / "run", "--shard=True", "--dry_run=True")
+    assert result.returncode == 0, result.stderr
+    assert "each of 8 GPUs" in result.stdout and "on each of 8" in result.stdout
+    assert "measured on cpu" in result.stdout and not (tmp_path / "run").exists()
