@@ -4,9 +4,11 @@ The figures for other GPUs are computed; those for the present device are measur
 steps.
 """
 
+import contextlib
 import shutil
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -21,6 +23,7 @@ from training.step import forward_backward
 
 # Dense bf16 TFLOP/s (fp16 on T4 and V100), memory in GB.
 GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80), "H200": (989, 141)}
+SHARE = 8  # GPUs for which the plan of a run with shard = True has a table
 UTILISATION = 0.4  # of the peak; tokens/s of published runs of this class lie between 0.3 and 0.5
 
 
@@ -73,6 +76,35 @@ def memory(
         "activations": activations + copies,
         "peak": weights + optimizer + copies + during,
     }
+
+
+def memory_shared(
+    needed: dict[str, int], inside: int, outside: int, layers: int, gpus: int, low_precision: bool
+) -> dict[str, int]:
+    """Bytes of training at its peak on each of several GPUs that share out the model (shard.py).
+
+    needed: on one GPU, as memory() has it. inside: parameters of all layers. outside: the others.
+
+    Each has its part of weights, gradients and optimiser. Whole are, with their gradients, what
+    lies outside of the layers, and two layers: one at work, and the next. They count among the
+    activations, with their copies in 16 bits; memory() has those of all weights there.
+    """
+    at_work = outside + 2 * inside // layers
+    copies = 2 * (at_work - inside - outside) if low_precision else 0
+    activations = needed["activations"] + 8 * at_work + copies
+    shared = {name: needed[name] // gpus for name in ("weights", "gradients", "optimizer")}
+    return shared | {"activations": activations, "peak": sum(shared.values()) + activations}
+
+
+def check_ram(run: Run) -> None:
+    """Raises MemoryError where a CPU's memory does not do: Linux would not say so, but end us."""
+    needed = memory_of(run, 1, run.dtype.itemsize == 2)
+    with contextlib.suppress(OSError):  # no such file on other systems
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(known["MemAvailable"].split()[0])
+        # The weights are there already.
+        if run.device.type == "cpu" and needed["peak"] - needed["weights"] > free:
+            raise MemoryError
 
 
 def measure(run: Run, seconds: float = 20.0) -> tuple[float, int]:
@@ -143,6 +175,8 @@ def timed(device: torch.device, work, *arguments) -> float:
 def plan(run: Run) -> str:
     """The plan of a run as text."""
     parts = [size_of(run), memory_table(run), disk(run), hours_table(run)]
+    if run.config.shard:
+        parts.insert(2, memory_table(run, SHARE))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
@@ -175,15 +209,27 @@ def memory_of(run: Run, micro_batch: int, low_precision: bool) -> dict[str, int]
     return memory(model.config, parameters, state, micro_batch, accumulates, low_precision)
 
 
-def memory_table(run: Run) -> list[str]:
-    """GB by micro-batch and by what they hold."""
+def memory_on(run: Run, micro_batch: int, low_precision: bool, gpus: int) -> dict[str, int]:
+    """The same on each of so many GPUs, which share out the model where they are several."""
+    needed = memory_of(run, micro_batch, low_precision)
+    if gpus == 1:
+        return needed
+    model = run.state.model
+    inside = sum(p.numel() for p in model.h.parameters())
+    outside = model.num_parameters() - inside
+    return memory_shared(needed, inside, outside, len(model.h), gpus, low_precision)
+
+
+def memory_table(run: Run, gpus: int = 1) -> list[str]:
+    """GB by micro-batch and by what they hold, on one GPU or each of several."""
     columns = {"weights": 10, "gradients": 11, "optimizer": 11, "activations": 13, "peak": 8}
     head = "".join(f"{name:>{width}}" for name, width in columns.items())
-    lines = [f"memory, GB     {'sequences at once':>18}{head}"]
+    title = "memory, GB" if gpus == 1 else f"each of {gpus} GPUs"
+    lines = [f"{title:15}{'sequences at once':>18}{head}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if run.config.batch_size % micro_batch:
+        if run.config.batch_size % (gpus * micro_batch):
             continue
-        needed = memory_of(run, micro_batch, run.dtype.itemsize == 2)
+        needed = memory_on(run, micro_batch, run.dtype.itemsize == 2, gpus)
         cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
         lines.append(f"{'':15}{micro_batch:>18}{cells}")
     return lines
@@ -224,8 +270,11 @@ def hours_table(run: Run) -> list[str]:
             if fits
             else f"does not fit {gigabytes} GB"
         )
+        if c.shard:
+            room += f"; {largest_micro_batch(run, gigabytes, SHARE)} on each of {SHARE}"
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {room}")
     try:
+        check_ram(run)
         seconds, micro_batch = measure(run)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error) and not isinstance(error, RunError):
@@ -242,14 +291,18 @@ def hours_table(run: Run) -> list[str]:
     return lines
 
 
-def largest_micro_batch(run: Run, gigabytes: int) -> int:
-    """The most sequences at once that a GPU of so much memory holds; 0 where not one does."""
+def largest_micro_batch(run: Run, gigabytes: int, gpus: int = 1) -> int:
+    """The most sequences at once that a GPU of so much memory holds; 0 where not one does.
+
+    gpus: how many of them share out the model.
+    """
     room = 0.92e9 * gigabytes
     if run.trainer.train_data.bytes <= 0.25e9 * gigabytes:
         room -= run.trainer.train_data.bytes  # the tokens lie there too, up to a quarter
     batch = run.config.batch_size
-    sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-    return max((size for size in sizes if memory_of(run, size, True)["peak"] < room), default=0)
+    sizes = [size for size in range(1, batch // gpus + 1) if batch % (gpus * size) == 0]
+    fitting = [size for size in sizes if memory_on(run, size, True, gpus)["peak"] < room]
+    return max(fitting, default=0)
 
 
 def money(hours: float, config) -> str:
