@@ -26,7 +26,8 @@ def answer_prompts(
 ) -> list[dict]:
     """[{"prompt", "text"}] for each prompt; none where memory does not suffice.
 
-    Every process has to call it, and the first one answers. The answers differ between evaluations by the weights alone. cast: makes an autocast context.
+    Every process has to call it, and the first one answers. The answers differ between evaluations
+    by the weights alone. cast: makes an autocast context.
     """
     if not prompts:
         return []
