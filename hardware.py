@@ -60,11 +60,14 @@ class DeviceError(ValueError):
 def find_device(name: str, number: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, mps or cpu.
 
-    number: which GPU, where the name says none. Raises DeviceError for one that this machine lacks.
+    number: which GPU, where the name says none; the only one where a process sees no others. Raises
+    DeviceError for one that this machine lacks.
     """
     if name == "auto":
         name = _best_device()
     try:
+        if name == "cuda" and torch.cuda.device_count() == 1:
+            number = 0  # as launchers give each process a GPU of its own
         device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
     except RuntimeError:
         raise DeviceError(
@@ -214,7 +217,7 @@ def catches_up(device: torch.device, seconds: float) -> bool:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     while not event.query() and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(0.001)
     return event.query()
 
 

@@ -161,7 +161,7 @@ def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) 
     stopped = isinstance(interruption, Stop)
     # The GPU's queue may hold a sum that will never come, with a process that has ended; and a part
     # of the state has gone with it where that is shared out.
-    reachable = stopped or (not checkpointer.sharded and catches_up(run.device, 20))
+    reachable = stopped or (not checkpointer.sharded and catches_up(run.device, 10))
     if reachable and checkpointer.save_now():
         message = f"{step} is saved in {run.folder}; the same command continues"
     else:

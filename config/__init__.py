@@ -179,6 +179,11 @@ class Config:
         "precision of the matrix products; auto: the fastest that the device has",
         ["auto", "bfloat16", "float16", "float32"],
     )
+    allreduce_dtype: str = setting(
+        "float32",
+        "precision in which several processes add up their gradients; bfloat16: half the bytes",
+        ["float32", "bfloat16"],
+    )
     compile: bool | None = setting(
         None,
         "torch.compile the model; where that fails the run goes on without; None: unless a short"

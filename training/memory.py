@@ -92,13 +92,16 @@ class MicroBatch:
     def __init__(self, name: str, size: int, memory: Memory):
         self.name, self.size, self.memory = name, size, memory
 
-    def run(self, work):
+    def run(self, work, buckets=None):
         """work(sequences at once), again with half as many wherever memory ran out in any process.
 
-        Raises RunError when a single sequence is too much.
+        buckets: buckets.Buckets that work() may have begun to send. Raises RunError when a single
+        sequence is too much.
         """
         while True:
             result, fits = attempt(work, self.size)
+            if buckets:
+                buckets.send_promised()
             if all(ranks.gather(fits)):
                 return result
             result = None  # before its memory is asked for back

@@ -58,6 +58,18 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
     return groups
 
 
+def reserve_state(optimizer: torch.optim.Optimizer) -> None:
+    """Take the memory of the optimiser's state, as its first step would: AdamW's, or Muon's."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if optimizer.state[p]:
+                continue
+            place = p.device if group["fused"] and not group.get("muon") else None
+            state = {"step": torch.zeros((), device=place)}
+            names = ["momentum_buffer"] if group.get("muon") else ["exp_avg", "exp_avg_sq"]
+            optimizer.state[p] = state | {name: torch.zeros_like(p) for name in names}
+
+
 def side_by_side(name: str, shape) -> int:
     """How many matrices of one size a parameter of a block holds.
 

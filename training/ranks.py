@@ -4,22 +4,32 @@ torchrun starts them; a process that it did not start is alone.
 
 All do the same steps on different sequences. What one finds out alone (memory that runs out, a
 signal, the time) takes effect once all have heard of it, at the same point of the program. Only the
-first, `main`, writes and prints. Knows no model, no run.
+first, `main`, writes and prints. Knows no model, no run. How gradients are summed: buckets.py.
 """
 
 import contextlib
+import math
 import os
 import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+import hardware
 
 rank = 0  # this process among all
 count = 1  # how many there are
 local = 0  # this process among those of its machine, which is its GPU's number too
 alone = True
 main = True
+# What this process has to tell the others (the number of a signal, whether its budget is used up),
+# and the largest that any has told: it goes along with every gather(), so needs no message.
+told = {"signal": 0, "budget": 0}
+heard = dict(told)
 _store = None
 _stderr = sys.stderr
 
@@ -40,6 +50,8 @@ def join() -> None:
     local = int(os.environ["LOCAL_RANK"])
     alone = False
     main = rank == 0
+    # NCCL's watchdog would end this process for the loss of another, before it has saved.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     # Plain numbers go over gloo, between the CPUs, so that agreeing on them never waits for a GPU.
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -55,43 +67,87 @@ def connect(device: torch.device) -> None:
     """Have NCCL set itself up now, while the GPU has memory for it.
 
     Else that comes with the first sum of gradients, when the model may have taken the last of it.
+    Raises DeviceError where two processes have the same GPU.
     """
-    if not alone and device.type == "cuda":
-        dist.all_reduce(torch.zeros(1, device=device))
+    if alone or device.type != "cuda":
+        return
+    name = str(torch.cuda.get_device_properties(device).uuid).encode()
+    if len(set(gather(zlib.crc32(name)))) < count:
+        raise hardware.DeviceError(
+            f"some of the {count} processes see the same GPU; torchrun takes --nproc_per_node, the "
+            f"number of GPUs of this machine: {torch.cuda.device_count()}"
+        )
+    dist.all_reduce(torch.zeros(1, device=device))
 
 
 def gather(value: float) -> list[float]:
-    """The values that all processes bring here, by rank. Raises Lost."""
+    """The values that all processes bring here, by rank; `told` goes along. Raises Lost."""
     if alone:
+        heard.update(told)
         return [value]
-    values = torch.zeros(count, dtype=torch.float64)
-    values[rank] = value
+    rows = torch.zeros(count, 1 + len(told), dtype=torch.float64)
+    rows[rank] = torch.tensor([value, *told.values()], dtype=torch.float64)
+    with losing():
+        dist.all_reduce(rows)
+    values, *news = rows.T.tolist()
+    heard.update({name: max(of_all) for name, of_all in zip(told, news, strict=True)})
+    return values
+
+
+def all_have(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all processes bring the same numbers, float32, by a checksum. Raises Lost."""
+    if alone:
+        return True
+    sums = torch.stack([tensor.detach().view(torch.int32).sum() for tensor in tensors])
+    places = torch.arange(1, len(sums) + 1, device=sums.device)
+    checksum = int((sums * places).sum()) % 2**48
+    return len(set(gather(checksum))) == 1
+
+
+@contextlib.contextmanager
+def losing():
+    """Messages between the processes: one that fails raises Lost."""
     try:
-        dist.all_reduce(values)
+        yield
     except RuntimeError as error:
+        if hardware.out_of_memory(error):
+            raise
         raise Lost(str(error)) from None
-    return values.tolist()
 
 
-def add_up_gradients(parameters, loss: torch.Tensor) -> torch.Tensor:
-    """Sum the gradients of `parameters` over all processes; returns the sum of `loss`, a scalar.
+def share_out(work: Callable, stack: torch.Tensor) -> torch.Tensor:
+    """work(stack), of which each process does a part, and all have the whole.
 
-    Raises Lost. One message after the last backward, and not DistributedDataParallel, whose
-    messages begin within it: where one process runs out of memory there, the others wait for its
-    messages until the time is out, and its own wrapper refuses another step.
+    work: acts on each stack[i] alone and returns as many, of the same shape and dtype. Raises Lost.
     """
     if alone:
-        return loss
-    parameters = [p for p in parameters if p.grad is not None]
-    flat = torch.cat([*(p.grad.view(-1) for p in parameters), loss.view(1)])
-    try:
-        dist.all_reduce(flat)
-    except RuntimeError as error:
-        raise Lost(str(error)) from None
-    *gradients, total = flat.split([*(p.numel() for p in parameters), 1])
-    for p, gradient in zip(parameters, gradients, strict=True):
-        p.grad = gradient.view_as(p)
-    return total[0]
+        return work(stack)
+    each = math.ceil(len(stack) / count)
+    mine = stack[rank * each : (rank + 1) * each]
+    done = stack.new_zeros(each, *stack.shape[1:])
+    if len(mine):
+        done[: len(mine)] = work(mine)
+    whole = stack.new_empty(count * each, *stack.shape[1:])
+    with losing():
+        dist.all_gather(list(whole.chunk(count)), done)
+    return whole[: len(stack)]
+
+
+def catch_up(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given, in a way in which signals are heard.
+
+    To be called before reading from it: the read would wait too, but deaf to torchrun's signal that
+    another process has ended, whose part of a sum then never comes. Raises Lost 10 s after a signal
+    has come, and 10 minutes after none.
+    """
+    if alone:
+        return
+    deadline = time.monotonic() + 600
+    while not hardware.catches_up(device, 1):
+        if told["signal"]:
+            deadline = min(deadline, time.monotonic() + 10)
+        if time.monotonic() > deadline:
+            raise Lost("the GPU waits for a sum that does not come")
 
 
 def say_once(message: str) -> None:

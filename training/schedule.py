@@ -125,6 +125,7 @@ class Clock:
 
     def stop(self) -> None:
         """Count what has passed since start(), once the device has done its work."""
+        ranks.catch_up(self.device)
         hardware.synchronize(self.device)
         passed = time.perf_counter() - self.mark
         self.progress.elapsed_s += passed
@@ -173,8 +174,14 @@ class Budget:
         return None
 
     def exceeded(self) -> str | None:
-        """The same, agreed between the processes of a run: all stop at the same step."""
+        """The same, agreed between the processes of a run: all stop at the same step.
+
+        Several stop a step later, when all have heard of it.
+        """
         here = self.used_up()
-        if any(ranks.gather(bool(here))):
+        ranks.told["budget"] = int(bool(here))
+        if ranks.alone:
+            return here
+        if ranks.heard["budget"]:
             return here or "the budget"
         return None

@@ -115,6 +115,11 @@ def build(config: Config) -> Run:
     memory_kind = shard.FixedMemory if shard.wanted(config) else Memory
     memory = memory_kind(config, device, config.batch_size // ranks.count, known_memory)
     check_together(config, folder, meta, schedule, memory)
+    if not ranks.all_have(state.model.parameters()):
+        raise RunError(
+            "the processes of this run begin with different weights; they need the same seed, "
+            "settings and version of PyTorch, and the same files where init_from names some"
+        )
 
     clock = Clock(state.progress, device, started)
     return Run(

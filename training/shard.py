@@ -190,8 +190,8 @@ def own_rows(stack: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class FixedMicroBatch(MicroBatch):
     """Sequences at once that stay as many, for work within which processes send messages."""
 
-    def run(self, work):
-        """work(sequences at once).
+    def run(self, work, buckets=None):
+        """work(sequences at once); there are no buckets.
 
         Raises RunError where memory runs out: the other processes wait for messages in the middle
         of the same work, so none can begin anew. They hear of the end of this one, and raise Lost.

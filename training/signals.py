@@ -43,7 +43,7 @@ class Signals:
                 os.write(2, b"\nleft at once; the last checkpoint is whole\n")
                 os._exit(130)
             return
-        self.received = signum
+        self.received = ranks.told["signal"] = signum
         if not self.holding and not self.agreed:
             raise Stop(signum)
 
@@ -63,14 +63,15 @@ class Signals:
         self.holding = True
 
     def raise_if_received(self) -> None:
-        """Raises Stop where any process of the run has had a signal.
+        """Raises Stop where any process of the run has told the others of a signal.
 
         From the first call on, several processes stop only here: all at the same step.
         """
-        self.agreed = not ranks.alone
-        signum = int(max(ranks.gather(self.received or 0)))
-        if signum:
-            raise Stop(signum)
+        if not self.agreed:
+            self.agreed = not ranks.alone
+            ranks.gather(0)
+        if ranks.heard["signal"]:
+            raise Stop(int(ranks.heard["signal"]))
 
 
 def leave(signum: int, message: str):

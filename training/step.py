@@ -12,20 +12,25 @@ from hardware import out_of_memory
 from training import ranks
 
 
-def forward_backward(model, x, y, micro_batch: int, cast, scaler) -> torch.Tensor:
+def forward_backward(model, x, y, micro_batch: int, cast, scaler, buckets=None) -> torch.Tensor:
     """Gradients of the mean loss over a batch, `micro_batch` sequences at a time.
 
     x, y: int64 [B, T]. Returns that loss, a scalar on the device. Where several processes share a
-    batch, each brings its part of it, and gradients and loss are its part of the mean.
+    batch, each brings its part of it, and gradients and loss are its part of the mean; buckets: the
+    buckets.Buckets that add them up.
     """
     total = torch.zeros((), device=x.device)
-    parts = len(x) // micro_batch * ranks.count
+    left = len(x) // micro_batch
+    parts = left * ranks.count
     for part_x, part_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
         with record_function("forward"), cast():
             loss = model(part_x, part_y) / parts
+        total += loss.detach()
+        left -= 1
+        if buckets and not left:
+            buckets.before_last_backward(total)
         with record_function("backward"):
             scaler.scale(loss).backward()
-        total += loss.detach()
     return total
 
 
@@ -70,7 +75,9 @@ def compile_or_not(model, x, y, cast, scaler):
     not to train.
     """
     try:
-        if x.device.type == "cpu":
+        # Compiled as a whole, a model has all its gradients at once, at the end of the backward:
+        # several processes could send none before (buckets.py).
+        if x.device.type == "cpu" or not ranks.alone:
             compiled = compile_layers(model)
         else:
             compiled = torch.compile(model, dynamic=False)

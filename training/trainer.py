@@ -11,9 +11,10 @@ from torch.profiler import record_function
 import hardware
 from config import Config
 from training import ranks, shard
+from training.buckets import Buckets
 from training.dataset import Dataset
 from training.memory import Memory
-from training.optimizer import optimizer_step
+from training.optimizer import optimizer_step, reserve_state
 from training.schedule import Schedule
 from training.state import State, StepCounts
 from training.step import compile_or_not, evaluate, forward_backward
@@ -45,6 +46,10 @@ class Trainer:
         self.counts = StepCounts(state.progress.sums, device)
         self.norm = torch.zeros((), device=device)
         memory.drop_gradients = state.model.zero_grad
+        self.buckets = None  # in which several processes sum their gradients
+        if not ranks.alone and not self.sharded:
+            dtype = hardware.DTYPES[config.allreduce_dtype]
+            self.buckets = Buckets(state.model.parameters(), dtype)
 
     def cast(self):
         """Autocast to the run's dtype."""
@@ -54,12 +59,19 @@ class Trainer:
         """Compile the model; returns why it was not, if it was not."""
 
         def attempt(micro_batch):
+            self.reserve()
             x, y = self.train_data.batch(0, micro_batch, self.config.seed)
             compiled = shard.compile_or_end if self.sharded else compile_or_not
             return compiled(self.state.model, x, y, self.cast, self.state.scaler)
 
         self.forward, problem = self.memory.training.run(attempt)
         return problem
+
+    def reserve(self) -> None:
+        """Take the memory that stays taken, within the handling of memory that runs out."""
+        if self.buckets:
+            self.buckets.reserve()
+        reserve_state(self.state.optimizer)
 
     def step(self, held=contextlib.nullcontext) -> None:
         """One optimiser step. Several processes each take their share of its sequences.
@@ -72,14 +84,21 @@ class Trainer:
             x, y = self.train_data.batch(first, self.local_batch, config.seed)
 
         def attempt(micro_batch):
+            self.reserve()
+            if self.buckets:
+                self.buckets.begin(micro_batch)
             self.seed_dropout()
-            return forward_backward(self.forward, x, y, micro_batch, self.cast, state.scaler)
+            return forward_backward(
+                self.forward, x, y, micro_batch, self.cast, state.scaler, self.buckets
+            )
 
-        loss = self.memory.training.run(attempt)
-        if self.sharded:
+        loss = self.memory.training.run(attempt, self.buckets)
+        if self.buckets:
+            loss = self.buckets.collect()
+        elif self.sharded:
             loss = shard.add_up(loss)
-        else:
-            loss = ranks.add_up_gradients(state.model.parameters(), loss)
+        if state.scaler.is_enabled():
+            ranks.catch_up(self.device)  # it reads from the device
         with held():
             lr = self.schedule.learning_rate
             self.norm = optimizer_step(
@@ -117,6 +136,7 @@ class Trainer:
                 f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
                 "took none of them. What helps: dtype = float32, or a lower learning_rate"
             )
+        ranks.catch_up(self.device)
         in_a_row = int(self.counts.bad_in_a_row)
         if in_a_row < config.max_bad_steps:
             return None

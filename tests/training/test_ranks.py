@@ -1,5 +1,8 @@
 """Several processes that train one run, started by torchrun: two and four, over gloo."""
 
+import contextlib
+import itertools
+import json
 import os
 import re
 import signal
@@ -10,10 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import hardware
 from formats import run_folder
+from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, losses, run_script, train_small
 from tests.training.test_limits import BIG
+from training import buckets, ranks
+from training.step import forward_backward
 
 EXACT = [
     *SMALL,
@@ -67,10 +75,10 @@ def start(processes, data, folder, *more):
     while process.poll() is None and not losses(folder)[0]:
         time.sleep(0.05)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ranks = {
+    pids = {
         int(environment(pid)["RANK"]): int(pid) for pid in children if "RANK" in environment(pid)
     }
-    return process, [ranks[rank] for rank in sorted(ranks)]
+    return process, [pids[rank] for rank in sorted(pids)]
 
 
 def environment(pid):
@@ -149,8 +157,8 @@ def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_
 
 @pytest.mark.parametrize("whom", ["rank 1", "torchrun"])
 def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, whom):
-    process, ranks = start(2, char_data, tmp_path / "run")
-    os.kill(ranks[1] if whom == "rank 1" else process.pid, signal.SIGTERM)
+    process, pids = start(2, char_data, tmp_path / "run")
+    os.kill(pids[1] if whom == "rank 1" else process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
     assert len(saved) == 1, (out, err)
@@ -164,9 +172,10 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
     assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
 
-def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
-    process, ranks = start(2, char_data, tmp_path / "run")
-    os.kill(ranks[1], signal.SIGKILL)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path, processes):
+    process, pids = start(processes, char_data, tmp_path / "run")
+    os.kill(pids[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     step = int(
         re.search(r"a process of the run has ended; step ([\d,]+) is saved", out)[1].replace(
@@ -200,6 +209,124 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
     assert same(losses(tmp_path / "free"), losses(tmp_path / "tight"))
 
 
+def scarce(processes, when, data, folder, *more):
+    """Train where the last process runs out of memory once; returns the run and what it saw."""
+    notes = folder.with_suffix(".json")
+    script = (ROOT / "tests/training/scarce.py", when, notes)
+    files = (f"--data_dir={data}", f"--checkpoint_dir={folder}")
+    result = torchrun(processes, *script, *files, *EXACT, "--max_steps=50", *more)
+    assert result.returncode == 0, result.stderr
+    return result, json.loads(notes.read_text())
+
+
+@pytest.mark.parametrize(
+    ("processes", "when", "sizes"),
+    [
+        (2, "backward", {"micro_batch": 2}),
+        (4, "backward", {"micro_batch": 1}),
+        (2, "evaluation", {"eval_micro_batch": 2}),
+    ],
+)
+def test_out_of_memory_in_mid_run_leaves_none_waiting(
+    char_data, tmp_path, alone, processes, when, sizes
+):
+    """Nor in the middle of a backward whose first buckets are on their way."""
+    result, seen = scarce(processes, when, char_data, tmp_path / "run")
+    assert result.stdout.count("out of memory with") == 1, result.stdout
+    halved = [r for r in run_folder.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
+    assert len(halved) == 1 and halved[0].items() >= sizes.items(), halved
+    assert when == "evaluation" or seen["sent"] > 1, seen
+    assert same(losses(tmp_path / "run"), alone)
+
+
+def test_a_step_takes_one_message_of_plain_numbers(char_data, tmp_path):
+    _, seen = scarce(2, "never", char_data, tmp_path / "run")
+    counts = seen["messages"]
+    between = [after - before for before, after in itertools.pairwise(counts)]
+    evaluations = [10, 20, 30, 40]  # each has its own three
+    assert len(between) == 49 and between == [
+        4 if n + 1 in evaluations else 1 for n in range(len(between))
+    ]
+
+
+def test_compiled_processes_have_the_losses_of_one(char_data, tmp_path, alone):
+    result = train_on(2, char_data, tmp_path / "run", "--max_steps=50", "--compile=True")
+    assert result.returncode == 0 and "failed" not in result.stdout, (result.stdout, result.stderr)
+    assert same(losses(tmp_path / "run"), alone)
+
+
+def test_sums_in_bfloat16_train_as_well(char_data, tmp_path, alone):
+    result = train_on(
+        2, char_data, tmp_path / "run", "--max_steps=50", "--allreduce_dtype=bfloat16"
+    )
+    assert result.returncode == 0, result.stderr
+    (training, validation), (exact, exact_validation) = losses(tmp_path / "run"), alone
+    assert training[1] == pytest.approx(exact[1], abs=1e-4)  # the loss itself is not rounded
+    assert max(abs(training[step] - exact[step]) for step in exact) < 0.02
+    assert validation[50] == pytest.approx(exact_validation[50], abs=0.01)
+    assert training != exact
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_muon_shared_out_has_the_losses_of_one_process(char_data, tmp_path, processes):
+    more = ["--optimizer=muon", "--max_steps=20"]
+    for count in (1, processes):
+        result = train_on(count, char_data, tmp_path / str(count), *more)
+        assert result.returncode == 0, result.stderr
+    assert same(losses(tmp_path / "1"), losses(tmp_path / str(processes)))
+
+
+def test_buckets_go_during_the_backward_once_it_is_known_to_fit(monkeypatch):
+    monkeypatch.setattr(buckets, "SMALLEST", 10_000)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(50, 16, 2, 2, 32))
+    x, y = torch.randint(50, (2, 4, 16))
+    cast, scaler = contextlib.nullcontext, torch.amp.GradScaler("cpu", enabled=False)
+    loss = forward_backward(model, x, y, 2, cast, scaler)
+    plain = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ours, sent = buckets.Buckets(model.parameters(), torch.float32), []
+        ours.reserve()
+        handle = model.h[0].ln_1.weight.register_hook(lambda gradient: sent.append(ours.count))
+        for _ in range(2):
+            ours.begin(2)
+            total = forward_backward(model, x, y, 2, cast, scaler, ours)
+            assert torch.equal(ours.collect(), total) and torch.equal(total, loss)
+            for p, gradient in zip(model.parameters(), plain, strict=True):
+                assert torch.equal(p.grad, gradient) and p.grad.data_ptr() % 16 == 0
+            model.zero_grad()
+        handle.remove()
+        # In the first micro-batch none; then, but for the first step, most.
+        assert sent[:3] == [0, 0, 0] and 1 < sent[3] < len(ours.buckets)
+        assert len(ours.buckets) > 5
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_a_process_that_sees_one_gpu_takes_it(monkeypatch):
+    if torch.cuda.device_count() > 1:
+        pytest.skip("this process sees several")
+    assert hardware.find_device("auto", 3) == torch.device("cuda", 0)
+
+
+@pytest.mark.gpu
+def test_signals_are_heard_while_a_gpu_is_waited_for(monkeypatch):
+    monkeypatch.setattr(ranks, "alone", False)
+    heard = []
+    monkeypatch.setitem(ranks.told, "signal", 0)
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(time.monotonic()))
+    try:
+        torch.cuda._sleep(4_000_000_000)  # about two seconds
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        ranks.catch_up(torch.device("cuda"))
+        assert heard and time.monotonic() - heard[0] > 0.5
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def one_message(result, *words, status):
     """Assert that torchrun's processes ended with `status`, and just one of them said why."""
     ours = result.stderr.partition("torch/distributed/elastic")[0]
@@ -219,6 +346,15 @@ def test_an_error_is_said_once(char_data, tmp_path):
         status=2,
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_must_begin_with_the_same_weights(char_data, tmp_path):
+    (tmp_path / "other.py").write_text(
+        "import os, sys, train; train.main([*sys.argv[1:], '--seed=' + os.environ['RANK']])"
+    )
+    files = (f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}")
+    result = torchrun(2, tmp_path / "other.py", *files, *EXACT)
+    one_message(result, "begin with different weights", status=1)
 
 
 def test_what_fails_in_one_process_ends_all(char_data, tmp_path):
