@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hardware
 from config import Config
 from model import GPT, GPTConfig
 from training.muon import Muon, orthogonalize
@@ -12,10 +13,17 @@ from training.optimizer import make_optimizer
 def optimizer_of(params, **group):
     return Muon(
         [
-            {"params": params, "muon": 1, "momentum": 0.95, "weight_decay": 0.0, "bfloat16": False}
+            {
+                "params": params,
+                "muon": 1,
+                "momentum": 0.95,
+                "weight_decay": 0.0,
+                "dtype": torch.float32,
+            }
             | group
         ],
         lr=0.02,
+        fused=True,
     )
 
 
@@ -36,6 +44,24 @@ def test_singular_values_come_near_one():
             orthogonalize(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
         ).aminmax()
         assert high < 1.3 and (low > 0.3 or shape[1] == shape[2])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float16, 0.01), (torch.bfloat16, 0.03), (torch.float32, 0.005)]
+)
+def test_iterates_in_16_bits_on_momentum_of_any_size(dtype, near):
+    """float16 has no numbers as small as these."""
+    x = 1e-6 * torch.randn(3, 96, 32, generator=torch.Generator().manual_seed(1))
+    exact, low = orthogonalize(1e6 * x), orthogonalize(x, dtype)
+    assert low.dtype == dtype and (low - exact).norm() < near * exact.norm()
+
+
+def test_iterates_in_the_precision_of_the_run():
+    model = GPT(GPTConfig(100, 16, 2, 2, 32))
+    for name, dtype in hardware.DTYPES.items():
+        config = Config(optimizer="muon", dtype=name)
+        groups = make_optimizer(model, config, torch.device("cpu")).param_groups
+        assert {group["dtype"] for group in groups if group["muon"]} == {dtype}
 
 
 def test_steps_as_pytorch_does():

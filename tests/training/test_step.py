@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardware
 from config import Config
@@ -16,7 +17,7 @@ from formats import run_folder
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, train_small
 from training import profiling
-from training.optimizer import make_optimizer, optimizer_step
+from training.optimizer import make_optimizer, optimizer_step, reserve_state
 from training.schedule import learning_rate_at
 from training.step import compile_or_not, forward_backward
 from training.terminal import duration
@@ -115,6 +116,63 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights():
     model, _, norm = one_step(poison=True)
     assert not norm.isfinite()
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+class Seen(TorchDispatchMode):
+    """The operations that PyTorch is asked for: all, and those that are more than a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.working = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "aten":
+            self.all.append(function._schema.name)
+            if not function.is_view and function != torch.ops.aten._unsafe_view.default:
+                self.working.append(function._schema.name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+@pytest.mark.parametrize(("optimizer", "most", "working"), [("adamw", 17, 17), ("muon", 93, 71)])
+def test_an_update_of_twelve_layers_is_few_operations_and_never_waits(
+    arch, optimizer, most, working
+):
+    model = GPT(GPTConfig(100, 16, 12, 2, 32, arch=arch))
+    optimizer = make_optimizer(
+        model, Config(optimizer=optimizer, dtype="bfloat16"), torch.device("cpu")
+    )
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    reserve_state(optimizer)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    with Seen() as seen:
+        optimizer_step(model, optimizer, scaler, 1e-3, 1.0)
+    assert "aten::_local_scalar_dense" not in seen.all
+    assert len(seen.all) <= most and len(seen.working) <= working
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_memory_of_the_optimizer_can_be_taken_before_its_first_step(optimizer):
+    states = []
+    for early in (False, True):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(50, 16, 2, 2, 32))
+        made = make_optimizer(model, Config(optimizer=optimizer), torch.device("cpu"))
+        if early:
+            reserve_state(made)
+            taken = {id(t) for state in made.state.values() for t in state.values()}
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        made.step()
+        states.append(made.state_dict()["state"])
+    assert taken == {id(t) for state in made.state.values() for t in state.values()}
+    assert states[0].keys() == states[1].keys()
+    for number, plain in states[0].items():
+        reserved = states[1][number]
+        assert plain.keys() == reserved.keys()
+        for name, value in plain.items():
+            assert value.dtype == reserved[name].dtype and torch.equal(value, reserved[name])
 
 
 def test_durations_as_people_say_them():
