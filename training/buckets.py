@@ -118,7 +118,12 @@ class Buckets:
 
     def send_promised(self) -> None:
         """Send what the others may wait for, after a backward that memory may have cut off."""
-        while self.early and self.count < len(self.buckets):
+        if self.early:
+            self.send_rest()
+
+    def send_rest(self) -> None:
+        """Send all that has not gone."""
+        while self.count < len(self.buckets):
             self.send_next()
 
     def collect(self) -> torch.Tensor:
@@ -126,9 +131,8 @@ class Buckets:
 
         To be called once all have agreed that the step fitted.
         """
-        self.early = True
         self.fitted = self.size
-        self.send_promised()
+        self.send_rest()
         self.wait()
         for bucket in self.buckets:
             if bucket.sent is not bucket.values:

@@ -26,6 +26,7 @@ class Signals:
 
     def __init__(self):
         self.received = None
+        ranks.told["signal"] = 0
         self.holding = False
         self.agreed = False  # whether processes stop together, at raise_if_received
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
