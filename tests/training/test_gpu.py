@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import config
 import hardware
@@ -18,7 +19,7 @@ from tests.generating.test_sampling import PROMPTS, without_cache
 from tests.test_model import randomised
 from tests.training.test_ranks import torchrun
 from train import train
-from training import profiling
+from training import profiling, shard
 from training.checkpointer import Checkpointer
 from training.dataset import Dataset
 from training.setup import build
@@ -294,8 +295,8 @@ def test_a_second_generation_repeats_the_first(recwarn):
     assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, processes):
+@pytest.mark.parametrize(("processes", "shared"), [(1, False), (2, False), (2, True)])
+def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, processes, shared):
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
@@ -307,12 +308,32 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, p
         f"--checkpoint_dir={tmp_path / 'run'}",
         *GPU,
         *exact,
+        f"--shard={shared}",
     )
     assert result.returncode == 0, result.stderr
     alone, run = losses(tmp_path / "alone"), losses(tmp_path / "run")
     assert run[0].keys() == alone[0].keys() and all(
         run[i][step] == pytest.approx(alone[i][step], abs=1e-3) for i in (0, 1) for step in alone[i]
     )
+
+
+def test_a_model_that_one_gpu_shares_out_has_the_same_gradients(exact_products):
+    device = torch.device("cuda")
+    plain, shared = randomised(), randomised()
+    plain.to(device)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shard.share_out(shared, device)
+        shared.to(device)
+        x, y = torch.randint(97, (2, 4, 32), device=device)
+        found = [model(x, y) for model in (plain, shared)]
+        for loss in found:
+            loss.backward()
+        assert found[1].item() == pytest.approx(found[0].item(), abs=1e-5)
+        for ours, whole in zip(shared.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(shard.whole(ours.grad), whole.grad, atol=1e-5)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_gpu_is_known_or_its_mfu_is_not_claimed():
