@@ -79,8 +79,9 @@ class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2)) over the last dimension, times a weight (Zhang and Sennrich, 2019)."""
 
     def forward(self, x):
-        weight = self.weight.to(x.dtype)  # the fused kernels want one dtype
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        dtype = torch.promote_types(x.dtype, self.weight.dtype)  # the fused kernels want one
+        y = F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps)
+        return y.to(x.dtype)
 
 
 def rotary_table(config: GPTConfig):
@@ -98,7 +99,7 @@ def rotary_table(config: GPTConfig):
 def rotate(x, rotary):
     """Turn each pair of x's numbers, one of either half, by the angle of its position.
 
-    x: [B, heads, T, D]. rotary: [2, 1, T, D], or [2, B, 1, T, D] where the rows stand at different
+    x: [B, T, heads, D]. rotary: [2, T, 1, D], or [2, B, T, 1, D] where the rows stand at different
     positions.
     """
     cos, sin = rotary.to(x.dtype)
@@ -146,13 +147,12 @@ class Attention(nn.Module):
 
     def forward(self, x, rotary=None, cache=None):  # x: [B, T, C]
         B, T, _ = x.shape
-        heads = self.c_attn(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q, k, v = heads.split(
-            (self.n_head, self.n_kv_head, self.n_kv_head), dim=1
-        )  # [B, heads, T, D]
+        heads = self.c_attn(x).view(B, T, -1, self.head_dim)
+        q, k, v = heads.split((self.n_head, self.n_kv_head, self.n_kv_head), dim=2)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [B, heads, T, D]
         if cache is not None:
             y = cache.attend(self.layer, q, k, v)
         else:
@@ -230,6 +230,18 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+def stream_dtype(x):
+    """In what dtype x goes from layer to layer: bfloat16 where autocast multiplies in it, else x's.
+
+    Norms and additions move half the bytes so, and take a quarter less (benchmarks/README.md).
+    float16 has not the range for it.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16:
+        return torch.bfloat16
+    return x.dtype
+
+
 class GPT(nn.Module):
     """The language model.
 
@@ -289,10 +301,11 @@ class GPT(nn.Module):
             self.check_ids(idx)
         positions = slice(T) if cache is None else cache.positions
         x, rotary = self.wte(idx), None
+        x = x.to(stream_dtype(x))
         if self.wpe is not None:
-            x = x + self.wpe.weight[positions]
+            x = x + self.wpe.weight[positions].to(x.dtype)
         else:
-            rotary = self.rotary[:, positions].unsqueeze(-3)
+            rotary = self.rotary[:, positions].unsqueeze(-2)
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.h:
             x = block(x, rotary, cache)

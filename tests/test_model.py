@@ -137,6 +137,21 @@ def test_initialisation_is_gpt2s():
     assert loss.item() == pytest.approx(math.log(1000), abs=0.1)
 
 
+@pytest.mark.parametrize("shape", [{}, QWEN3], ids=["gpt2", "qwen3"])
+def test_what_goes_between_layers_is_bfloat16_under_autocast_to_it(shape):
+    model, idx, seen = randomised(**shape), torch.randint(97, (2, 32)), []
+    for block in model.h:
+        block.register_forward_hook(lambda block, inputs, output: seen.append(output.dtype))
+    exact = model(idx, idx)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(idx, idx)
+    with torch.autocast("cpu", torch.float16):
+        model(idx, idx)
+    layers = [torch.float32] * 3
+    assert seen == layers + [torch.bfloat16] * 3 + layers
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), abs=0.02)
+
+
 def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
     model = randomised()
     idx, targets = torch.randint(97, (2, 16)), torch.randint(97, (2, 16))
