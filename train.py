@@ -95,7 +95,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
     clock.start()
     if run.compiles and not schedule.done:
         print("compiling ...", end=" ", flush=True)
-        problem = trainer.compile()
+        problem = trainer.compile(run.compiles)
         recorder.compiled(clock.lap(), problem)
     recorder.open_bar()
     gc.collect()

@@ -63,7 +63,7 @@ def measure(settings):
         run.trainer.compile()
     measured = peak_memory(run)
     micro_batch = run.memory.training.size
-    planned = plan.memory_of(run, micro_batch, run.dtype.itemsize == 2)
+    planned = plan.memory_of(run, micro_batch, run.dtype, hardware.gpu_memory(run.device))
     return {
         "micro_batch": micro_batch,
         "planned": planned["peak"],

@@ -186,8 +186,28 @@ class Config:
     )
     compile: bool | None = setting(
         None,
-        "torch.compile the model; where that fails the run goes on without; None: unless a short"
-        " run on a CPU would not repay it",
+        "torch.compile the model; max: try several kernels for each part, for minutes; where it"
+        " fails the run goes on without; None: what a run of this length repays",
+        ["max"],
+    )
+    cuda_graphs: bool = setting(
+        False,
+        "record forward and backward as CUDA graphs: for a GPU that works faster than Python can"
+        " give it work, as with 8 sequences; takes as much memory again as the gradients",
+    )
+    fp8_head: bool = setting(
+        False, "the head's products in 8 bits while training: faster from H100 and RTX 4090 on"
+    )
+    activation_checkpointing: bool = setting(
+        False,
+        "compute each layer a second time for its gradients, and keep its input only: much less"
+        " memory, a third more time",
+    )
+    loss_chunks: int | None = setting(
+        None,
+        "compute head and loss in so many parts, so that only one part's logits take memory; None:"
+        " 8 where they would take a sixth of a GPU's, else 1",
+        low=1,
     )
     shard: bool = setting(
         False,
@@ -247,6 +267,11 @@ def check(config: Config) -> None:
     if config.arch == "qwen3" and config.bias and "bias" in config.given:
         raise ConfigError(
             "bias = True, but arch = qwen3 has no biases; leave bias out, or take arch = gpt2"
+        )
+    if config.fp8_head and (config.loss_chunks or 1) > 1:
+        raise ConfigError(
+            f"fp8_head = True, but loss_chunks = {config.loss_chunks}, whose products are in 16"
+            " bits; leave one of them out"
         )
     if config.beta1 >= 1 or config.beta2 >= 1:
         raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")

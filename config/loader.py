@@ -43,7 +43,8 @@ class ConfigError(ValueError):
 def setting(default, meaning: str, choices: list[str] | None = None, low: float | None = None):
     """A field of a table: its default, its meaning for --help, and what values it takes.
 
-    choices: the only values, where there are few. low: the smallest value.
+    choices: the only values, where there are few; of a bool, those beside True and False. low: the
+    smallest value.
     """
     metadata = {"meaning": meaning, "choices": choices, "low": low}
     if isinstance(default, list):
@@ -65,9 +66,11 @@ class Setting:
 
     def describe(self) -> str:
         """What it takes, in words."""
-        if self.choices:
+        if self.choices and self.kind is not bool:
             return "one of " + ", ".join(self.choices)
         words = KINDS[self.kind]
+        if self.choices:
+            words += " or " + " or ".join(self.choices)
         if self.low is not None:
             words += f" of at least {self.low}"
         if self.optional:
@@ -81,6 +84,8 @@ class Setting:
         """
         if text == "None":
             return None
+        if self.choices and text in self.choices:
+            return text
         try:
             if self.kind is bool:
                 return YES_OR_NO[text.lower()]
@@ -103,7 +108,7 @@ class Setting:
         fits = type(value) is self.kind
         if fits and self.kind is list:
             fits = all(isinstance(item, str) for item in value)
-        if fits and self.choices:
+        if self.choices and (self.kind is not bool or not fits):
             fits = value in self.choices
         if fits and self.low is not None:
             fits = self.low <= value < math.inf

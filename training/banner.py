@@ -27,6 +27,8 @@ def device(run: Run) -> str:
     count = f"{ranks.count} x " if ranks.count > 1 else ""
     dtype = str(run.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
+    if run.compiles == "max":
+        compiled += " and tuned"
     return f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
 
 

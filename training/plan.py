@@ -15,6 +15,7 @@ import torch
 import hardware
 from hardware import out_of_memory
 from model import GPTConfig
+from training.adapt import loss_chunks
 from training.checkpointer import copied
 from training.errors import RunError
 from training.optimizer import optimizer_step
@@ -42,19 +43,24 @@ def memory(
     optimizer: int,
     micro_batch: int,
     accumulates: bool,
-    low_precision: bool,
+    dtype: torch.dtype,
+    checkpointing: bool = False,
+    loss_chunks: int = 1,
 ) -> dict[str, int]:
     """Bytes of training at its peak, by what they hold.
 
     parameters: trained numbers. optimizer: bytes of its moments. accumulates: more than one
-    micro-batch a step. low_precision: matrix products in 16 bits.
+    micro-batch a step. dtype: of the matrix products. checkpointing: of activations.
 
     Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass
-    needs, a token and layer: two residuals in float32, and in the products' precision the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; and once a token the logits
-    with their gradient. 16-bit products add a copy of the weights.
+    needs, a token and layer: two residuals, in the products' precision the inputs of the linear
+    layers, query, key and value, and the MLP's inner values; and once a token the logits with their
+    gradient. With checkpointing it is a residual a layer, and one layer's activations. With chunks
+    it is one chunk's logits, and the gradients of the head and of its input. 16-bit products add a
+    copy of the weights.
     """
-    item = 2 if low_precision else 4
+    item = dtype.itemsize
+    residual = 2 if dtype == torch.bfloat16 else 4
     width = config.n_embd
     queries, keys = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
@@ -62,10 +68,16 @@ def memory(
     if config.arch == "qwen3":
         attention += 2 * (queries + keys)  # query and key normed, and turned
         mlp += config.n_inner  # gate, values and their product
-    layer = 2 * 4 * width + item * (attention + mlp)
-    logits = config.vocab_size * 2 * item
-    activations = micro_batch * config.block_size * (config.n_layer * layer + logits)
-    copies = 2 * parameters if low_precision else 0
+    layer = 2 * residual * width + item * (attention + mlp)
+    layers = config.n_layer * layer
+    if checkpointing:
+        layers = config.n_layer * residual * width + layer
+    logits, head = config.vocab_size * 2 * item, 0
+    if loss_chunks > 1:
+        logits = logits / loss_chunks + item * width
+        head = 4 * config.vocab_size * width
+    activations = int(micro_batch * config.block_size * (layers + logits)) + head
+    copies = 2 * parameters if item == 2 else 0
     weights, gradients = 4 * parameters, 4 * parameters
     # Without accumulation the gradients appear while the activations go: the larger of the two.
     during = gradients + activations if accumulates else max(gradients, activations)
@@ -98,7 +110,7 @@ def memory_shared(
 
 def check_ram(run: Run) -> None:
     """Raises MemoryError where a CPU's memory does not do: Linux would not say so, but end us."""
-    needed = memory_of(run, 1, run.dtype.itemsize == 2)
+    needed = memory_of(run, 1, run.dtype, None)
     with contextlib.suppress(OSError):  # no such file on other systems
         known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * int(known["MemAvailable"].split()[0])
@@ -121,7 +133,7 @@ def measure(run: Run, seconds: float = 20.0) -> tuple[float, int]:
             micro_batch = memory.size
             x, y = run.trainer.train_data.batch(0, micro_batch, c.seed)
             if run.compiles:
-                run.trainer.compile()
+                run.trainer.compile()  # without tuning, which would take minutes
             return measure_steps(run, x, y, seconds), micro_batch
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or memory.size == 1:
@@ -200,24 +212,35 @@ def size_of(run: Run) -> list[str]:
     ]
 
 
-def memory_of(run: Run, micro_batch: int, low_precision: bool) -> dict[str, int]:
-    """Bytes of training at its peak with so many sequences at once, by what they hold."""
-    model = run.state.model
-    accumulates = micro_batch < run.config.batch_size
-    state = moments(run.state.optimizer)
-    parameters = model.num_parameters()
-    return memory(model.config, parameters, state, micro_batch, accumulates, low_precision)
+def memory_of(run: Run, micro_batch: int, dtype: torch.dtype, room: float | None) -> dict[str, int]:
+    """Bytes of training at its peak with so many sequences at once, by what they hold.
+
+    room: bytes that the GPU has; None for another device.
+    """
+    c, model = run.config, run.state.model
+    return memory(
+        model.config,
+        model.num_parameters(),
+        moments(run.state.optimizer),
+        micro_batch,
+        micro_batch < c.batch_size,
+        dtype,
+        c.activation_checkpointing,
+        loss_chunks(c, model.config.vocab_size, dtype, room),
+    )
 
 
-def memory_on(run: Run, micro_batch: int, low_precision: bool, gpus: int) -> dict[str, int]:
+def memory_on(
+    run: Run, micro_batch: int, dtype: torch.dtype, room: float | None, gpus: int
+) -> dict[str, int]:
     """The same on each of so many GPUs, which share out the model where they are several."""
-    needed = memory_of(run, micro_batch, low_precision)
+    needed = memory_of(run, micro_batch, dtype, room)
     if gpus == 1:
         return needed
     model = run.state.model
     inside = sum(p.numel() for p in model.h.parameters())
     outside = model.num_parameters() - inside
-    return memory_shared(needed, inside, outside, len(model.h), gpus, low_precision)
+    return memory_shared(needed, inside, outside, len(model.h), gpus, dtype.itemsize == 2)
 
 
 def memory_table(run: Run, gpus: int = 1) -> list[str]:
@@ -229,7 +252,8 @@ def memory_table(run: Run, gpus: int = 1) -> list[str]:
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         if run.config.batch_size % (gpus * micro_batch):
             continue
-        needed = memory_on(run, micro_batch, run.dtype.itemsize == 2, gpus)
+        room = hardware.gpu_memory(run.device)
+        needed = memory_on(run, micro_batch, run.dtype, room, gpus)
         cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
         lines.append(f"{'':15}{micro_batch:>18}{cells}")
     return lines
@@ -264,14 +288,15 @@ def hours_table(run: Run) -> list[str]:
     lines = [f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
     for name, (tflops, gigabytes) in GPUS.items():
         hours = flops_left(run) / (tflops * 1e12 * UTILISATION) / 3600
-        fits = largest_micro_batch(run, gigabytes)
+        dtype = torch.float16 if name in ("T4", "V100") else torch.bfloat16
+        fits = largest_micro_batch(run, gigabytes, dtype)
         room = (
             f"{fits} sequences at once in {gigabytes} GB"
             if fits
             else f"does not fit {gigabytes} GB"
         )
         if c.shard:
-            room += f"; {largest_micro_batch(run, gigabytes, SHARE)} on each of {SHARE}"
+            room += f"; {largest_micro_batch(run, gigabytes, dtype, SHARE)} on each of {SHARE}"
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {room}")
     try:
         check_ram(run)
@@ -291,17 +316,18 @@ def hours_table(run: Run) -> list[str]:
     return lines
 
 
-def largest_micro_batch(run: Run, gigabytes: int, gpus: int = 1) -> int:
+def largest_micro_batch(run: Run, gigabytes: int, dtype: torch.dtype, gpus: int = 1) -> int:
     """The most sequences at once that a GPU of so much memory holds; 0 where not one does.
 
-    gpus: how many of them share out the model.
+    dtype: of the products. gpus: how many of them share out the model.
     """
     room = 0.92e9 * gigabytes
     if run.trainer.train_data.bytes <= 0.25e9 * gigabytes:
         room -= run.trainer.train_data.bytes  # the tokens lie there too, up to a quarter
     batch = run.config.batch_size
     sizes = [size for size in range(1, batch // gpus + 1) if batch % (gpus * size) == 0]
-    fitting = [size for size in sizes if memory_on(run, size, True, gpus)["peak"] < room]
+    whole = 1e9 * gigabytes
+    fitting = [size for size in sizes if memory_on(run, size, dtype, whole, gpus)["peak"] < room]
     return max(fitting, default=0)
 
 

@@ -18,6 +18,7 @@ from formats.data_folder import DataError, Meta, read_meta
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
 from training import ranks, shard
+from training.adapt import adapt
 from training.dataset import Dataset
 from training.errors import RunError
 from training.loggers import check_installed
@@ -56,7 +57,7 @@ class Run:
     schedule: Schedule
     clock: Clock
     budget: Budget
-    compiles: bool
+    compiles: bool | str
     log: list[dict]
     best: dict | None
 
@@ -223,6 +224,7 @@ def build_state(
         model.load_state_dict(weights.cut_to(config.block_size))
     if checkpoint:
         restore_weights(checkpoint, model)
+    adapt(model, config, device, dtype)
     if shard.wanted(config):
         shard.share_out(model, device)
     model = model.to(device)
@@ -258,14 +260,16 @@ def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
     return log, min(scored, key=lambda record: record["val_loss"], default=None)
 
 
-def compilation_pays(config: Config, model: GPT, device: torch.device, windows: int) -> bool:
-    """Whether to compile: as the setting says, else whether the run is long enough to repay it."""
+def compilation_pays(config: Config, model: GPT, device: torch.device, windows: int) -> bool | str:
+    """Whether to compile, or "max": as the setting says, else what a run so long repays."""
     if config.compile is not None:
         return config.compile
     sequences = config.epochs * windows
     if config.max_steps:
         sequences = config.max_steps * config.batch_size
-    flops = sequences * config.block_size * model.flops_per_token()
+    flops = sequences * config.block_size * model.flops_per_token() / ranks.count
+    if hardware.tuning_pays(device, flops):
+        return "max"
     return hardware.compile_pays(device, flops)
 
 

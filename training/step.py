@@ -10,6 +10,7 @@ from torch.profiler import record_function
 
 from hardware import out_of_memory
 from training import ranks
+from training.graphs import Graphed
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler, buckets=None) -> torch.Tensor:
@@ -54,7 +55,16 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, 
     return float(total), count
 
 
-def compile_layers(model):
+# torch.compile's modes by (tuned, graphs).
+MODES = {
+    (False, False): None,
+    (True, False): "max-autotune-no-cudagraphs",
+    (False, True): "reduce-overhead",
+    (True, True): "max-autotune",
+}
+
+
+def compile_layers(model, mode=None):
     """A model with the weights of `model` whose layers, and head with the loss, are compiled.
 
     Layers of one kind compile once, so that the first step comes after half the time
@@ -62,25 +72,32 @@ def compile_layers(model):
     """
     layered = copy.copy(model)
     layered._modules = model._modules | {
-        "h": torch.nn.ModuleList(torch.compile(block, dynamic=False) for block in model.h)
+        "h": torch.nn.ModuleList(
+            torch.compile(block, dynamic=False, mode=mode) for block in model.h
+        )
     }
-    layered.head = torch.compile(model.head, dynamic=False)
+    layered.head = torch.compile(model.head, dynamic=False, mode=mode)
     return layered
 
 
-def compile_or_not(model, x, y, cast, scaler):
+def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool = False):
     """(the compiled model, None) after one trial forward and backward on x, y: int64 [B, T].
+
+    tuned: try several kernels for each part, which takes minutes. graphs: replay CUDA graphs.
 
     Where that fails, (the model as it is, why): a missing compiler, an old GPU, a bug are no reason
     not to train.
     """
+    mode = MODES[tuned, graphs]
     try:
         # Compiled as a whole, a model has all its gradients at once, at the end of the backward:
         # several processes could send none before (buckets.py).
         if x.device.type == "cpu" or not ranks.alone:
-            compiled = compile_layers(model)
+            compiled = compile_layers(model, mode)
         else:
-            compiled = torch.compile(model, dynamic=False)
+            compiled = torch.compile(model, dynamic=False, mode=mode)
+        if graphs:
+            compiled = Graphed(compiled, model)
         with cast():
             loss = compiled(x, y)
         scaler.scale(loss).backward()
@@ -90,6 +107,11 @@ def compile_or_not(model, x, y, cast, scaler):
             raise
         torch._dynamo.reset()
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        return model, f"{type(error).__name__}: {lines[0]}"
+        problem = f"{type(error).__name__}: {lines[0]}"
     finally:
         model.zero_grad(set_to_none=True)
+    if mode is None:
+        return model, problem
+    if ranks.main:
+        print(f"{mode} failed, so without it. {problem} ...", end=" ", flush=True)
+    return compile_or_not(model, x, y, cast, scaler)

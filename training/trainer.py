@@ -55,14 +55,17 @@ class Trainer:
         """Autocast to the run's dtype."""
         return hardware.autocast(self.device, self.dtype)
 
-    def compile(self) -> str | None:
-        """Compile the model; returns why it was not, if it was not."""
+    def compile(self, how: bool | str = True) -> str | None:
+        """Compile the model, as the setting has it; returns why it was not, if it was not."""
 
         def attempt(micro_batch):
             self.reserve()
             x, y = self.train_data.batch(0, micro_batch, self.config.seed)
-            compiled = shard.compile_or_end if self.sharded else compile_or_not
-            return compiled(self.state.model, x, y, self.cast, self.state.scaler)
+            model, scaler = self.state.model, self.state.scaler
+            if self.sharded:
+                return shard.compile_or_end(model, x, y, self.cast, scaler)
+            graphs = self.config.cuda_graphs and self.device.type == "cuda"
+            return compile_or_not(model, x, y, self.cast, scaler, how == "max", graphs)
 
         self.forward, problem = self.memory.training.run(attempt)
         return problem

@@ -1,0 +1,194 @@
+"""The ways of computing that few runs ask for: none changes what is learned, or what is saved."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import config
+import hardware
+from model import GPT, IGNORE, GPTConfig
+from tests.conftest import losses, train_small
+from training import fp8, low_memory
+from training.graphs import Graphed
+from training.plan import memory
+from training.step import compile_or_not
+
+SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
+ARCHS = [{"arch": "gpt2"}, {"arch": "qwen3", "tie_weights": False}]
+
+
+def model_and_batch(**changes):
+    """A small model, and tokens with targets, of which some do not count."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SHAPE | changes))
+    tokens = torch.randint(model.config.vocab_size, (4, 33))
+    y = tokens[:, 1:].clone()
+    y[0, :7] = IGNORE
+    return model, tokens[:, :-1], y
+
+
+def loss_and_gradients(model, x, y):
+    """The loss in float32, and each parameter's gradient by name."""
+    model.zero_grad()
+    loss = model(x, y)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same(one, other, tolerance=1e-6):
+    """Equal losses and gradients, these against the largest of each parameter."""
+    assert one[0] == pytest.approx(other[0], abs=tolerance)
+    assert one[1].keys() == other[1].keys()
+    for name, gradient in one[1].items():
+        assert (gradient - other[1][name]).abs().max() < tolerance * max(1, gradient.abs().max())
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
+@pytest.mark.parametrize("chunks", [2, 5])
+def test_a_loss_in_chunks_is_the_same(arch, chunks):
+    model, x, y = model_and_batch(**arch)
+    plain = loss_and_gradients(model, x, y)
+    keys, logits = model.state_dict().keys(), model(x)
+    low_memory.use_chunked_loss(model, chunks)
+    assert_same(plain, loss_and_gradients(model, x, y))
+    assert model.state_dict().keys() == keys and torch.equal(model(x), logits)
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_checkpointed_activations_give_the_same_gradients(arch, dropout):
+    model, x, y = model_and_batch(dropout=dropout, **arch)
+    torch.manual_seed(1)
+    plain = loss_and_gradients(model, x, y)
+    low_memory.use_activation_checkpointing(model)
+    torch.manual_seed(1)
+    assert_same(plain, loss_and_gradients(model, x, y))
+
+
+@pytest.mark.parametrize("rows", [201, 257])
+def test_an_aligned_head_gives_the_same_gradients(rows):
+    model, x, y = model_and_batch(vocab_size=rows)
+    plain = loss_and_gradients(model, x, y)
+    low_memory.use_aligned_head(model)
+    assert_same(plain, loss_and_gradients(model, x, y))
+    assert model.lm_head.weight.shape[0] == rows and model(x).shape[-1] == rows
+
+
+def test_a_chunk_is_all_that_lives_of_the_logits():
+    model, x, y = model_and_batch(vocab_size=4096)
+    low_memory.use_chunked_loss(model, 8)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        model(x, y)
+    assert max(t.numel() for t in kept) <= 4096 * 32  # the head's gradient, no logits
+
+
+def compiled(model, x, y, dtype=torch.bfloat16, **options):
+    """The compiled model; fails where it could not be compiled."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    result, problem = compile_or_not(
+        model, x, y, lambda: hardware.autocast(x.device, dtype), scaler, **options
+    )
+    assert problem is None
+    return result
+
+
+def test_chunks_and_checkpoints_compile():
+    model, x, y = model_and_batch()
+    plain = loss_and_gradients(model, x, y)
+    low_memory.use_chunked_loss(model, 4)
+    low_memory.use_activation_checkpointing(model)
+    fast = compiled(model, x, y, torch.float32)
+    fast(x, y).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert_same(plain, (fast(x, y).item(), gradients), 1e-5)
+
+
+def test_a_model_with_gradients_of_its_own_adds_up_micro_batches():
+    model, x, y = model_and_batch()
+    plain = loss_and_gradients(model, x, y)
+    graphed = Graphed(lambda *batch: model(*batch), model)
+    model.zero_grad()
+    for _ in range(2):
+        (graphed(x, y) / 2).backward()
+    assert_same(plain, (graphed(x, y).item(), {n: p.grad for n, p in model.named_parameters()}))
+
+
+# -- the head in 8 bits ---------------------------------------------------------------------------
+
+
+def dequantised(x, dtype):
+    """What 8 bits leave of x."""
+    low, scale = fp8.rounded(x, dtype)
+    return low.float() * scale
+
+
+def test_the_products_of_the_head_are_those_of_rounded_numbers():
+    torch.manual_seed(0)
+    x, w = torch.randn(48, 64, requires_grad=True), torch.randn(96, 64, requires_grad=True)
+    upstream = torch.randn(48, 96) * 1e-5
+    fp8.FP8Linear.apply(x, w).float().backward(upstream)
+    low_x, low_w = (dequantised(t.detach(), fp8.NUMBERS) for t in (x, w))
+    low_gradient = dequantised(upstream.bfloat16(), fp8.GRADIENTS)
+    for got, exact in ((x.grad, low_gradient @ low_w), (w.grad, low_gradient.t() @ low_x)):
+        assert (got - exact).abs().max() < 0.01 * exact.abs().max()  # bfloat16's rounding
+    assert F.cosine_similarity(x.grad.flatten(), (upstream @ w).flatten(), dim=0) > 0.99
+
+
+def test_a_head_in_8_bits_trains_and_generates_as_before():
+    model, x, y = model_and_batch(tie_weights=False)
+    keys, logits, plain = model.state_dict().keys(), model(x), loss_and_gradients(model, x, y)
+    model.lm_head = fp8.FP8Head(model.lm_head)
+    loss, gradients = loss_and_gradients(model, x, y)
+    assert loss == pytest.approx(plain[0], abs=1e-2)
+    for name, gradient in gradients.items():
+        assert F.cosine_similarity(gradient.flatten(), plain[1][name].flatten(), dim=0) > 0.98
+    assert model.state_dict().keys() == keys and torch.equal(model.eval()(x), logits)
+
+
+def test_a_device_without_8_bits_goes_on_in_16_and_says_so(char_data, tmp_path):
+    result = train_small(char_data, tmp_path / "run", "--max_steps=2", "--fp8_head=True")
+    assert result.returncode == 0 and "sm_89" in result.stdout
+
+
+def test_two_ways_of_computing_the_head_are_refused():
+    with pytest.raises(config.ConfigError, match="fp8_head = True, but loss_chunks = 4"):
+        config.load(["--fp8_head=True", "--loss_chunks=4"])
+
+
+# -- whole runs and plans -------------------------------------------------------------------------
+
+
+def test_a_run_with_less_memory_learns_the_same(char_data, tmp_path):
+    train_small(char_data, tmp_path / "plain", "--max_steps=10", "--dtype=float32")
+    saving = ["--activation_checkpointing=True", "--loss_chunks=4"]
+    result = train_small(
+        char_data, tmp_path / "saving", "--max_steps=10", "--dtype=float32", *saving
+    )
+    assert result.returncode == 0, result.stderr
+    plain, other = losses(tmp_path / "plain"), losses(tmp_path / "saving")
+    assert other[0] == pytest.approx(plain[0], abs=1e-4)
+    assert other[1] == pytest.approx(plain[1], abs=1e-4)
+
+
+def test_gpt2_small_fits_16_gb_at_its_full_batch():
+    c = config.load(["config/gpt2_small.py"])
+    shape = {
+        f.name: getattr(c, f.name) for f in dataclasses.fields(GPTConfig) if hasattr(c, f.name)
+    }
+    shape = GPTConfig(vocab_size=32000, **shape)
+    parameters = 134_601_216
+    of = (shape, parameters, 8 * parameters)
+    plain = memory(*of, 64, False, torch.float16)
+    saving = memory(*of, 64, False, torch.float16, checkpointing=True, loss_chunks=8)
+    assert saving["peak"] < 0.5 * 16e9 < 16e9 < plain["peak"]
+    assert memory(*of, 8, True, torch.float16)["peak"] < 0.5 * 16e9
+
+
+def test_copies_of_a_model_are_still_possible():
+    model, x, y = model_and_batch()
+    low_memory.use_chunked_loss(model, 2)
+    assert copy.copy(model)(x, y).item() == model(x, y).item()

@@ -1,0 +1,114 @@
+"""The same model with less memory: layers computed twice, and a loss without all the logits.
+
+Each function changes a model in place, and none changes its parameters, its losses or its
+checkpoints. model.py knows nothing of it.
+"""
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from model import GPT, IGNORE
+
+
+def use_activation_checkpointing(model: GPT) -> None:
+    """Keep each layer's input only, and compute the layer again when the backward pass needs it.
+
+    Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". A step takes a third more
+    products of the layers.
+    """
+    for block in model.h:
+        block.forward = checkpointed(block)
+
+
+def checkpointed(block):
+    """The forward of a layer that keeps its input only while training."""
+    plain = block.forward
+
+    def forward(x, rotary=None, cache=None):
+        if not (block.training and torch.is_grad_enabled()):
+            return plain(x, rotary, cache)
+        return checkpoint(plain, x, rotary, use_reentrant=False)
+
+    return forward
+
+
+def use_chunked_loss(model: GPT, chunks: int) -> None:
+    """Compute head and loss in so many parts of the tokens, one after the other."""
+    plain = model.head
+
+    def head(x, targets=None):
+        if targets is None:
+            return plain(x)
+        y = model.ln_f(x).flatten(0, 1)
+        return ChunkedLoss.apply(y, model.lm_head.weight, targets.flatten(), chunks)
+
+    model.head = head
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The mean cross-entropy of y w^T against targets, where only a part of the logits lives.
+
+    As each part's logits are there, so are their gradients, and the products with these follow at
+    once: no product is computed twice, and what the backward pass keeps is the gradient of y and of
+    w (Hsu et al., 2024, "Liger Kernel").
+
+    y: [N, C]. w: [V, C]. targets: int64 [N], IGNORE where nothing is to be predicted.
+    """
+
+    @staticmethod
+    def forward(ctx, y, w, targets, chunks):
+        dtype = product_dtype(y)
+        low = w.to(dtype)
+        total = torch.zeros((), device=y.device)
+        y_gradients, w_gradient = [], torch.zeros_like(w)
+        for part, wanted in zip(y.to(dtype).chunk(chunks), targets.chunk(chunks), strict=True):
+            counts = wanted != IGNORE
+            wanted = torch.where(counts, wanted, 0)
+            log_p = (part @ low.t()).float().log_softmax(dim=-1)  # [n, V], fused by the compiler
+            picked = log_p.gather(1, wanted.unsqueeze(1)).squeeze(1)
+            total = total - (picked * counts).sum()
+            ids = torch.arange(w.size(0), device=w.device)
+            gradient = log_p.exp() - (ids == wanted.unsqueeze(1)).float()  # of the logits
+            gradient = (gradient * counts.unsqueeze(1)).to(dtype)
+            y_gradients.append(gradient @ low)
+            w_gradient = w_gradient + gradient.t() @ part
+        count = (targets != IGNORE).sum()
+        ctx.save_for_backward(torch.cat(y_gradients), w_gradient, count)
+        ctx.dtypes = y.dtype, w.dtype
+        return total / count
+
+    @staticmethod
+    def backward(ctx, upstream):
+        """The gradients of y and w, which forward has computed, times that of the loss."""
+        y_gradient, w_gradient, count = ctx.saved_tensors
+        y_dtype, w_dtype = ctx.dtypes
+        scale = upstream / count
+        of_y = (y_gradient.float() * scale).to(y_dtype)
+        return of_y, (w_gradient * scale).to(w_dtype), None, None
+
+
+def product_dtype(x) -> torch.dtype:
+    """The dtype of matrix products with x here: autocast's, or its own."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def use_aligned_head(model: GPT) -> None:
+    """Multiply with a multiple of 64 rows of the head while training.
+
+    Hugging Face's GPT-2 has 50,257 rows, which tensor cores read slowly. The rows added are zeros,
+    and their logits are cut off.
+    """
+    plain, rows = model.head, model.config.vocab_size
+
+    def head(x, targets=None):
+        if targets is None:
+            return plain(x)
+        y = model.ln_f(x).flatten(0, 1)
+        aligned = F.pad(model.lm_head.weight, (0, 0, 0, -rows % 64))
+        logits = F.linear(y, aligned)[:, :rows]
+        return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORE)
+
+    model.head = head
