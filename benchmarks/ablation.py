@@ -6,10 +6,11 @@ For each: the final validation loss after as many steps as the recipe, seconds a
 and the loss after as many seconds (second runs with the steps that fit into them, where that
 differs by more than 2%). Mean and spread over seeds. --jobs N has N runs at a time share the CPU's
 threads; with a thread each, seconds are those of the processor, which other work does not disturb.
---beside PATH adds the modern preset of another checkout, for comparing with an earlier commit:
-`git clone . ../before && git -C ../before checkout 2a781db`, with `data` linked there. Results go
-to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one. Further arguments are
-settings.
+--precision compares how a GPU computes a step instead, at equal steps; --recipe GPT-2 takes that
+recipe. --beside PATH adds the modern preset of another checkout, for comparing with an earlier
+commit: `git clone . ../before && git -C ../before checkout 2a781db`, with `data` linked there.
+Results go to results/ablation_NAME_cpu.json; NAME is the task unless --name gives one. Further
+arguments are settings.
 
 The variants are no settings of model.py: each is a few lines here that replace a part of it in a
 process of its own.
@@ -38,6 +39,7 @@ import training.optimizer
 from benchmarks import write
 from benchmarks.time_to_loss import TASKS
 from formats import run_folder
+from training import fp8
 from training.dataset import DataError
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +127,26 @@ def use_learned_positions():
     model.GPT.__init__ = init
 
 
+def use_float32_stream():
+    """The values between the layers in float32, as they were before they became bfloat16."""
+
+    def stream_dtype(x):
+        return x.dtype
+
+    model.stream_dtype = stream_dtype
+
+
+def use_fp8_head():
+    """The head's products in 8 bits: on a CPU by PyTorch's own, which round as a GPU's do."""
+    before = model.GPT.__init__
+
+    def init(self, config, zero_init=False):
+        before(self, config, zero_init)
+        self.lm_head = fp8.FP8Head(self.lm_head)
+
+    model.GPT.__init__ = init
+
+
 # For each variant the settings that it changes, and what it replaces.
 VARIANTS = {
     "modern": ([], None),
@@ -138,6 +160,12 @@ VARIANTS = {
     "no zero init": (["--zero_init=False"], None),
     "AdamW instead of Muon": (["--optimizer=adamw"], None),
     "cosine and warm-up instead of wsd": (["--lr_schedule=cosine", "--warmup_steps=50"], None),
+}
+# How a step is computed on a GPU, which shall not change what is learned.
+PRECISION = {
+    "as it is": ([], None),
+    "float32 between the layers": ([], use_float32_stream),
+    "the head in 8 bits": ([], use_fp8_head),
 }
 
 
@@ -154,7 +182,7 @@ def one_run(name, beside, threads, arguments, seed, steps) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         run = [f"--seed={seed}", f"--max_steps={steps}", "--eval_interval=0", "--report_minutes=0"]
         command = [sys.executable, "train.py", *arguments, *run, f"--checkpoint_dir={folder}/run"]
-        if name in VARIANTS:
+        if name in VARIANTS | PRECISION:
             command[1:2] = ["-m", "benchmarks.ablation", "--variant", name]
         env = os.environ | {"OMP_NUM_THREADS": str(threads)}
         began = time.perf_counter()
@@ -177,7 +205,7 @@ def train_variant(name, arguments):
     """One run with a part of model.py replaced, in this process."""
     from train import train
 
-    changes, replace = VARIANTS[name]
+    changes, replace = (VARIANTS | PRECISION)[name]
     if replace:
         replace()
     train(settings.load([*arguments, *changes]))
@@ -194,16 +222,18 @@ def main(argv):
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--beside", metavar="PATH", help="another checkout")
+    parser.add_argument("--precision", action="store_true", help="the variants of PRECISION only")
+    parser.add_argument("--recipe", choices=("modern", "GPT-2"), default="modern")
     parser.add_argument("--name")
     parser.add_argument("--variant", help=argparse.SUPPRESS)  # one run, for one_run
     args, extra = parser.parse_known_args(argv)
     if args.variant:
         return train_variant(args.variant, extra)
     shared, contenders = TASKS[args.task]
-    arguments = [*contenders["modern"], *shared, *extra]
+    arguments = [*contenders[args.recipe], *shared, *extra]
     steps = settings.load(arguments).max_steps
     threads = max(1, torch.get_num_threads() // args.jobs)
-    names = [*VARIANTS, *(["before"] if args.beside else [])]
+    names = [*(PRECISION if args.precision else VARIANTS), *(["before"] if args.beside else [])]
     few = steps // 10  # what a start takes is in both, and not in their difference
     with ThreadPoolExecutor(args.jobs) as pool:
 
@@ -221,9 +251,11 @@ def main(argv):
             return outcomes
 
         equal_steps = all_runs(dict.fromkeys(names, steps))
+        if args.precision:  # seconds on this device say nothing of those on a GPU
+            return compare_precision(args.name or args.task, arguments, equal_steps)
         starts = all_runs(dict.fromkeys(names, few))
         ratio = {name: seconds_a_step(name, equal_steps, starts) for name in names}
-        ratio = {name: seconds / ratio["modern"] for name, seconds in ratio.items()}
+        ratio = {name: seconds / ratio[names[0]] for name, seconds in ratio.items()}
         timed = {name: round(steps / ratio[name]) for name in names if abs(ratio[name] - 1) > 0.02}
         equal_seconds = equal_steps | all_runs(timed)
     result = {"task": args.task, "jobs": args.jobs, "settings": arguments, "rows": {}}
@@ -239,6 +271,15 @@ def main(argv):
         }
         print(f"| {name} | {spread(first)} | {ratio[name]:.2f}x | {spread(second)} |")
     write(f"ablation_{args.name or args.task}", hardware.find_device("auto"), result)
+
+
+def compare_precision(name, arguments, outcomes) -> None:
+    """Write and print the losses of PRECISION's variants, by seed."""
+    losses = {variant: [outcome.loss for outcome in of] for variant, of in outcomes.items()}
+    for variant, of in losses.items():
+        print(f"| {variant} | {spread(of)} |")
+    result = {"settings": arguments, "loss": losses}
+    write(f"ablation_{name}", hardware.find_device("auto"), result)
 
 
 def seconds_a_step(name, long, short) -> float:

@@ -1,0 +1,66 @@
+"""What a GPU would be given to do: one graph for training and evaluation, and how much it moves."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+import config
+from benchmarks import make_believe_gpu
+from tests.conftest import ROOT, SMALL, run_script
+from training.setup import build
+
+MISSING = make_believe_gpu.missing()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--arch=qwen3", "--tie_weights=False", "--optimizer=muon"],
+        ["--loss_chunks=4", "--activation_checkpointing=True"],
+    ],
+    ids=["gpt2", "qwen3", "low memory"],
+)
+def test_the_whole_model_is_one_graph_compiled_once(char_data, tmp_path, more):
+    c = config.load([f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", *SMALL, *more])
+    trainer, graphs = build(c).trainer, []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    # fullgraph: a graph break is an error
+    trainer.forward = torch.compile(
+        trainer.state.model, backend=backend, dynamic=False, fullgraph=True
+    )
+    for _ in range(2):
+        trainer.step()
+        trainer.evaluate()
+    assert len(graphs) == 1
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+@pytest.mark.parametrize(
+    ("preset", "gigabytes", "kernels"),
+    [("config/gpt2_small.py", 39, 580), ("config/gpt2_small_modern.py", 42, 580)],
+)
+def test_a_step_moves_no_more_than_it_did(preset, gigabytes, kernels):
+    paths = os.pathsep.join([str(ROOT), *sys.path])  # where triton may lie
+    result = run_script(
+        "-m",
+        "benchmarks.lowering",
+        "--preset",
+        preset,
+        "--gpu",
+        "H200",
+        "--apart",
+        PYTHONPATH=paths,
+    )
+    assert result.returncode == 0, result.stderr
+    step = json.loads(result.stdout.splitlines()[-1])["H200"]
+    elementwise = step["all but products, attention and optimizer"]
+    assert elementwise["gigabytes"] < gigabytes and step["step"]["kernels"] < kernels
