@@ -29,7 +29,7 @@ def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) 
         low_memory.use_chunked_loss(model, chunks)
     elif in_8_bits:
         model.lm_head = fp8.FP8Head(model.lm_head)
-    elif device.type == "cuda" and rows % 64:
+    elif device.type == "cuda" and rows > 1024 and rows % 64:
         low_memory.use_aligned_head(model)
 
 

@@ -23,12 +23,12 @@ def use_activation_checkpointing(model: GPT) -> None:
 
 def checkpointed(block):
     """The forward of a layer that keeps its input only while training."""
-    plain = block.forward
+    plain, random = block.forward, block.attn.dropout > 0
 
     def forward(x, rotary=None, cache=None):
         if not (block.training and torch.is_grad_enabled()):
             return plain(x, rotary, cache)
-        return checkpoint(plain, x, rotary, use_reentrant=False)
+        return checkpoint(plain, x, rotary, use_reentrant=False, preserve_rng_state=random)
 
     return forward
 
