@@ -58,7 +58,7 @@ def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
     Pieces are read here, encoded by worker processes, and written here in order. Raises InputError
     when nothing is left of the text.
     """
-    output = Output(job.work, tokenizer, job.settings["val_fraction"], dedupe=job.options.clean)
+    output = Output(job.work, tokenizer, job.settings["val_fraction"], job.options.dedupe)
     journal = output.journal
     start = journal.position
     if start != Position():

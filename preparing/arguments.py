@@ -43,6 +43,8 @@ def parse_args(argv: list[str]) -> Namespace:
     _check_combinations(args, parser.error)
     args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
     args.on_error = args.on_error or default_on_error(args)
+    if args.clean and not args.dedupe:
+        args.dedupe = "exact"
     args.out = args.out or default_out(args.input)
     if args.shard:
         args.out = "{}/shard-{}-of-{}".format(args.out, *args.shard)
@@ -149,6 +151,14 @@ def _add_cleaning_arguments(add):
         help=(
             "NFC, no control characters, no broken encodings, no exact duplicates, no noise; with a"
             " report"
+        ),
+    )
+    add(
+        "--dedupe",
+        choices=["exact", "near"],
+        help=(
+            "drop copies: exact ones, as --clean does, or near ones too: documents that share three"
+            " quarters of their runs of five words with an earlier one (pip install rensa)"
         ),
     )
     add(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from preparing import near
 from preparing.cleaning import CleaningReport
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
@@ -24,13 +25,15 @@ class Encoded:
 
     ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
     tokens. tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the
-    text, white space at its end aside. begins, ends, after: as in Piece.
+    text, white space at its end aside. keys: of near.py, where near-copies are looked for. begins,
+    ends, after: as in Piece.
     """
 
     ids: np.ndarray
     tokens: np.ndarray
     text_bytes: np.ndarray
     hashes: np.ndarray
+    keys: np.ndarray | None
     report: CleaningReport
     begins: bool
     ends: bool
@@ -77,11 +80,15 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
         hashes.append(hash64(data.rstrip() if piece.ends else data))
     ids = np.concatenate([eot[:0], *parts])
     _check_range(ids, tokenizer, dtype)
+    keys = None
+    if options.dedupe == "near" and piece.begins and piece.ends:
+        keys = near.band_keys(texts)
     return Encoded(
         ids=ids.astype(dtype),
         tokens=np.array(tokens, np.int64),
         text_bytes=np.array(text_bytes, np.int64),
         hashes=np.array(hashes, np.uint64),
+        keys=keys,
         report=report,
         begins=piece.begins,
         ends=piece.ends,

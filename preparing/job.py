@@ -18,7 +18,7 @@ from pathlib import Path
 
 from formats.data_folder import Meta, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
-from preparing import corpora
+from preparing import corpora, near
 from preparing.cleaning import CleaningReport
 from preparing.errors import InputError, PrepareError
 from preparing.folders import compress, publish
@@ -71,6 +71,8 @@ class Job:
         """
         names = (option.name for option in dataclasses.fields(Options))
         options = Options(**{name: getattr(args, name) for name in names})
+        if options.dedupe == "near":
+            near.check_installed()
         job = cls(args, options, settings_of(args, options))
         if not job.reads_stdin:
             job._set_sources(find_sources(corpora.resolve(args.input)))

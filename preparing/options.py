@@ -15,6 +15,7 @@ class Options:
     text_field: str | None = None  # None: "text", else "messages"
     on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
     clean: bool = False
+    dedupe: str | None = None  # copies are dropped: exact ones, or near ones too
     min_chars: int = 20  # shorter documents are dropped
     max_char_share: float = 0.5  # dropped when a single character makes up more
     min_letters: float = 0.4  # dropped when letters and digits make up less

@@ -1,26 +1,29 @@
-"""Which documents came before, by 64-bit hashes, in bounded memory and across restarts.
+"""Which documents came before, by 64-bit keys, in bounded memory and across restarts.
 
-Knows hashes and nothing of the documents.
+Knows keys and nothing of the documents.
 """
 
 from pathlib import Path
 
 import numpy as np
 
+from formats.files import sync
+
 
 class Seen:
-    """The hashes of all documents so far: the newest in a set, older ones in sorted files.
+    """The keys of all documents so far: the newest in a set, older ones in sorted files.
 
-    The files are mapped into memory. A log keeps the hashes in order, so that a resumed run knows
-    what it knew. In a billion documents about one is taken for a copy by mistake.
+    The files are mapped into memory. A log keeps the keys in order, so that a resumed run knows
+    what it knew. With a key each, about one in a billion documents is taken for a copy by mistake.
     """
 
-    RUN = 1 << 19  # hashes in the set; sorted files grow by merging to 16 times this
+    RUN = 1 << 19  # keys in the set; sorted files grow by merging to 16 times this
 
-    def __init__(self, folder: Path, count: int):
-        """Open the log in `folder` with the first `count` hashes, and forget any further ones."""
+    def __init__(self, folder: Path, name: str, count: int):
+        """Open the log `name` in `folder` with its first `count` keys; forget any further ones."""
         self.folder = folder
-        self.path = folder / "seen.bin"
+        self.name = name
+        self.path = folder / f"{name}.bin"
         self.count = 0
         self.recent = set()
         self.runs = []
@@ -29,27 +32,35 @@ class Seen:
         for start in range(0, count, self.RUN):
             self._add(np.fromfile(self.log, np.uint64, min(self.RUN, count - start)))
 
-    def first(self, hashes: np.ndarray) -> np.ndarray:
-        """For each hash, whether it is new; from now on it is not.
+    def first(self, keys: np.ndarray) -> np.ndarray:
+        """For each document, whether it is new: whether none of its keys came before.
 
-        hashes: uint64 [n]. Returns bool [n].
+        The keys of a new one count as seen from now on. keys: uint64 [documents, keys of each].
+        Returns bool [documents].
         """
-        old = np.zeros(len(hashes), bool)
+        old = np.zeros(len(keys), bool)
         for run in self.runs:
-            nearest = np.searchsorted(run, hashes).clip(max=len(run) - 1)
-            old |= run[nearest] == hashes
-        new = np.zeros(len(hashes), bool)
-        for n, value in enumerate(hashes.tolist()):
-            new[n] = not old[n] and value not in self.recent
-            self.recent.add(value)
-        self.log.write(hashes[new].tobytes())
-        self._add(hashes[new])
+            nearest = np.searchsorted(run, keys).clip(max=len(run) - 1)
+            old |= (run[nearest] == keys).any(1)
+        new = np.zeros(len(keys), bool)
+        for n, values in enumerate(keys.tolist()):
+            if not old[n] and self.recent.isdisjoint(values):
+                new[n] = True
+                self.recent.update(values)
+        self.log.write(keys[new].tobytes())
+        self._add(keys[new].ravel())
         return new
 
-    def _add(self, hashes):
-        """Count new hashes, and move the set to a file when it is full."""
-        self.count += len(hashes)
-        self.recent.update(hashes.tolist())
+    def save(self) -> int:
+        """Have the log on the disk; returns how many keys it holds."""
+        self.log.flush()
+        sync(self.path)
+        return self.count
+
+    def _add(self, keys):
+        """Count new keys, and move the set to a file when it is full."""
+        self.count += len(keys)
+        self.recent.update(keys.tolist())
         if len(self.recent) >= self.RUN:
             self._spill(np.array(sorted(self.recent), np.uint64))
             self.recent = set()
@@ -58,6 +69,6 @@ class Seen:
         """Write a sorted file, merged with those before it that are no longer than it is."""
         while self.runs and len(self.runs[-1]) <= len(run) < 8 * self.RUN:
             run = np.union1d(run, self.runs.pop())
-        path = self.folder / f"seen-{len(self.runs)}-{len(run)}.run"
+        path = self.folder / f"{self.name}-{len(self.runs)}-{len(run)}.run"
         run.tofile(path)
         self.runs.append(np.memmap(path, np.uint64, "r"))

@@ -30,6 +30,8 @@ def settings_of(args: Namespace, options: Options) -> dict:
     elif args.tokenizer not in ("char", "gpt2"):
         content = Tokenizer.load(args.tokenizer).to_json()
         settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
+    if options.dedupe == "near" or (options.dedupe and not options.clean):
+        settings["dedupe"] = options.dedupe
     if options.clean:
         settings["min_chars"] = options.min_chars
         settings["max_char_share"] = options.max_char_share

@@ -32,9 +32,9 @@ class Journal:
     """How far the files are finished; progress.json has it.
 
     position: where the next piece begins. tokens: in each file. text_bytes: UTF-8 bytes of the text
-    written; read: of the text so far, written or not. seen: hashes in the log of Seen. seconds:
-    spent tokenising, over all starts. complete: whether all of the text is there; split: how it was
-    split then.
+    written; read: of the text so far, written or not. seen, near: keys in the logs of these names.
+    seconds: spent tokenising, over all starts. complete: whether all of the text is there; split:
+    how it was split then.
 
     Of a document of more than one piece that is under way: long_hash, its hash so far; long_noise,
     the rule by which its beginning was noise; before_long, the tokens in training and the text
@@ -46,6 +46,7 @@ class Journal:
     text_bytes: int = 0
     report: CleaningReport = field(default_factory=CleaningReport)
     seen: int = 0
+    near: int = 0
     read: int = 0
     seconds: float = 0.0
     complete: bool = False
@@ -68,10 +69,10 @@ class Journal:
 class Output:
     """train.bin and val.bin as they grow in the working folder, and their journal."""
 
-    def __init__(self, work: Path, tokenizer: Tokenizer, val_fraction: float, dedupe: bool):
+    def __init__(self, work: Path, tokenizer: Tokenizer, val_fraction: float, dedupe: str | None):
         """Open the files where the journal says that they end.
 
-        val_fraction: share of the text held back for validation. dedupe: drop exact copies. Raises
+        val_fraction: share of the text held back for validation. dedupe: as in Options. Raises
         PrepareError when a file is shorter than the journal says.
         """
         self.work = work
@@ -81,7 +82,8 @@ class Output:
         self.path = work / "progress.json"
         self.journal = Journal.load(self.path)
         self.files = {name: self._open(name) for name in SPLITS}
-        self.seen = Seen(work, self.journal.seen) if dedupe else None
+        self.seen = Seen(work, "seen", self.journal.seen) if dedupe else None
+        self.near = Seen(work, "near", self.journal.near) if dedupe == "near" else None
         self.start_clock()
 
     def _open(self, name):
@@ -120,11 +122,15 @@ class Output:
 
     def _add_documents(self, part):
         """Write those that are new, each to the split that the hash of its text chooses."""
-        new = self.seen.first(part.hashes) if self.seen else np.ones(len(part.hashes), bool)
-        ends = np.cumsum(part.tokens)
-        for n in np.flatnonzero(~new):
-            ids = part.ids[ends[n] - part.tokens[n] : ends[n] - 1]
-            self._report_copy(ids, int(part.text_bytes[n]))
+        new = np.ones(len(part.hashes), bool)
+        if self.seen:
+            new = self.seen.first(part.hashes[:, None])
+            self._report_copies("exact duplicates", part, ~new)
+        if self.near:
+            alike = np.zeros(len(new), bool)
+            alike[new] = ~self.near.first(part.keys[new])
+            self._report_copies("near duplicates", part, alike)
+            new &= ~alike
         chosen = part.hashes < np.uint64(self.val_fraction * 2**64)
         val = chosen & (part.text_bytes <= PIECE)
         self._write_documents("train", part, new & ~val)
@@ -153,14 +159,14 @@ class Output:
         self._write("train", part.ids, part.text_bytes)
         if part.ends and self.seen:
             hashes = np.array([journal.long_hash], np.uint64)
-            if not self.seen.first(hashes)[0]:
+            if not self.seen.first(hashes[:, None])[0]:
                 self._take_back(part)
 
     def _take_back(self, part):
         """Return to where the long document that ends with `part` began: it is a copy."""
         journal = self.journal
         tokens, text_bytes = journal.before_long
-        self._report_copy(part.ids, journal.text_bytes - text_bytes)
+        self._report_copy("exact duplicates", part.ids, journal.text_bytes - text_bytes)
         journal.tokens["train"] = tokens
         journal.text_bytes = text_bytes
         # Not cut off: the journal on the disk may still count the copy.
@@ -171,9 +177,16 @@ class Output:
         self.journal.tokens[name] += len(ids)
         self.journal.text_bytes += int(text_bytes.sum())
 
-    def _report_copy(self, ids, text_bytes):
+    def _report_copies(self, rule, part, rows):
+        """Report the documents for which `rows`, bool [documents], says that they are copies."""
+        ends = np.cumsum(part.tokens)
+        for n in np.flatnonzero(rows):
+            ids = part.ids[ends[n] - part.tokens[n] : ends[n] - 1]
+            self._report_copy(rule, ids, int(part.text_bytes[n]))
+
+    def _report_copy(self, rule, ids, text_bytes):
         example = self.tokenizer.decode(ids[:EXAMPLE_TOKENS])
-        self.journal.report.add("exact duplicates", 1, text_bytes, [example])
+        self.journal.report.add(rule, 1, text_bytes, [example])
 
     def save(self) -> None:
         """Note how far the files are finished, safe from a power cut."""
@@ -181,9 +194,9 @@ class Output:
             file.flush()
             sync(self._bin(name))
         if self.seen:
-            self.seen.log.flush()
-            sync(self.seen.path)
-            self.journal.seen = self.seen.count
+            self.journal.seen = self.seen.save()
+        if self.near:
+            self.journal.near = self.near.save()
         self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
         write_json(self.path, asdict(self.journal))
@@ -197,8 +210,9 @@ class Output:
         for name, file in self.files.items():
             file.truncate(self.journal.tokens[name] * self.width)
             file.close()
-        if self.seen:
-            self.seen.log.close()
+        for seen in (self.seen, self.near):
+            if seen:
+                seen.log.close()
 
     def _settle_split(self):
         """Give a split that is empty its share of the text; says how the text is split then."""

@@ -23,8 +23,11 @@ def heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
+@pytest.mark.parametrize(
+    ("stop", "dedupe"),
+    [(signal.SIGKILL, "near"), (signal.SIGTERM, "exact"), (signal.SIGINT, "exact")],
+)
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
     random.seed(int(stop))
     texts = [random.choice(DOCUMENTS) * 3 + str(n) for n in range(8000)]
     write(tmp_path / "a.jsonl.gz", "jsonl.gz", texts)
@@ -32,6 +35,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
     inputs = (tmp_path / "a.jsonl.gz", tmp_path / "b.txt")
     flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "compress": True}
+    flags["dedupe"] = dedupe
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
     kills = 0
     continued = 0

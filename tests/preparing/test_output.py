@@ -74,6 +74,18 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_near_copies_are_dropped_whatever_the_number_of_workers(tmp_path, tokenizer):
+    originals = [prose()[n * 4000 :][:4000].strip() for n in range(40)]
+    copies = [text.replace(text.split()[n], "otherwise", 1) for n, text in enumerate(originals)]
+    write(tmp_path / "a.jsonl", "jsonl", [*originals, *copies])
+    flags = {"dedupe": "near", "tokenizer": tokenizer}
+    result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "one", workers=1, **flags))
+    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "two", workers=2, **flags))
+    assert sha(tmp_path / "one") == sha(tmp_path / "two")
+    assert sorted(documents(tmp_path / "one")) == sorted(originals)
+    assert "near duplicates: 40 documents" in result.stdout
+
+
 def test_cleaning_and_its_report(tmp_path, tokenizer):
     noise = {
         "shorter than 20 characters": "too short",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preparing import cutting, readers
+from preparing import cutting, near, readers
 from preparing.encoder import encode
 from preparing.inputs import find_sources
 from preparing.options import Options
@@ -141,14 +141,32 @@ def test_seen_documents_are_known_again_after_a_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(Seen, "RUN", 64)
     random = np.random.default_rng(0)
     values = random.integers(0, 3000, 5000).astype(np.uint64)
-    known, seen = set(), Seen(tmp_path, 0)
+    known, seen = set(), Seen(tmp_path, "seen", 0)
     for n, part in enumerate(np.split(values, 50)):
         if n % 10 == 9:
             seen.log.close()
-            seen = Seen(tmp_path, seen.count)
+            seen = Seen(tmp_path, "seen", seen.count)
         expected = [not (v in known or known.add(v)) for v in part.tolist()]
-        assert seen.first(part).tolist() == expected
+        assert seen.first(part[:, None]).tolist() == expected
     assert seen.count == len(known)
+
+
+def test_a_document_of_several_keys_is_new_if_none_of_them_came_before(tmp_path):
+    seen = Seen(tmp_path, "near", 0)
+    keys = np.array([[1, 2], [3, 4], [2, 5], [5, 6]], np.uint64)
+    # The third shares a key with the first; it is no document that counts, so the fourth is new.
+    assert seen.first(keys).tolist() == [True, True, False, True]
+    assert seen.count == 6
+
+
+def test_near_copies_share_a_key_and_other_documents_none():
+    texts = [prose()[n * 5000 :][:5000] for n in range(40)]
+    edited = [text.replace(text.split()[100], "otherwise", 1) for text in texts]
+    keys = near.band_keys(texts)
+    assert (keys == near.band_keys(edited)).any(1).all()
+    for n, row in enumerate(keys):
+        assert not np.isin(row, np.delete(keys, n, 0)).any()
+    assert near.band_keys(["", "one", "\u4e2d" * 1000]).shape == (3, near.BANDS)
 
 
 def test_preparing_does_without_torch():
