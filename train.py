@@ -65,9 +65,9 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
     recorder, checkpointer = Recorder(run), Checkpointer(run)
     try:
-        recorder.begin()
         if ranks.main:
-            checkpointer.reserve()
+            checkpointer.begin()
+            recorder.begin()
         outcome = loop(run, signals, recorder, checkpointer)
         with signals.held():
             saved = checkpointer.save_now()
@@ -90,7 +90,7 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
 def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpointer) -> str:
     """Step until the run is done or its budget is. Returns how it ended, in a word or two."""
     trainer, schedule, clock = run.trainer, run.schedule, run.clock
-    run.memory.on_halved = recorder.halved
+    run.memory.on_halved = recorder.halved  # written down for the next start
     signals.raise_if_received()  # what came while it was set up
     clock.start()
     if run.compiles and not schedule.done:
@@ -113,7 +113,9 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
             return "finished"
         if limit := run.budget.exceeded():
             return f"stopped by {limit}; raise it to go on"
-        trainer.step(signals.held)  # batch, forward, backward, optimizer
+        loss = trainer.gradients()  # the micro-batch is halved where memory runs out
+        with signals.held():  # weights and counters change together
+            trainer.update(loss)
         recorder.tick()
         if profiler:
             profiler.step()
@@ -127,6 +129,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
 def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     """The validation loss and the answers to sample_prompts; the step may be the best so far."""
     loss = run.trainer.evaluate()
+    run.schedule.mark_evaluated()
     c, cast = run.config, run.trainer.cast
     answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
     best = min(checkpointer.best, loss)  # before this one may become it

@@ -23,7 +23,7 @@ import torch
 
 import config
 import hardware
-from formats import run_folder
+from formats import run_log
 from generating import cpu_kernels
 from model import GPTConfig
 
@@ -86,7 +86,7 @@ def train(*arguments: str) -> list[dict]:
         run = Path(temporary) / "run"
         command = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={run}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        return run_folder.read_log(run)
+        return run_log.read(run)
 
 
 def measure_apart(name: str, *arguments: str) -> dict:

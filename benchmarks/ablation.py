@@ -38,7 +38,7 @@ import model
 import training.optimizer
 from benchmarks import write
 from benchmarks.time_to_loss import TASKS
-from formats import run_folder
+from formats import run_log
 from training import fp8
 from training.dataset import DataError
 
@@ -197,7 +197,7 @@ def one_run(name, beside, threads, arguments, seed, steps) -> Outcome:
         seconds = time.perf_counter() - began
         if threads == 1 and hardware.find_device("auto").type == "cpu":
             seconds = usage.ru_utime + usage.ru_stime
-        log = run_folder.read_log(Path(folder) / "run")
+        log = run_log.read(Path(folder) / "run")
     return Outcome(next(r["val_loss"] for r in reversed(log) if "val_loss" in r), seconds)
 
 

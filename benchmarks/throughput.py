@@ -39,7 +39,7 @@ from benchmarks import (
     write,
 )
 from config import Config
-from formats import run_folder
+from formats import run_log
 from formats.data_folder import read_meta
 from model import GPT
 from training.setup import model_config
@@ -116,7 +116,7 @@ def our_speed(task):
     with tempfile.TemporaryDirectory(dir=task.folder) as folder:
         own = [f"--max_steps={task.steps}", f"--checkpoint_dir={folder}/run"]
         peak = run_script(["train.py", *task.our_settings(), *own], ROOT).peak_bytes
-        log = run_folder.read_log(Path(folder) / "run")
+        log = run_log.read(Path(folder) / "run")
     speeds = [record["tokens_per_second"] for record in log if "loss" in record]
     return task.speed([task.tokens_a_step / speed for speed in speeds], peak)
 

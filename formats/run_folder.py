@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from formats.files import check_room, first_line, read_json, sha256, sync, write_json, write_text
+from formats.files import check_room, first_line, read_json, sha256, sync, write_json
 from model import GPTConfig
 
 FORMAT = 1
@@ -297,38 +297,3 @@ def _delete(folder):
             for file in hidden.iterdir():
                 os.truncate(file, 0)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def append_log(run: Path, *records: dict) -> None:
-    """Add lines to log.jsonl."""
-    with open(run / "log.jsonl", "a", encoding="utf-8", newline="\n") as file:
-        file.writelines(_log_lines(records))
-
-
-def write_log(run: Path, records: list[dict]) -> None:
-    """Replace log.jsonl, whole or not at all.
-
-    A resumed run drops what came after its checkpoint.
-    """
-    write_text(run / "log.jsonl", "".join(_log_lines(records)))
-
-
-def _log_lines(records):
-    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def read_log(run: Path) -> list[dict]:
-    """The records of log.jsonl; a line cut short by a crash is passed over."""
-    return list(iterate_log(run))
-
-
-def iterate_log(run: Path):
-    """The same, one after the other: a long log need not lie in memory."""
-    path = run / "log.jsonl"
-    if not path.exists():
-        return
-    # newline: "\n" alone ends a line, for a text may hold U+2028.
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)

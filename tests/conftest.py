@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from formats import run_folder
+from formats import run_log
 
 # Models this small gain nothing from a second thread, and processes side by side lose.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -134,7 +134,7 @@ def train_small(data, folder, *more, **options):
 
 def losses(folder):
     """{step: loss} and {step: val_loss} of a run's log."""
-    log = run_folder.read_log(folder)
+    log = run_log.read(folder)
     return {r["step"]: r["loss"] for r in log if "loss" in r}, {
         r["step"]: r["val_loss"] for r in log if "val_loss" in r
     }

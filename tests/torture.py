@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from formats import run_folder
+from formats import run_folder, run_log
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [
@@ -76,7 +76,7 @@ def run_once(data, folder, steps, kill_after=None):
 
 def log_without_clocks(folder):
     """The records of a run's log that must not depend on kills."""
-    records = [record for record in run_folder.read_log(folder) if "event" not in record]
+    records = [record for record in run_log.read(folder) if "event" not in record]
     return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
 
 

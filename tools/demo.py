@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
 
 import hardware
-from formats import run_folder
+from formats import run_folder, run_log
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
 from generating import terminal
@@ -116,7 +116,7 @@ def describe(path: str) -> str:
         f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens,"
         f" {state['tokens']:,} tokens seen"
     )
-    for record in reversed(run_folder.read_log(folder.parent)):
+    for record in reversed(run_log.read(folder.parent)):
         if record.get("val_loss") is not None and record["step"] == state["step"]:
             loss, bits = record["val_loss"], record["bits_per_byte"]
             return f"{words}, validation loss {loss:.3f} ({bits:.2f} bits per byte)"

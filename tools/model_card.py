@@ -7,7 +7,7 @@ where matplotlib is installed. The words are templates/model_card.md.j2's.
 import contextlib
 from pathlib import Path
 
-from formats import run_folder
+from formats import run_folder, run_log
 from formats.pretrained import Pretrained
 from model import GPTConfig
 from tokenizer_bpe import EOT
@@ -43,7 +43,7 @@ def card(source: Pretrained, parameters: int, target: str, chat: bool, drawn: bo
     """The text of the card."""
     folder, config, tokenizer = source.path, source.config, source.tokenizer
     state = run_folder.read_state(folder, ())
-    log = run_folder.read_log(folder.parent)
+    log = run_log.read(folder.parent)
     settings = state["settings"]
     prompts = settings["sample_prompts"] or ["The"]
     origin = "scratch"

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 import torch
 
+from formats import files, run_folder
 from training import ranks, shard
 from training.saver import Saver
 from training.setup import Run
@@ -48,14 +49,19 @@ class Checkpointer:
         """What the first process says, where all take part in a save; else what this one does."""
         return bool(ranks.gather(here)[0]) if self.sharded else here
 
-    def reserve(self) -> None:
-        """Have memory at hand for the copy that a save makes."""
-        self.saver.reserve(copied(self.run.state.optimizer))
+    def begin(self) -> None:
+        """Make ready what earlier starts left, and take the memory for the copy of a save."""
+        run = self.run
+        run_folder.set_aside(run.folder, run.state.progress.step)
+        if run.best:  # a crash may have come between a save and its evaluation's mark
+            best = {name: run.best[name] for name in ("step", "val_loss")}
+            files.write_json(run.folder / "best.json", best)
+        self.saver.reserve(copied(run.state.optimizer))
 
     def save(self) -> None:
         """Copy the state of this step and have it written."""
         run = self.run
-        run.schedule.saved()
+        run.schedule.mark_saved()
         model = run.state.model.state_dict()
         optimizer = {
             "optimizer": run.state.optimizer.state_dict(),

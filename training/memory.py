@@ -1,7 +1,6 @@
 """How many sequences one forward holds: halved when memory runs out, in all processes alike.
 
-The batch of an optimiser step stays what it is, so the losses do too. Knows devices and processes;
-no model and no data.
+The batch of an optimiser step stays what it is, so the losses do too.
 """
 
 import gc
@@ -19,13 +18,19 @@ class Memory:
     """The micro-batches of training and of evaluation.
 
     batch: sequences a step of this process, which both divide. known: what memory.json recorded.
-    drop_gradients: what an attempt that failed may have left is dropped by this.
+    model: whose gradients are dropped when memory runs out.
     on_halved: called with {name: new size} after a halving, where one is set.
     """
 
-    def __init__(self, config: Config, device: torch.device, batch: int, known: dict | None):
-        self.config, self.device, self.batch = config, device, batch
-        self.drop_gradients = None
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        batch: int,
+        known: dict | None,
+        model: torch.nn.Module,
+    ):
+        self.config, self.device, self.batch, self.model = config, device, batch, model
         self.on_halved = None
         size = largest_divisor(batch, config.micro_batch_size or batch)
         self.training = self.micro_batch("micro_batch", size)
@@ -56,8 +61,7 @@ class Memory:
 
     def halve(self, micro_batch: "MicroBatch") -> None:
         """Go on with half as many sequences at once. Raises RunError where it was one."""
-        if self.drop_gradients:
-            self.drop_gradients()
+        self.model.zero_grad(set_to_none=True)  # what the attempt that failed has left
         release(self.device)
         before = micro_batch.size
         if before == 1:

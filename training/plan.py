@@ -18,6 +18,7 @@ from model import GPTConfig
 from training.adapt import loss_chunks
 from training.checkpointer import copied
 from training.errors import RunError
+from training.memory import largest_divisor, release
 from training.optimizer import optimizer_step
 from training.setup import Run
 from training.step import forward_backward
@@ -130,15 +131,16 @@ def measure(run: Run, seconds: float = 20.0) -> tuple[float, int]:
         memory.size = max(1, min(memory.size, 4096 // c.block_size))
     while True:
         try:
-            micro_batch = memory.size
-            x, y = run.trainer.train_data.batch(0, micro_batch, c.seed)
             if run.compiles:
                 run.trainer.compile()  # without tuning, which would take minutes
-            return measure_steps(run, x, y, seconds), micro_batch
+            x, y = run.trainer.train_data.batch(0, memory.size, c.seed)
+            return measure_steps(run, x, y, seconds), memory.size
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error) or memory.size == 1:
                 raise
-        memory.size //= 2
+        run.state.model.zero_grad(set_to_none=True)
+        release(run.device)
+        memory.size = largest_divisor(run.memory.batch, memory.size // 2)
 
 
 def measure_steps(run: Run, x, y, seconds: float) -> float:
@@ -147,41 +149,23 @@ def measure_steps(run: Run, x, y, seconds: float) -> float:
     passes, updates = [], []
     begun = time.perf_counter()
     while len(updates) < 4 or (time.perf_counter() - begun < seconds and len(updates) < 20):
-        passes.append(
-            timed(
-                run.device,
-                forward_backward,
-                trainer.forward,
-                x,
-                y,
-                len(x),
-                trainer.cast,
-                state.scaler,
-            )
-        )
-        updates.append(
-            timed(
-                run.device,
-                optimizer_step,
-                state.model,
-                state.optimizer,
-                state.scaler,
-                0.0,
-                c.grad_clip,
-            )
-        )
+        with timed(run.device, passes):
+            forward_backward(trainer.forward, x, y, len(x), trainer.cast, state.scaler)
+        with timed(run.device, updates):
+            optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
     # The first of each warms up.
     micro_batches = c.batch_size / len(x)
     return statistics.median(passes[1:]) * micro_batches + statistics.median(updates[1:])
 
 
-def timed(device: torch.device, work, *arguments) -> float:
-    """Seconds that work(*arguments) takes on the device."""
+@contextlib.contextmanager
+def timed(device: torch.device, seconds: list[float]):
+    """Add to `seconds` how long the device takes for what is done under it."""
     hardware.synchronize(device)
     start = time.perf_counter()
-    work(*arguments)
+    yield
     hardware.synchronize(device)
-    return time.perf_counter() - start
+    seconds.append(time.perf_counter() - start)
 
 
 def plan(run: Run) -> str:
@@ -280,21 +264,17 @@ def disk(run: Run) -> list[str]:
 def hours_table(run: Run) -> list[str]:
     """Hours and costs on GPUs, computed, and here, measured."""
     c = run.config
-    hint = (
-        ""
-        if c.cost_per_hour
-        else "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
-    )
+    hint = ""
+    if not c.cost_per_hour:
+        hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     lines = [f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
     for name, (tflops, gigabytes) in GPUS.items():
         hours = flops_left(run) / (tflops * 1e12 * UTILISATION) / 3600
         dtype = torch.float16 if name in ("T4", "V100") else torch.bfloat16
         fits = largest_micro_batch(run, gigabytes, dtype)
-        room = (
-            f"{fits} sequences at once in {gigabytes} GB"
-            if fits
-            else f"does not fit {gigabytes} GB"
-        )
+        room = f"{fits} sequences at once in {gigabytes} GB"
+        if not fits:
+            room = f"does not fit {gigabytes} GB"
         if c.shard:
             room += f"; {largest_micro_batch(run, gigabytes, dtype, SHARE)} on each of {SHARE}"
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {room}")

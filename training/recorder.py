@@ -1,6 +1,6 @@
 """What a run tells of itself: log.jsonl, the loggers, the terminal, the report.
 
-Knows the parts of a run and reads them; it changes none. What is not needed to continue a run never
+Reads the parts of a run. What is not needed to continue a run never
 ends it: a folder that takes no writes is reported once.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import hardware
-from formats import files, run_folder
+from formats import files, run_folder, run_log
 from training import ranks, terminal
 from training.loggers import Loggers
 from training.report_process import ReportProcess
@@ -43,15 +43,9 @@ class Recorder:
 
     def begin(self) -> None:
         """Settings and log on the disk: the past up to this step, and a record of this start."""
-        if not ranks.main:
-            return
         run, step = self.run, self.run.state.progress.step
-        run_folder.set_aside(run.folder, step)
         files.write_json(run.folder / "config.json", asdict(run.config))
-        run_folder.write_log(run.folder, run.log)
-        if run.best:  # a crash may have come between a save and its evaluation's mark
-            best = {name: run.best[name] for name in ("step", "val_loss")}
-            files.write_json(run.folder / "best.json", best)
+        run_log.write(run.folder, run.log)
         self.loggers = Loggers(run.config, run.folder, step)
         data = {"dir": run.config.data_dir, "tokenizer": run.meta.tokenizer["kind"]}
         self.record(
@@ -81,7 +75,7 @@ class Recorder:
         if ranks.main:
             self.unwritten.append(record)
             with self.tolerate_disk():
-                run_folder.append_log(self.run.folder, *self.unwritten)
+                run_log.append(self.run.folder, *self.unwritten)
                 self.unwritten.clear()
             if self.loggers:
                 self.loggers.write(record)
@@ -135,34 +129,26 @@ class Recorder:
         """Record this step and show it. seconds: of training, since the last record."""
         run, steps = self.run, self.run.state.progress.step - self.logged_step
         tokens = steps * run.config.batch_size * run.config.block_size
-        self.last_step = self.log_step(float(run.trainer.norm), tokens / seconds)
-        self.logged_step = run.state.progress.step
-        self.show_step(self.last_step)
-
-    def log_step(self, norm: float, speed: float) -> dict:
-        """Record this step and begin a new mean of the loss.
-
-        norm: of the gradients. speed: tokens/s since the record before.
-        """
-        run, counts = self.run, self.run.trainer.counts
-        loss_sum, good_steps, _, bad_total = counts.tolist()
-        counts.restart()
+        speed = tokens / seconds
         peak = hardware.peak_flops(run.device)
         mfu = None
         if peak:
             mfu = round(speed * run.state.model.flops_per_token() / (peak * ranks.count), 4)
-        return self.record(
+        loss, norm, bad_steps = run.trainer.take_window()
+        self.last_step = self.record(
             {
                 "tokens": run.tokens,
                 "epoch": round(run.epoch, 6),
-                "loss": loss_sum / good_steps if good_steps else None,
+                "loss": loss,
                 "lr": run.state.optimizer.param_groups[0]["lr"],
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens_per_second": round(speed, 1),
                 "mfu": mfu,
-                "bad_steps": int(bad_total),
+                "bad_steps": bad_steps,
             }
         )
+        self.logged_step = run.state.progress.step
+        self.show_step(self.last_step)
 
     def show_step(self, record: dict) -> None:
         """The step on the progress bar; where there is none, a line now and then."""
@@ -237,7 +223,7 @@ class Recorder:
     def loss_curve(self) -> str:
         """The losses of all starts in characters; "" where there is nothing to draw."""
         training, validation = [], []
-        for record in run_folder.iterate_log(self.run.folder):
+        for record in run_log.iterate(self.run.folder):
             if "loss" in record:
                 training.append((record["step"], record["loss"]))
             if "val_loss" in record:

@@ -29,7 +29,7 @@ class Checkpoint:
     @property
     def progress(self) -> Progress:
         """How far it was."""
-        return Progress.saved(self.state["progress"])
+        return Progress.from_json(self.state["progress"])
 
 
 def find_checkpoint(run: Path, mode: str) -> Checkpoint | None:

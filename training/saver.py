@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from formats import run_log
 from formats.files import first_line, write_json
-from formats.run_folder import append_log, rotate, save, tensors_in
+from formats.run_folder import rotate, save, tensors_in
 from training import shard
 
 
@@ -101,7 +102,7 @@ class Saver:
             rotate(self.run, self.keep_last)
             self.saved = state["step"]
             with contextlib.suppress(OSError):
-                append_log(self.run, {"step": state["step"], "event": "save"})
+                run_log.append(self.run, {"step": state["step"], "event": "save"})
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._failed(state["step"], error)
 

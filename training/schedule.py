@@ -47,7 +47,7 @@ class Schedule:
     ):
         self.config, self.progress, self.total_steps = config, progress, total_steps
         self.evaluated, self.validates = evaluated, validates
-        self.saved_step, self.saved_at = progress.step, time.monotonic()
+        self.begun_step, self.begun_at = progress.step, time.monotonic()  # the last save
 
     @property
     def done(self) -> bool:
@@ -77,17 +77,21 @@ class Schedule:
         An evaluation is preceded by a save: it may be what runs out of memory.
         """
         step, minutes = self.progress.step, self.config.save_minutes
-        if step <= self.saved_step:
+        if step <= self.begun_step:
             return False
         if self.evaluation_due or step == self.total_steps:
             return True
         if falls_on(step, self.config.save_interval):
             return True
-        return bool(minutes) and not busy and time.monotonic() > self.saved_at + 60 * minutes
+        return bool(minutes) and not busy and time.monotonic() > self.begun_at + 60 * minutes
 
-    def saved(self) -> None:
-        """This step has been saved, or is about to be."""
-        self.saved_step, self.saved_at = self.progress.step, time.monotonic()
+    def mark_saved(self) -> None:
+        """This step is being saved."""
+        self.begun_step, self.begun_at = self.progress.step, time.monotonic()
+
+    def mark_evaluated(self) -> None:
+        """This step has been evaluated."""
+        self.evaluated = self.progress.step
 
     @property
     def log_due(self) -> bool:
@@ -134,7 +138,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self):
-        """What is done under it is not training."""
+        """Do not count what happens under it."""
         self.stop()
         yield
         self.start()

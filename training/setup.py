@@ -13,7 +13,7 @@ import torch
 
 import hardware
 from config import Config, ConfigError
-from formats import files, pretrained, run_folder
+from formats import files, pretrained, run_folder, run_log
 from formats.data_folder import DataError, Meta, read_meta
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
@@ -21,6 +21,7 @@ from training import ranks, shard
 from training.adapt import adapt
 from training.dataset import Dataset
 from training.errors import RunError
+from training.init_from import check_fits, fill_shape
 from training.loggers import check_installed
 from training.memory import Memory
 from training.optimizer import make_optimizer
@@ -114,13 +115,11 @@ def build(config: Config) -> Run:
     schedule = Schedule(config, state.progress, total_steps, evaluated, val_data is not None)
     known_memory = files.read_json(folder / "memory.json", micro_batch=int, eval_micro_batch=int)
     memory_kind = shard.FixedMemory if shard.wanted(config) else Memory
-    memory = memory_kind(config, device, config.batch_size // ranks.count, known_memory)
+    local_batch = config.batch_size // ranks.count
+    memory = memory_kind(config, device, local_batch, known_memory, state.model)
     check_together(config, folder, meta, schedule, memory)
-    if not ranks.all_have(state.model.parameters()):
-        raise RunError(
-            "the processes of this run begin with different weights; they need the same seed, "
-            "settings and version of PyTorch, and the same files where init_from names some"
-        )
+    if not shard.wanted(config):  # else it was done before
+        check_same_weights(state.model)
 
     clock = Clock(state.progress, device, started)
     return Run(
@@ -173,7 +172,7 @@ def find_weights(
     if checkpoint or not config.init_from:
         return None
     weights = pretrained.load(config.init_from)
-    weights.check_fits(config, tokenizer)
+    check_fits(weights, config, tokenizer)
     return weights
 
 
@@ -183,11 +182,11 @@ def find_shape(
     checkpoint: Checkpoint | None,
     weights: pretrained.Pretrained | None,
 ) -> GPTConfig:
-    """The model's shape. With init_from it is that of the weights where no setting is given."""
+    """The model's shape. With init_from it is that of the weights, where no setting is given."""
     if not config.init_from:
         return model_config(config, meta)
     source = checkpoint.shape if checkpoint else weights.config
-    pretrained.fill_shape(config, asdict(source))
+    fill_shape(config, source)  # also in what is saved as the run's settings
     return model_config(config, meta, source.vocab_size)
 
 
@@ -226,6 +225,7 @@ def build_state(
         restore_weights(checkpoint, model)
     adapt(model, config, device, dtype)
     if shard.wanted(config):
+        check_same_weights(model)
         shard.share_out(model, device)
     model = model.to(device)
     optimizer = make_optimizer(model, config, device)
@@ -246,7 +246,7 @@ def count_steps(config: Config, progress: Progress, windows: int) -> int:
 
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
     """The log up to `step`, and the best evaluation of a step that is still there."""
-    log = [record for record in run_folder.read_log(folder) if record["step"] <= step]
+    log = [record for record in run_log.read(folder) if record["step"] <= step]
     # An evaluation that was cut off before its loss was recorded comes again, and its answers too.
     evaluated = {record["step"] for record in log if "val_loss" in record}
     log = [r for r in log if "samples" not in r or r["step"] in evaluated]
@@ -290,4 +290,13 @@ def check_together(
         raise RunError(
             "the processes of this run do not see the same checkpoint or data; several machines "
             f"need {folder} and {config.data_dir} on a shared disk, or copies on each"
+        )
+
+
+def check_same_weights(model: GPT) -> None:
+    """Raises RunError unless all processes have the same weights."""
+    if not ranks.all_have(model.parameters()):
+        raise RunError(
+            "the processes of this run begin with different weights; they need the same seed, "
+            "settings and version of PyTorch, and the same files where init_from names some"
         )

@@ -27,7 +27,7 @@ class Progress:
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
 
     @classmethod
-    def saved(cls, values: dict) -> "Progress":
+    def from_json(cls, values: dict) -> "Progress":
         """The progress in a checkpoint's state; what it lacks begins at nothing."""
         return cls(**{k: v for k, v in values.items() if k in asdict(cls())})
 

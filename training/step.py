@@ -20,6 +20,8 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, buckets=None) 
     batch, each brings its part of it, and gradients and loss are its part of the mean; buckets: the
     buckets.Buckets that add them up.
     """
+    if buckets:
+        buckets.begin(micro_batch)
     total = torch.zeros((), device=x.device)
     left = len(x) // micro_batch
     parts = left * ranks.count

@@ -3,8 +3,6 @@
 Knows the model, its data and the devices; no disk, no log and no terminal.
 """
 
-import contextlib
-
 import torch
 from torch.profiler import record_function
 
@@ -45,7 +43,6 @@ class Trainer:
         self.local_batch = config.batch_size // ranks.count  # sequences a step of this process
         self.counts = StepCounts(state.progress.sums, device)
         self.norm = torch.zeros((), device=device)
-        memory.drop_gradients = state.model.zero_grad
         self.buckets = None  # in which several processes sum their gradients
         if not ranks.alone and not self.sharded:
             dtype = hardware.DTYPES[config.allreduce_dtype]
@@ -58,7 +55,7 @@ class Trainer:
     def compile(self, how: bool | str = True) -> str | None:
         """Compile the model, as the setting has it; returns why it was not, if it was not."""
 
-        def attempt(micro_batch):
+        def work(micro_batch):
             self.reserve()
             x, y = self.train_data.batch(0, micro_batch, self.config.seed)
             model, scaler = self.state.model, self.state.scaler
@@ -67,7 +64,7 @@ class Trainer:
             graphs = self.config.cuda_graphs and self.device.type == "cuda"
             return compile_or_not(model, x, y, self.cast, scaler, how == "max", graphs)
 
-        self.forward, problem = self.memory.training.run(attempt)
+        self.forward, problem = self.memory.training.run(work)
         return problem
 
     def reserve(self) -> None:
@@ -76,52 +73,55 @@ class Trainer:
             self.buckets.reserve()
         reserve_state(self.state.optimizer)
 
-    def step(self, held=contextlib.nullcontext) -> None:
-        """One optimiser step. Several processes each take their share of its sequences.
+    def step(self) -> None:
+        """One optimiser step, as the loop of train.py takes it."""
+        self.update(self.gradients())
 
-        held: makes the context in which weights and counters change together (Signals.held).
+    def gradients(self) -> torch.Tensor:
+        """The gradients of the next batch; returns its loss, a scalar on the device.
+
+        Several processes each take their share of the sequences, and add their gradients up. Where
+        memory runs out, all begin again with half as many sequences at once.
         """
-        config, state, progress = self.config, self.state, self.state.progress
+        progress, scaler = self.state.progress, self.state.scaler
         with record_function("data"):
             first = progress.sequences + ranks.rank * self.local_batch
-            x, y = self.train_data.batch(first, self.local_batch, config.seed)
+            x, y = self.train_data.batch(first, self.local_batch, self.config.seed)
 
-        def attempt(micro_batch):
+        def work(micro_batch):
             self.reserve()
-            if self.buckets:
-                self.buckets.begin(micro_batch)
             self.seed_dropout()
-            return forward_backward(
-                self.forward, x, y, micro_batch, self.cast, state.scaler, self.buckets
-            )
+            model, cast, buckets = self.forward, self.cast, self.buckets
+            return forward_backward(model, x, y, micro_batch, cast, scaler, buckets)
 
-        loss = self.memory.training.run(attempt, self.buckets)
+        loss = self.memory.training.run(work, self.buckets)
         if self.buckets:
             loss = self.buckets.collect()
         elif self.sharded:
             loss = shard.add_up(loss)
-        if state.scaler.is_enabled():
+        if scaler.is_enabled():
             ranks.catch_up(self.device)  # it reads from the device
-        with held():
-            lr = self.schedule.learning_rate
-            self.norm = optimizer_step(
-                state.model, state.optimizer, state.scaler, lr, config.grad_clip
-            )
-            # The scaler skips steps of its own accord: those are no bad ones.
-            deciding = loss if state.scaler.is_enabled() else self.norm
-            self.counts.add(loss, deciding.isfinite())
-            progress.step += 1
-            progress.sequences += config.batch_size
+        return loss
+
+    def update(self, loss: torch.Tensor) -> None:
+        """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
+        config, state, progress = self.config, self.state, self.state.progress
+        lr = self.schedule.learning_rate
+        self.norm = optimizer_step(state.model, state.optimizer, state.scaler, lr, config.grad_clip)
+        # The scaler skips steps of its own accord: those are no bad ones.
+        deciding = loss if state.scaler.is_enabled() else self.norm
+        self.counts.add(loss, deciding.isfinite())
+        progress.step += 1
+        progress.sequences += config.batch_size
 
     def evaluate(self) -> float:
         """The validation loss in nats a token: of all processes' shares together."""
         windows = self.config.eval_batches * self.config.batch_size
 
-        def attempt(micro_batch):
+        def work(micro_batch):
             return evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
 
-        total, count = self.memory.evaluation.run(attempt)
-        self.schedule.evaluated = self.state.progress.step
+        total, count = self.memory.evaluation.run(work)
         return sum(ranks.gather(total)) / sum(ranks.gather(count))
 
     def seed_dropout(self) -> None:
@@ -129,6 +129,16 @@ class Trainer:
         if self.config.dropout:
             seed = self.config.seed * 0x9E3779B97F4A7C15 + self.state.progress.step
             torch.manual_seed((seed + (ranks.rank << 40)) % 2**63)
+
+    def take_window(self) -> tuple[float | None, float, int]:
+        """Mean loss since the last call, norm of the last gradients, bad steps in all.
+
+        The loss is None where no step was good. Waits for the device.
+        """
+        loss_sum, good_steps, _, bad_total = self.counts.tolist()
+        self.counts.restart()
+        loss = loss_sum / good_steps if good_steps else None
+        return loss, float(self.norm), int(bad_total)
 
     def bad_numbers(self) -> str | None:
         """Why the run must stop, in a sentence: NaN or infinity in too many steps in a row."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats import files, run_folder
+from formats import files, run_folder, run_log
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 
@@ -126,17 +126,17 @@ def test_a_log_keeps_every_character_of_a_sample(tmp_path):
         "step": 1,
         "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}],
     }
-    run_folder.append_log(tmp_path, record, {"step": 2})
-    assert run_folder.read_log(tmp_path) == [record, {"step": 2}]
+    run_log.append(tmp_path, record, {"step": 2})
+    assert run_log.read(tmp_path) == [record, {"step": 2}]
 
 
 def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     for step in (1, 2, 3):
-        run_folder.append_log(tmp_path, {"step": step, "loss": 0.1 * step})
+        run_log.append(tmp_path, {"step": step, "loss": 0.1 * step})
     log = tmp_path / "log.jsonl"
     log.write_bytes(log.read_bytes()[:-6])
-    assert [r["step"] for r in run_folder.read_log(tmp_path)] == [1, 2]
-    run_folder.write_log(tmp_path, run_folder.read_log(tmp_path))
+    assert [r["step"] for r in run_log.read(tmp_path)] == [1, 2]
+    run_log.write(tmp_path, run_log.read(tmp_path))
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from formats import run_folder
+from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating.load import load_model
 from tests.conftest import fails_clearly, prose, run_script, train_small
@@ -86,7 +86,7 @@ def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char
             result.stdout,
         )
         loss, error, perplexity, _, bits, _ = map(float, row.groups())
-        logged = [r for r in run_folder.read_log(runs / data.name) if "val_loss" in r][-1]
+        logged = [r for r in run_log.read(runs / data.name) if "val_loss" in r][-1]
         assert loss == pytest.approx(logged["val_loss"], abs=2e-3) and bits == pytest.approx(
             logged["bits_per_byte"], abs=2e-3
         )

@@ -13,7 +13,7 @@ from ctranslate2.converters import TransformersConverter
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from formats import gguf, pretrained, run_folder
+from formats import gguf, pretrained, run_folder, run_log
 from formats.conversation import CHAT_TEMPLATE, REPLY, format_chat
 from formats.huggingface import to_hf
 from formats.run_folder import CheckpointError
@@ -117,7 +117,7 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, trained):
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
     card = (folder / "README.md").read_text(encoding="utf-8")
     logged = next(
-        r for r in run_folder.read_log(trained) if r.get("val_loss") and r["step"] == state["step"]
+        r for r in run_log.read(trained) if r.get("val_loss") and r["step"] == state["step"]
     )
     assert (
         f"{logged['val_loss']:.4f} nats" in card

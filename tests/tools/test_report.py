@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from formats import run_folder
+from formats import run_log
 from tests.conftest import fails_clearly, run_script, train_small
 from tools import charts, history
 
@@ -111,7 +111,7 @@ def write_log(folder, records):
 def test_the_page_tells_the_numbers_of_the_log(runs, tmp_path):
     page = report(runs / "char", "--out", tmp_path / "new" / "run.html")
     assert (tmp_path / "new" / "run.png").read_bytes()[:4] == b"\x89PNG"
-    log = run_folder.read_log(runs / "char")
+    log = run_log.read(runs / "char")
     best = min((r for r in log if "val_loss" in r), key=lambda r: r["val_loss"])
     assert f"<b>{best['val_loss']:.4f}</b>" in page and f"{best['bits_per_byte']:.3f}" in page
     for record in log:

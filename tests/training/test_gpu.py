@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import config
 import hardware
-from formats import run_folder
+from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating import decode
 from tests.conftest import SMALL, losses, run_script
@@ -162,7 +162,7 @@ def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_pa
     settings = ["--max_steps=20", "--compile=True", '--sample_prompts=["The "]']
     with torch._dynamo.config.patch(error_on_recompile=True):
         train(settings_for(char_data, tmp_path, *settings))
-    log = run_folder.read_log(tmp_path)
+    log = run_log.read(tmp_path)
     assert len(losses(tmp_path)[1]) == 2 and [r for r in log if "samples" in r]
 
 
@@ -226,7 +226,7 @@ def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
         )
     )
     seconds = next(
-        r["seconds_a_step"] for r in run_folder.read_log(tmp_path) if r.get("event") == "profile"
+        r["seconds_a_step"] for r in run_log.read(tmp_path) if r.get("event") == "profile"
     )
     assert (
         min(seconds["data"], seconds["forward"], seconds["optimizer"]) > 0
@@ -259,7 +259,7 @@ def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path, co
     train(settings_for(char_data, tmp_path / "free", *big))
     with at_most(1e9):
         train(settings_for(char_data, tmp_path / "run", *big))
-    events = [r for r in run_folder.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
+    events = [r for r in run_log.read(tmp_path / "run") if r.get("event") == "out of memory"]
     free, run = losses(tmp_path / "free")[0], losses(tmp_path / "run")[0]
     assert events and run == pytest.approx(free, rel=1e-3)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import config
-from formats import files, run_folder
+from formats import files, run_folder, run_log
 from hardware import out_of_memory
 from tests.conftest import SMALL, fails_clearly, losses, run_script, train_small
 from train import check_numbers
@@ -76,9 +76,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     assert "out of memory with 64 sequences at once; from here on" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    events = [
-        r for r in run_folder.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
-    ]
+    events = [r for r in run_log.read(tmp_path / "tight") if r.get("event") == "out of memory"]
     assert events and files.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
     again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
     # Near the limit a second start may have to halve once more, but it never repeats what is
@@ -166,5 +164,5 @@ def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "stopped by max_cost = 8.0" in result.stdout
     assert run_folder.read_state(run_folder.steps(tmp_path / "run")[-1])["step"] > 0
-    assert [r["cost"] for r in run_folder.read_log(tmp_path / "run") if "loss" in r][-1] > 1
+    assert [r["cost"] for r in run_log.read(tmp_path / "run") if "loss" in r][-1] > 1
     fails_clearly(train_small(char_data, tmp_path / "other", "--max_cost=5"), "cost_per_hour")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from config import Config, ConfigError
-from formats import files, run_folder
+from formats import files, run_log
 from tests.conftest import train_small
 from training.loggers import Loggers, check_installed
 from training.report_process import ReportProcess
@@ -25,7 +25,7 @@ def test_tensorboard_continues_across_resumes(char_data, tmp_path):
             "--sample_prompts=The ",
         )
         assert result.returncode == 0, result.stderr
-    log = run_folder.read_log(tmp_path)
+    log = run_log.read(tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     for curve, field in (

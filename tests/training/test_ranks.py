@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import hardware
-from formats import run_folder
+from formats import run_folder, run_log
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, losses, run_script, train_small
 from tests.training.test_limits import BIG
@@ -123,7 +123,7 @@ def test_two_processes_have_the_losses_of_one(char_data, tmp_path, alone):
         and "2 x cpu" in result.stdout
         and not result.stderr
     )
-    log = run_folder.read_log(tmp_path / "run")
+    log = run_log.read(tmp_path / "run")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 51)) and [
         r["processes"] for r in log if r.get("event") == "start"
     ] == [2]
@@ -200,9 +200,7 @@ def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(cha
     free = run_script("train.py", f"--checkpoint_dir={tmp_path / 'free'}", *more)
     tight = torchrun(2, tmp_path / "limited.py", f"--checkpoint_dir={tmp_path / 'tight'}", *more)
     assert free.returncode == tight.returncode == 0, tight.stderr
-    halved = [
-        r["micro_batch"] for r in run_folder.read_log(tmp_path / "tight") if "micro_batch" in r
-    ]
+    halved = [r["micro_batch"] for r in run_log.read(tmp_path / "tight") if "micro_batch" in r]
     assert halved and halved == [64 >> n for n in range(1, len(halved) + 1)], (
         halved
     )  # said and written once
@@ -233,7 +231,7 @@ def test_out_of_memory_in_mid_run_leaves_none_waiting(
     """Nor in the middle of a backward whose first buckets are on their way."""
     result, seen = scarce(processes, when, char_data, tmp_path / "run")
     assert result.stdout.count("out of memory with") == 1, result.stdout
-    halved = [r for r in run_folder.read_log(tmp_path / "run") if r.get("event") == "out of memory"]
+    halved = [r for r in run_log.read(tmp_path / "run") if r.get("event") == "out of memory"]
     assert len(halved) == 1 and halved[0].items() >= sizes.items(), halved
     assert when == "evaluation" or seen["sent"] > 1, seen
     assert same(losses(tmp_path / "run"), alone)

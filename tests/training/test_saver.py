@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats import run_folder
+from formats import run_folder, run_log
 from tests.conftest import run_script, train_small
 from tests.training.conftest import start, wait_until
 from training.saver import Saver
@@ -83,7 +83,7 @@ def test_an_evaluation_cut_off_between_its_records_is_recorded_once(char_data, t
     (tmp_path / "log.jsonl").write_text("".join(line for line in lines if "val_loss" not in line))
     result = train_small(char_data, tmp_path, *more)
     assert result.returncode == 0, result.stderr
-    log = run_folder.read_log(tmp_path)
+    log = run_log.read(tmp_path)
     assert sum("samples" in record for record in log) == sum("val_loss" in record for record in log)
 
 

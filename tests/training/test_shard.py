@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import config
-from formats import run_folder
+from formats import run_folder, run_log
 from model import GPT, GPTConfig
 from tests.conftest import losses, run_script
 from tests.training.test_ranks import EXACT, LIMITED, one_message, same, start, torchrun, train_on
@@ -74,7 +74,7 @@ def test_muon_has_whole_matrices_and_prompts_are_answered(char_data, tmp_path):
     ):
         assert result.returncode == 0, (folder, result.stderr)
     assert same(losses(tmp_path / "shared"), losses(tmp_path / "alone"))
-    answers = [r for r in run_folder.read_log(tmp_path / "shared") if "samples" in r]
+    answers = [r for r in run_log.read(tmp_path / "shared") if "samples" in r]
     assert answers[0]["samples"][0]["text"]
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardware
 from config import Config
-from formats import run_folder
+from formats import run_log
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, train_small
 from training import profiling
@@ -227,9 +227,7 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
         float(v) for k, v in rows.items() if k != "step"
     ) == pytest.approx(float(rows["step"]), abs=0.1)
     seconds = next(
-        r["seconds_a_step"]
-        for r in run_folder.read_log(tmp_path / "run")
-        if r.get("event") == "profile"
+        r["seconds_a_step"] for r in run_log.read(tmp_path / "run") if r.get("event") == "profile"
     )
     assert seconds["backward"] > seconds["data"] > 0
     assert "traceEvents" in json.loads((tmp_path / "run" / "trace.json").read_text())

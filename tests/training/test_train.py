@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from formats import run_folder
+from formats import run_folder, run_log
 from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
 
 # -- whole runs -----------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
     loss, val = losses(folder)
     assert list(loss) == list(range(5, 41, 5)) and list(val) == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
-    log = run_folder.read_log(folder)
+    log = run_log.read(folder)
     line = next(r for r in log if "loss" in r)
     assert set(line) >= {
         "step",
@@ -132,8 +132,7 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
     )
     assert all(torch.equal(a[k], b[k]) for k in a)
     texts = [
-        [r["samples"] for r in run_folder.read_log(folder) if "samples" in r]
-        for folder in (whole, part)
+        [r["samples"] for r in run_log.read(folder) if "samples" in r] for folder in (whole, part)
     ]
     assert texts[0] == texts[1]
 
@@ -196,7 +195,7 @@ def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path
         char_data, tmp_path / "run", "--max_steps=30", "--batch_size=16", "--learning_rate=1e-3"
     )
     assert result.returncode == 0, result.stderr
-    last = [r for r in run_folder.read_log(tmp_path / "run") if "loss" in r][-1]
+    last = [r for r in run_log.read(tmp_path / "run") if "loss" in r][-1]
     assert last["tokens"] == (20 * 8 + 10 * 16) * 32 and last["lr"] == pytest.approx(1e-4)
 
 

@@ -1,0 +1,49 @@
+"""log.jsonl of a run: one JSON object a line, whose fields docs/training.md lists.
+
+Knows lines, not what the records mean.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from formats.files import write_text
+
+NAME = "log.jsonl"
+
+
+def append(run: Path, *records: dict) -> None:
+    """Add lines to log.jsonl."""
+    with open(run / NAME, "a", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines_of(records))
+
+
+def write(run: Path, records: list[dict]) -> None:
+    """Replace log.jsonl, whole or not at all.
+
+    A resumed run drops what came after its checkpoint.
+    """
+    write_text(run / NAME, "".join(lines_of(records)))
+
+
+def lines_of(records: Iterable[dict]) -> Iterator[str]:
+    """A line of JSON for each record."""
+    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def read(run: Path) -> list[dict]:
+    """The records of log.jsonl; a line cut short by a crash is passed over."""
+    return list(iterate(run))
+
+
+def iterate(run: Path):
+    """The same, one after the other: a long log need not lie in memory."""
+    path = run / NAME
+    if not path.exists():
+        return
+    # newline: "\n" alone ends a line, for a text may hold U+2028.
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                yield json.loads(line)
