@@ -24,199 +24,109 @@ class Config:
     )
     data_location: str = setting(
         "auto",
-        "where the tokens lie while training: on the GPU when they fit, else in RAM, else"
-        " memory-mapped",
+        "where the tokens lie; auto: the fastest that holds them",
         ["auto", "gpu", "ram", "mmap"],
     )
-    checkpoint_dir: str | None = setting(
-        None, "folder of this run, anywhere; None: checkpoints/ and the preset's name"
-    )
+    checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
     resume: str = setting(
         "auto",
-        "auto: continue the run in checkpoint_dir if there is one; must: only continue; never: only"
-        " start anew",
+        "a run in checkpoint_dir: continue it, insist on one, or refuse it",
         ["auto", "must", "never"],
     )
-    profile: bool = setting(
-        False,
-        "after a few steps, time the parts of some: a table, and a Chrome trace in checkpoint_dir",
-    )
-    dry_run: bool = setting(
-        False, "print what the run will take in memory, disk, hours and money; write nothing"
-    )
+    profile: bool = setting(False, "time the parts of a few steps: a table, and a Chrome trace")
+    dry_run: bool = setting(False, "print the memory, disk, hours and money it will take, and end")
     # model
     init_from: str | None = setting(
-        None,
-        "weights to start from: a run, a step of one, or a local folder in Hugging Face's GPT-2"
-        " format; the shape, where not given, is theirs",
+        None, "weights to start from: a run, a step, or a Hugging Face folder"
     )
     arch: str = setting(
-        "gpt2",
-        "gpt2; or qwen3: RMSNorm, QK norm, rotary positions and SwiGLU, no biases",
-        ["gpt2", "qwen3"],
+        "gpt2", "qwen3: RMSNorm, rotary positions, SwiGLU, no biases", ["gpt2", "qwen3"]
     )
     n_layer: int = setting(12, "layers", low=1)
     n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
     n_embd: int = setting(768, "width of the model", low=1)
     block_size: int = setting(1024, "context: tokens a sequence", low=1)
     bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; qwen3 has none")
-    dropout: float = setting(
-        0.0, "dropout probability; 0 unless the data is seen many times", low=0
-    )
-    tie_weights: bool = setting(
-        True, "one matrix for the token embedding and the output head, as in GPT-2"
-    )
+    dropout: float = setting(0.0, "dropout probability, for data seen many times", low=0)
+    tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
     n_inner: int | None = setting(
-        None,
-        "width of the MLP; None: 4 x n_embd, with qwen3 8/3 of it up to a multiple of 32",
-        low=1,
+        None, "width of the MLP; None: 4 n_embd, qwen3: 8/3 n_embd", low=1
     )
-    n_kv_head: int | None = setting(
-        None,
-        "heads of keys and values, each shared by a group of queries (qwen3); None: n_head",
-        low=1,
-    )
+    n_kv_head: int | None = setting(None, "heads of keys and values (qwen3); None: n_head", low=1)
     head_dim: int | None = setting(None, "width of a head (qwen3); None: n_embd / n_head", low=1)
-    rope_theta: float = setting(
-        10_000.0, "base of the wavelengths of rotary positions (qwen3)", low=1
-    )
-    zero_init: bool = setting(
-        False,
-        "begin with zero projections onto the residual stream, and a zero head if it is untied",
-    )
+    rope_theta: float = setting(10_000.0, "base of rotary wavelengths (qwen3)", low=1)
+    zero_init: bool = setting(False, "begin with zero projections onto the residual stream")
     # optimisation
     optimizer: str = setting(
-        "adamw",
-        "adamw; or muon: Muon on the matrices of the blocks, AdamW without decay on the rest",
-        ["adamw", "muon"],
+        "adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", ["adamw", "muon"]
     )
-    batch_size: int = setting(
-        32, "sequences an optimiser step, over all accumulation and all GPUs", low=1
-    )
+    batch_size: int = setting(32, "sequences an optimiser step, over all GPUs", low=1)
     micro_batch_size: int | None = setting(
-        None,
-        "sequences in a GPU's memory at once; must divide batch_size; None: all of them",
-        low=1,
+        None, "sequences at once in a GPU's memory; must divide batch_size; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate", low=0)
-    min_lr: float | None = setting(
-        None, "learning rate at the end; None: a tenth of learning_rate, or 0 with wsd", low=0
-    )
+    min_lr: float | None = setting(None, "the last step's; None: a tenth; wsd: 0", low=0)
     lr_schedule: str = setting(
-        "cosine",
-        "after the warm-up: cosine, or wsd: constant, then a straight line down",
-        ["cosine", "wsd"],
+        "cosine", "wsd: constant, then a straight line down", ["cosine", "wsd"]
     )
     decay_fraction: float = setting(0.5, "share of the steps in which wsd decays", low=0)
     warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
-    muon_lr: float = setting(
-        0.02, "peak learning rate of Muon's matrices; learning_rate is then that of the rest", low=0
-    )
+    muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices", low=0)
     muon_momentum: float = setting(0.95, "Muon's momentum", low=0)
     weight_decay: float = setting(0.1, "decoupled weight decay, on matrices only", low=0)
     beta1: float = setting(0.9, "AdamW's momentum", low=0)
     beta2: float = setting(0.95, "AdamW's second-moment decay a step", low=0)
     beta2_tokens: float | None = setting(
-        None,
-        "the same as a half-life in tokens, which holds for any batch_size; overrides beta2",
-        low=1,
+        None, "beta2 as a half-life in tokens, for any batch_size; overrides it", low=1
     )
     grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping", low=0)
     epochs: float = setting(1.0, "passes over the training data", low=0)
     max_steps: int | None = setting(None, "optimiser steps in all; overrides epochs", low=1)
     # looking, logging, saving
     eval_interval: int = setting(500, "steps between evaluations; 0: only at the end", low=0)
-    eval_batches: int = setting(
-        20,
-        "batches of batch_size in an evaluation, always the same windows; 0: the whole validation"
-        " split",
-        low=0,
-    )
+    eval_batches: int = setting(20, "batches an evaluation; 0: the whole validation split", low=0)
     log_interval: int = setting(10, "steps between log lines", low=1)
-    save_interval: int = setting(
-        1000,
-        "steps between checkpoints; evaluations, signals and the end save too; 0: only those",
-        low=0,
-    )
-    save_minutes: float = setting(
-        15.0, "minutes between checkpoints, whatever the steps; 0: only by steps", low=0
-    )
-    keep_last: int = setting(
-        2, "newest checkpoints kept; the best by validation loss is kept besides", low=1
-    )
+    save_interval: int = setting(1000, "steps between checkpoints; 0: none by steps", low=0)
+    save_minutes: float = setting(15.0, "minutes between checkpoints; 0: only by steps", low=0)
+    keep_last: int = setting(2, "newest checkpoints kept, and the best besides", low=1)
     sample_prompts: list[str] = setting(
         [], "prompts answered at each evaluation, into log and terminal"
     )
     report_minutes: float = setting(
-        1.0,
-        "minutes between drawings of report.html at evaluations; the end draws it too (needs"
-        " matplotlib); 0: none",
-        low=0,
+        1.0, "least minutes between drawings of report.html; 0: none", low=0
     )
-    tensorboard: bool = setting(False, "also write the curves for TensorBoard, to the run's folder")
-    wandb: str | None = setting(
-        None,
-        "also send the curves to this Weights & Biases project; without network or account they"
-        " stay in the run's folder",
-    )
+    tensorboard: bool = setting(False, "also write the curves for TensorBoard")
+    wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
     max_bad_steps: int = setting(
-        10,
-        "steps in a row with a NaN or infinite loss or gradient, all skipped, before the run stops",
-        low=1,
+        10, "steps in a row with NaN or infinity, all skipped, that end the run", low=1
     )
     # budget
-    cost_per_hour: float = setting(
-        0.0, "price of the machine an hour, in any unit; the log then shows what was spent", low=0
-    )
+    cost_per_hour: float = setting(0.0, "price of the machine an hour, in any unit", low=0)
     max_cost: float | None = setting(None, "stop with a save when this much is spent", low=0)
-    max_hours: float | None = setting(
-        None, "stop with a save after this many hours, over all starts of the run", low=0
-    )
+    max_hours: float | None = setting(None, "stop with a save after so many hours in all", low=0)
     # machine
     device: str = setting("auto", "auto, cuda, cuda:1, mps or cpu")
     dtype: str = setting(
         "auto",
-        "precision of the matrix products; auto: the fastest that the device has",
+        "precision of matrix products; auto: the fastest that the device has",
         ["auto", "bfloat16", "float16", "float32"],
     )
     allreduce_dtype: str = setting(
-        "float32",
-        "precision in which several processes add up their gradients; bfloat16: half the bytes",
-        ["float32", "bfloat16"],
+        "float32", "precision of the gradients summed over GPUs", ["float32", "bfloat16"]
     )
     compile: bool | None = setting(
-        None,
-        "torch.compile the model; max: try several kernels for each part, for minutes; where it"
-        " fails the run goes on without; None: what a run of this length repays",
-        ["max"],
+        None, "torch.compile; None: if the run repays it; max: tune kernels for minutes", ["max"]
     )
-    cuda_graphs: bool = setting(
-        False,
-        "record forward and backward as CUDA graphs: for a GPU that works faster than Python can"
-        " give it work, as with 8 sequences; takes as much memory again as the gradients",
-    )
-    fp8_head: bool = setting(
-        False, "the head's products in 8 bits while training: faster from H100 and RTX 4090 on"
-    )
-    activation_checkpointing: bool = setting(
-        False,
-        "compute each layer a second time for its gradients, and keep its input only: much less"
-        " memory, a third more time",
-    )
+    cuda_graphs: bool = setting(False, "replay a step as CUDA graphs, for few sequences a GPU")
+    fp8_head: bool = setting(False, "the head's products in 8 bits, from H100 and RTX 4090 on")
+    activation_checkpointing: bool = setting(False, "compute layers twice and keep less")
     loss_chunks: int | None = setting(
-        None,
-        "compute head and loss in so many parts, so that only one part's logits take memory; None:"
-        " 8 where they would take a sixth of a GPU's, else 1",
-        low=1,
+        None, "parts in which head and loss are computed; None: as memory demands", low=1
     )
-    shard: bool = setting(
-        False,
-        "under torchrun: share out weights, gradients and optimiser over the GPUs (FSDP2), for"
-        " models beyond one GPU's memory",
-    )
-    seed: int = setting(1337, "initial weights, data order and dropout all follow from it", low=0)
+    shard: bool = setting(False, "share the model out over torchrun's GPUs (FSDP2)")
+    seed: int = setting(1337, "initial weights, data order and dropout follow from it", low=0)
 
-    # No setting: the names that the preset and the command line set, which `init_from` must not
+    # Not a setting: the names that the preset and the command line set, which `init_from` must not
     # contradict.
     given = frozenset()
 
