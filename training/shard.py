@@ -219,7 +219,6 @@ class FixedMicroBatch(MicroBatch):
             result, fits = attempt(work, self.size)
         if not fits:
             raise RunError(self.memory.too_much(self.size))
-        ranks.gather(fits)  # all have done it
         return result
 
 

@@ -102,8 +102,8 @@ ranks.end(0)
 """
 
 
-@pytest.mark.parametrize("more", [[], MODERN], ids=["adamw", "muon"])
-def test_a_bad_number_in_one_part_is_skipped_in_all(char_data, tmp_path, more):
+def test_a_bad_number_in_one_part_is_skipped_in_all(char_data, tmp_path):
+    """By Muon, and by AdamW, which takes what is no matrix of a layer."""
     (tmp_path / "skips.py").write_text(SKIPS)
     result = torchrun(
         2,
@@ -111,7 +111,7 @@ def test_a_bad_number_in_one_part_is_skipped_in_all(char_data, tmp_path, more):
         f"--data_dir={char_data}",
         f"--checkpoint_dir={tmp_path / 'run'}",
         *EXACT,
-        *more,
+        *MODERN,
         "--max_steps=9",
         "--shard=True",
     )
@@ -140,8 +140,9 @@ def test_when_a_process_is_killed_the_last_checkpoint_stands(char_data, tmp_path
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and 'train.py"' not in err, err
     last = run_folder.step_of(run_folder.steps(folder)[-1])
-    if rank:  # the first process lives, and says so
-        assert f"could not be saved; the last checkpoint is step {last:,}" in out, (out, err)
+    if rank == 0:
+        return  # which would have said so
+    assert f"could not be saved; the last checkpoint is step {last:,}" in out, (out, err)
     result = train_alone(char_data, folder, f"--max_steps={last + 2}")
     assert result.returncode == 0 and f"continues at step {last:,}" in result.stdout, result.stderr
 
@@ -165,6 +166,22 @@ def test_out_of_memory_in_one_process_ends_all_with_a_sentence(char_data, tmp_pa
     one_message(result, "128 sequences at once", "--micro_batch_size=64", status=1)
 
 
+def test_where_compiling_fails_all_end_with_a_sentence(char_data, tmp_path):
+    """A run that shares nothing goes on without; here no process can know of the others in time."""
+    result = torchrun(
+        2,
+        "train.py",
+        f"--data_dir={char_data}",
+        f"--checkpoint_dir={tmp_path / 'run'}",
+        *EXACT,
+        "--compile=True",
+        "--shard=True",
+        CXX="/bin/false",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    one_message(result, "could not be compiled", "compile = False", status=1)
+
+
 def test_gpt2_xl_has_its_parameters_and_an_eighth_of_them_on_each_of_eight_gpus():
     c = config.load(["config/gpt2_xl.py"])
     with torch.device("meta"):
@@ -185,3 +202,17 @@ def test_a_dry_run_says_what_eight_gpus_take(char_data, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "each of 8 GPUs" in result.stdout and "on each of 8" in result.stdout
     assert "measured on cpu" in result.stdout and not (tmp_path / "run").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [True, False])
+def test_on_a_gpu_it_learns_the_same(char_data, tmp_path, compiled):
+    """In one process, which is all that one GPU takes: the engine, with nobody to share with."""
+    more = ["--device=cuda", f"--compile={compiled}", "--max_steps=24"]
+    for folder, result in (
+        ("alone", train_alone(char_data, tmp_path / "alone", *more)),
+        ("shared", train_shared(1, char_data, tmp_path / "shared", *more)),
+    ):
+        assert result.returncode == 0, (folder, result.stderr)
+    (alone, _), (shared, _) = (losses(tmp_path / folder) for folder in ("alone", "shared"))
+    assert shared == pytest.approx(alone, abs=2e-3)  # products in TF32
