@@ -94,6 +94,9 @@ PARTS = [
         BESIDE,
         tiny="--rounds 1",
     ),
+    throughput(
+        "gpt2_small_fast", "--preset config/gpt2_small_fast.py", FASTER | {"MFU": ">= 0.55"}
+    ),
     throughput("gpt2_small_modern", "--preset config/gpt2_small_modern.py", FASTER),
     Part(
         "time_to_loss",
@@ -125,6 +128,15 @@ PARTS = [
         tiny=TINY_MODEL,
     ),
     throughput("eight_sequences", "--preset config/gpt2_small.py --batch_size=8", FASTER),
+    throughput(
+        "eight_sequences_recorded",
+        "--preset config/gpt2_small.py --batch_size=8 --cuda_graphs=True",
+        FASTER,
+    ),
+    throughput("fp8_head", "--preset config/gpt2_small.py --fp8_head=True", FASTER),
+    throughput(
+        "compile_max", "--preset config/gpt2_small.py --compile=max --rounds 1", FASTER, minutes=8
+    ),
     Part(
         "ladder",
         "-m benchmarks.ladder --rounds 1 --steps 4 --data_dir={data} {device}",
