@@ -183,6 +183,9 @@ def check(config: Config) -> None:
             f"fp8_head = True, but loss_chunks = {config.loss_chunks}, whose products are in 16"
             " bits; leave one of them out"
         )
+    for name in ("cuda_graphs", "fp8_head"):
+        if config.shard and getattr(config, name):
+            raise ConfigError(f"shard = True cannot go with {name} = True yet")
     if config.beta1 >= 1 or config.beta2 >= 1:
         raise ConfigError(f"beta1 = {config.beta1}, beta2 = {config.beta2}: both must be below 1")
     if config.seed >= 2**32:

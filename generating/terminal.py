@@ -1,6 +1,6 @@
 """What generate.py shows: texts as they grow, in columns, or as JSON; notes on standard error.
 
-Knows Completions and plain values; no model.
+Knows Completions, prompts and names; computes nothing.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
+from generating.load import Checkpoint
 from generating.text import Completion
 
 
@@ -108,3 +109,15 @@ def tokens_per_second(completions: list[Completion]) -> float:
     """The speed of continuations that were written together."""
     tokens = sum(len(completion.ids) for completion in completions)
     return tokens / max(completion.seconds for completion in completions)
+
+
+def note_long_prompts(checkpoint: Checkpoint, prompts: list[str]) -> None:
+    """Say of which prompts the model does not see the beginning."""
+    context = checkpoint.model.config.block_size
+    for prompt in prompts:
+        length = len(checkpoint.tokenizer.encode(prompt))
+        if length > context:
+            note(
+                f"{checkpoint.name}: the prompt has {length:,} tokens; the model sees the last"
+                f" {context} of them, its context"
+            )

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from generating.chat import conversation
+from generating.chat import reply_prompt
+from generating.load import Checkpoint
 from model import GPT, GPTConfig
 from tests.conftest import ROOT
 
@@ -90,14 +91,11 @@ def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_begin
         {"role": role, "content": f" {content} "}
         for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
     ]
-    model = GPT(GPTConfig(258, 256, 1, 1, 8))
-    assert (
-        conversation(said, model, byte_tokenizer)
-        == "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
-    )
-    model = GPT(GPTConfig(258, 64, 1, 1, 8))
-    assert conversation(said, model, byte_tokenizer) == "User: How?\n\nAssistant:"
-    assert (
-        len(conversation([said[0] | {"content": "long " * 50}], model, byte_tokenizer)) > 250
-        and len(said) == 3
-    )
+    whole = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
+    wide = Checkpoint("wide", GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer, "")
+    assert reply_prompt(said, wide) == whole
+    narrow = Checkpoint("narrow", GPT(GPTConfig(258, 64, 1, 1, 8)), byte_tokenizer, "")
+    assert reply_prompt(said, narrow) == "User: How?\n\nAssistant:"
+    long = [said[0] | {"content": "long " * 50}]
+    assert len(reply_prompt(long, narrow)) > 250
+    assert len(said) == 3
