@@ -43,7 +43,9 @@ def train(config: Config) -> None:
         run = build(config)  # writes nothing
         print(banner(run), flush=True)
         if config.dry_run:
-            print("\n" + plan(run))
+            for part in plan(run):
+                print(part, flush=True)
+            signals.raise_if_received()
             return
         if run.schedule.done and not run.schedule.evaluation_due:
             print(

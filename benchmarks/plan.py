@@ -22,7 +22,7 @@ import torch
 import config
 import hardware
 from benchmarks import argument_parser, measure_apart, train, write
-from training import plan
+from training import plan, trial
 from training.setup import build
 
 
@@ -68,7 +68,7 @@ def measure(settings):
         "micro_batch": micro_batch,
         "planned": planned["peak"],
         "measured": measured,
-        "planned_seconds": plan.measure(run, 15.0)[0],
+        "planned_seconds": trial.measure(run, 15.0).step_s,
     }
 
 

@@ -6,8 +6,7 @@ steps.
 
 import contextlib
 import shutil
-import statistics
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,10 +17,8 @@ from model import GPTConfig
 from training.adapt import loss_chunks
 from training.checkpointer import copied
 from training.errors import RunError
-from training.memory import largest_divisor, release
-from training.optimizer import optimizer_step
 from training.setup import Run
-from training.step import forward_backward
+from training.trial import measure
 
 # Dense bf16 TFLOP/s (fp16 on T4 and V100), memory in GB.
 GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80), "H200": (989, 141)}
@@ -120,60 +117,19 @@ def check_ram(run: Run) -> None:
             raise MemoryError
 
 
-def measure(run: Run, seconds: float = 20.0) -> tuple[float, int]:
-    """Seconds of an optimiser step on the present device, and the sequences at once that it took.
-
-    From a few real steps. On a CPU a micro-batch is cut to about 4,096 tokens, from which on the
-    time a token does not change.
-    """
-    c, memory = run.config, run.memory.training
-    if run.device.type == "cpu":
-        memory.size = max(1, min(memory.size, 4096 // c.block_size))
-    while True:
-        try:
-            if run.compiles:
-                run.trainer.compile()  # without tuning, which would take minutes
-            x, y = run.trainer.train_data.batch(0, memory.size, c.seed)
-            return measure_steps(run, x, y, seconds), memory.size
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error) or memory.size == 1:
-                raise
-        run.state.model.zero_grad(set_to_none=True)
-        release(run.device)
-        memory.size = largest_divisor(run.memory.batch, memory.size // 2)
-
-
-def measure_steps(run: Run, x, y, seconds: float) -> float:
-    """Seconds of an optimiser step whose micro-batches are as large as x, y: int64 [B, T]."""
-    c, state, trainer = run.config, run.state, run.trainer
-    passes, updates = [], []
-    begun = time.perf_counter()
-    while len(updates) < 4 or (time.perf_counter() - begun < seconds and len(updates) < 20):
-        with timed(run.device, passes):
-            forward_backward(trainer.forward, x, y, len(x), trainer.cast, state.scaler)
-        with timed(run.device, updates):
-            optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
-    # The first of each warms up.
-    micro_batches = c.batch_size / len(x)
-    return statistics.median(passes[1:]) * micro_batches + statistics.median(updates[1:])
-
-
-@contextlib.contextmanager
-def timed(device: torch.device, seconds: list[float]):
-    """Add to `seconds` how long the device takes for what is done under it."""
-    hardware.synchronize(device)
-    start = time.perf_counter()
-    yield
-    hardware.synchronize(device)
-    seconds.append(time.perf_counter() - start)
-
-
-def plan(run: Run) -> str:
-    """The plan of a run as text."""
-    parts = [size_of(run), memory_table(run), disk(run), hours_table(run)]
+def plan(run: Run) -> Iterator[str]:
+    """The plan of a run as text, a part at a time: what must be measured comes last."""
+    yield from blocks([size_of(run), memory_table(run)])
     if run.config.shard:
-        parts.insert(2, memory_table(run, SHARE))
-    return "\n\n".join("\n".join(lines) for lines in parts)
+        yield from blocks([memory_table(run, SHARE)])
+    yield from blocks([disk(run), hours_table(run)])
+    yield here(run)
+
+
+def blocks(tables: list[list[str]]) -> Iterator[str]:
+    """Each of the tables as text, with an empty line before it."""
+    for lines in tables:
+        yield "\n" + "\n".join(lines)
 
 
 def flops_left(run: Run) -> float:
@@ -262,7 +218,7 @@ def disk(run: Run) -> list[str]:
 
 
 def hours_table(run: Run) -> list[str]:
-    """Hours and costs on GPUs, computed, and here, measured."""
+    """Hours and costs on GPUs, computed."""
     c = run.config
     hint = ""
     if not c.cost_per_hour:
@@ -278,22 +234,29 @@ def hours_table(run: Run) -> list[str]:
         if c.shard:
             room += f"; {largest_micro_batch(run, gigabytes, dtype, SHARE)} on each of {SHARE}"
         lines.append(f"{name:15}{hours:>10,.2f}{money(hours, c):>10}   {room}")
+    return lines
+
+
+def here(run: Run) -> str:
+    """The last line of the table of hours: the present device, measured by a few real steps."""
+    c = run.config
     try:
         check_ram(run)
-        seconds, micro_batch = measure(run)
+        trial = measure(run)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error) and not isinstance(error, RunError):
             raise
         where = hardware.describe(run.device)
-        return [*lines, f"{'here':15}{'':>20}   not one sequence fits the memory of {where}"]
-    hours = seconds * run.schedule.steps_left / 3600
-    speed = c.batch_size * c.block_size / seconds
-    lines.append(
-        f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {seconds:,.3f} s a step, "
-        f"{speed:,.0f} tokens/s, measured on {hardware.describe(run.device)} with {micro_batch} "
-        "sequences at once"
+        return f"{'here':15}{'':>20}   not one sequence fits the memory of {where}"
+    if not trial:
+        return f"{'here':15}{'':>20}   stopped before it was measured"
+    hours = trial.step_s * run.schedule.steps_left / 3600
+    speed = c.batch_size * c.block_size / trial.step_s
+    return (
+        f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {trial.step_s:,.3f} s a step, "
+        f"{speed:,.0f} tokens/s, measured on {hardware.describe(run.device)} with "
+        f"{trial.micro_batch} sequences at once"
     )
-    return lines
 
 
 def largest_micro_batch(run: Run, gigabytes: int, dtype: torch.dtype, gpus: int = 1) -> int:
