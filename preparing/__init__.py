@@ -1,7 +1,8 @@
 """The room behind prepare_data.py: text files -> token files.
 
-arguments, options, settings and job say what is to be done. inputs and corpora find the files;
-readers bring them in pieces, cut by cutting; records and cleaning turn those into documents.
+arguments, options, settings and job say what is to be done. inputs and corpora find the files,
+catalog and remote those that lie elsewhere; fetching opens and fetches them, with patience. readers
+bring them in pieces, cut by cutting; records and cleaning turn those into documents.
 tokenizers obtains a tokenizer; encoder encodes, in the processes of pool; writer and seen write the
 tokens in order. folders reads finished folders back, and summary describes them. Nothing here
 imports torch.

@@ -1,0 +1,114 @@
+"""Texts by name: where each lies on the Hugging Face hub, and what it is.
+
+One small table. What is read is plain parquet, never a dataset script. Repositories and files are
+those of the hub's own file lists and cards, as public code quotes them; sizes are rounded, and
+estimates where the comment says so. Fetches nothing.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text by name.
+
+    files: the files of its training split, as a glob within the repository. field: the column with
+    the text. licence: of the collection. download, text: about how many GB its files and its text
+    take. heading: where a row is but a paragraph, a regular expression for the row with which a
+    document begins.
+    """
+
+    repository: str
+    files: str
+    field: str
+    licence: str
+    download: float
+    text: float
+    heading: str = ""
+
+    @property
+    def address(self) -> str:
+        """Where its files lie."""
+        return f"hf://datasets/{self.repository}/{self.files}"
+
+
+CATALOG = {
+    # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet,
+    # the last of 540,632,672 bytes. Estimates: the others of 2.15 GB, 4.6 bytes of text a token.
+    "fineweb-edu": Corpus(
+        repository="HuggingFaceFW/fineweb-edu",
+        files="sample/10BT/*.parquet",
+        field="text",
+        licence="ODC-By 1.0",
+        download=28.5,
+        text=46,
+    ),
+    # Card: 24,193,092,408 bytes to download, 39,769,491,688 of text in 8,013,769 rows.
+    "openwebtext": Corpus(
+        repository="Skylion007/openwebtext",
+        files="plain_text/train-*.parquet",
+        field="text",
+        licence="CC0 1.0",
+        download=24.2,
+        text=39.8,
+    ),
+    # 4 files, such as data/train-00000-of-00004-2d5a1467fff1081b.parquet, of about 249 MB. An
+    # estimate: the size of the text.
+    "tinystories": Corpus(
+        repository="roneneldan/TinyStories",
+        files="data/train-*.parquet",
+        field="text",
+        licence="CDLA-Sharing 1.0",
+        download=1.0,
+        text=1.9,
+    ),
+    # Card: 315,466,397 bytes to download, 546,500,949 of training text in 1,801,350 rows. A row is
+    # a paragraph; an article begins with a row such as " = Robert Boulter = \n".
+    "wikitext-103": Corpus(
+        repository="Salesforce/wikitext",
+        files="wikitext-103-raw-v1/train-*.parquet",
+        field="text",
+        licence="CC BY-SA 3.0",
+        download=0.3,
+        text=0.5,
+        heading=r" = [^=]+ = \n?",
+    ),
+    # 41 files, 20231101.en/train-00000-of-00041.parquet and so on. Estimates: both sizes.
+    "wikipedia-en": Corpus(
+        repository="wikimedia/wikipedia",
+        files="20231101.en/train-*.parquet",
+        field="text",
+        licence="CC BY-SA 3.0",
+        download=11.7,
+        text=20.2,
+    ),
+    # 9 files, data/all/train-00000-of-00009.parquet and so on; the first has at most 328 MB.
+    # Estimates: both sizes. Its parts have licences of their own.
+    "smoltalk": Corpus(
+        repository="HuggingFaceTB/smoltalk",
+        files="data/all/train-*.parquet",
+        field="messages",
+        licence="as on its card",
+        download=2.1,
+        text=3.9,
+    ),
+}
+
+
+def heading_of(address: str) -> str:
+    """The heading of the corpus whose files an address names; "" of any other address."""
+    for corpus in CATALOG.values():
+        if address == corpus.address:
+            return corpus.heading
+    return ""
+
+
+def table() -> str:
+    """The catalogue in lines, for --help."""
+    lines = ["texts by name, from the Hugging Face hub:"]
+    for name, corpus in CATALOG.items():
+        lines.append(
+            f"  {name:13} {corpus.text:4g} GB, {corpus.download:4g} GB to fetch; {corpus.licence};"
+            f" {corpus.repository}: {corpus.files} ({corpus.field})"
+        )
+    return "\n".join(lines)
