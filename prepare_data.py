@@ -53,32 +53,46 @@ def prepare(args: Namespace) -> None:
 
 
 def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
-    """Tokenise all that is not finished yet into the working folder; says how far that went.
+    """Tokenise what is asked for and not finished yet into the working folder; says how far.
 
     Pieces are read here, encoded by worker processes, and written here in order. Raises InputError
     when nothing is left of the text.
     """
-    output = Output(job.work, tokenizer, job.settings["val_fraction"], job.options.dedupe)
+    output = Output(
+        job.work,
+        tokenizer,
+        job.settings["val_fraction"],
+        job.options.dedupe,
+        most_bytes=job.most_bytes,
+    )
     journal = output.journal
     start = journal.position
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
-    if not journal.complete:
+    if not journal.complete and not output.is_full:
         path = job.tokenizer_path
         dtype = dtype_for(tokenizer.vocab_size)
         encode = functools.partial(encode_pieces, path, dtype, job.options)
-        pieces = read_pieces(job.sources, start, job.options)
         with (
+            job.fetcher(start.source) as files,
             Pool(job.worker_count(), functools.partial(load_tokenizer, path)) as pool,
-            Progress(job.input_size, "tokenising", start.on_disk) as bar,
+            Progress(job.total, "tokenising", job.done(journal)) as bar,
         ):
+            pieces = read_pieces(job.sources, start, job.options, files.open)
             output.start_clock()  # the workers are up
             for parts in pool.map(encode, batches(pieces)):  # read, cleaned and tokenised
                 for part in parts:
-                    output.add(part)  # split, without copies, and written
-                bar.to(part.after.on_disk)
+                    if not output.is_full:
+                        output.add(part)  # split, without copies, and written
+                files.release(output.saved.source)
+                bar.to(job.done(journal), files.status())
+                if output.is_full:
+                    break
         output.save()
     check_not_empty(job, journal)
+    if job.args.gigabytes and not output.is_full:
+        found = journal.text_bytes / 1e9
+        print(f"there are only {found:.3g} GB of text; all of it is taken", file=sys.stderr)
     output.finish()
     return journal
 

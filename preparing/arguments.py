@@ -10,6 +10,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from preparing.catalog import table
 from preparing.options import Options
 from preparing.pool import usable_cores
 
@@ -32,10 +33,13 @@ def parse_args(argv: list[str]) -> Namespace:
             "Text files -> data/NAME/, ready for train.py. Run again after an interruption, it"
             " goes on."
         ),
+        epilog=table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_main_arguments(parser.add_argument)
     _add_tokenizer_arguments(parser.add_argument)
     _add_reading_arguments(parser.add_argument)
+    _add_fetching_arguments(parser.add_argument)
     _add_cleaning_arguments(parser.add_argument)
     _add_output_arguments(parser.add_argument)
     args = parser.parse_args(argv)
@@ -58,8 +62,9 @@ def _add_main_arguments(add):
         nargs="*",
         metavar="INPUT",
         help=(
-            "files, folders, globs, - for standard input, or shakespeare; .txt .jsonl .parquet,"
-            " also .gz .zst; default: Python's standard library"
+            "files, folders, globs, - for standard input, shakespeare, a name from the table below,"
+            " or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt .jsonl"
+            " .parquet, also .gz .zst; default: Python's standard library"
         ),
     )
     add(
@@ -140,6 +145,23 @@ def _add_reading_arguments(add):
             "broken UTF-8 or JSON: stop; skip the document (above 1 MB, the piece); replace bytes,"
             " skip JSON; default stop, with --clean replace"
         ),
+    )
+
+
+def _add_fetching_arguments(add):
+    """How much of it, and what is on the disk on its way."""
+    add(
+        "--gigabytes",
+        type=number(float, 1e-6),
+        metavar="N",
+        help="stop after so many GB of text, at a document's end; default: all of it",
+    )
+    add(
+        "--cache_gb",
+        type=number(float, 1e-6),
+        default=10,
+        metavar="N",
+        help="GB of remote files on the disk at a time; default %(default)s",
     )
 
 
@@ -256,6 +278,11 @@ def _check_combinations(args, error):
         error(
             "--shard needs files and one tokenizer for all shards: train it first with"
             " --tokenizer_only, then give it with --tokenizer FOLDER/tokenizer.json"
+        )
+    if args.shard and args.gigabytes:
+        error(
+            "--gigabytes counts text from the beginning, and a shard does not know how much is in"
+            " those before it; give the shards fewer files instead"
         )
     if "-" in args.input and len(args.input) > 1:
         error("- (standard input) cannot be mixed with files")

@@ -1,4 +1,4 @@
-"""Texts that need no file of one's own: the standard library of Python, and tiny Shakespeare.
+"""Texts that need no file of one's own: Python's standard library, tiny Shakespeare, a catalogue.
 
 Knows where they come from. What becomes of them is the same as of any file.
 """
@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from formats.files import sha256, write_text
+from preparing.catalog import CATALOG
 from preparing.errors import InputError
 
 SHAKESPEARE = "shakespeare"  # the INPUT that stands for the file below
@@ -35,7 +36,14 @@ def resolve(inputs: list[str]) -> list[str]:
         return standard_library()
     if inputs == [SHAKESPEARE] and not Path(SHAKESPEARE).exists():
         return [shakespeare()]
-    return inputs
+    return [_address(given) for given in inputs]
+
+
+def _address(given):
+    """Where the text of a name lies; anything else as it is."""
+    if given in CATALOG and not Path(given).exists():
+        return CATALOG[given].address
+    return given
 
 
 def standard_library() -> list[str]:

@@ -1,8 +1,11 @@
 """Which files to read: from the INPUT arguments to a list of sources, and a shard's part of it.
 
-Looks at names, sizes and permissions. Opens no file, except to keep standard input.
+Looks at names, sizes and permissions, of remote files at what their source says of them. Opens no
+file, except to keep standard input.
 """
 
+import difflib
+import functools
 import glob
 import importlib.util
 import os
@@ -15,18 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.files import sha256
+from preparing import remote
+from preparing.catalog import CATALOG, heading_of
 from preparing.errors import InputError
+from preparing.patience import WHILE_LISTING, patiently
 
 KNOWN = re.compile(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$")
-EXPANSION = 4  # bytes of text in a byte of a compressed or parquet file, about
+EXPANSION = 4  # bytes of text in a byte of a compressed file, about,
+PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
 
 
 @dataclass
 class Source:
     """One input file.
 
-    kind: txt, jsonl or parquet. compression: "", gz or zst. size: bytes on disk. modified: ns since
-    1970.
+    path: of a remote file, its address. kind: txt, jsonl or parquet. compression: "", gz or zst.
+    size: bytes on disk. modified: ns since 1970. tag: of a remote file, its ETag or the like.
+    heading: of parquet, what the first row of a document looks like, where a row is not one.
     """
 
     path: str
@@ -34,12 +42,21 @@ class Source:
     compression: str
     size: int
     modified: int
+    tag: str = ""
+    heading: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies elsewhere and has to be fetched."""
+        return bool(remote.protocol_of(self.path))
 
     @property
     def text_size(self) -> int:
         """About how many bytes of text the file holds."""
-        if self.compression or self.kind == "parquet":
+        if self.compression:
             return EXPANSION * self.size
+        if self.kind == "parquet":
+            return int(PARQUET_EXPANSION * self.size)
         return self.size
 
 
@@ -60,25 +77,54 @@ def kind_of(path: str) -> tuple[str, str]:
 
 
 def find_sources(inputs: list[str]) -> list[Source]:
-    """The files of INPUT arguments (files, folders, globs), each once, folders in order of names.
+    """The files of INPUT arguments (files, folders, globs, addresses), each once.
 
-    Raises InputError for what is not there, is empty, or cannot be read.
+    Those of a folder in order of their names. Raises InputError for what is not there, is empty, or
+    cannot be read.
     """
-    paths = dict.fromkeys(path for given in inputs for path in _expand(given))
-    sources = []
-    for path in paths:
+    sources = {}
+    for given in inputs:
+        find = _remote_sources if remote.protocol_of(given) else _local_sources
+        for source in find(given):
+            sources.setdefault(source.path, source)
+    if not sources:
+        raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
+    return list(sources.values())
+
+
+def _local_sources(given) -> Iterator[Source]:
+    """The files that are not empty of one INPUT that is no address."""
+    for path in _expand(given):
         stat = os.stat(path)
         kind, compression = kind_of(path)
-        if not stat.st_size and path in inputs:
+        if not stat.st_size and path == given:
             raise InputError(f"{path} is empty; leave it out or fill it")
         if not os.access(path, os.R_OK):
             raise InputError(f"no permission to read {path}; chmod u+r {path}, or leave it out")
         _check_package(path, kind, compression)
         if stat.st_size:
-            sources.append(Source(path, kind, compression, stat.st_size, stat.st_mtime_ns))
-    if not sources:
-        raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
-    return sources
+            yield Source(path, kind, compression, stat.st_size, stat.st_mtime_ns)
+
+
+def _remote_sources(given) -> Iterator[Source]:
+    """The files that are not empty of an address."""
+    remote.check_packages(given)
+    files = patiently(functools.partial(remote.list_files, given), given, WHILE_LISTING)
+    if len(files) != 1:
+        files = [file for file in files if KNOWN.search(_name(file.address))]
+    if not files:
+        raise InputError(f"no .txt, .jsonl or .parquet file (also .gz, .zst) at {given}")
+    for file in files:
+        kind, compression = kind_of(_name(file.address))
+        _check_package(file.address, kind, compression)
+        if file.size:
+            heading = heading_of(given)
+            yield Source(file.address, kind, compression, file.size, 0, file.tag, heading)
+
+
+def _name(address):
+    """The address of a file up to its ending, in lower case: without ?download=true."""
+    return address.partition("?")[0].lower()
 
 
 def _check_package(path, kind, compression):
@@ -107,7 +153,9 @@ def _expand(given):
         return found
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
-    raise InputError(f"no such file or folder: {given}")
+    near = difflib.get_close_matches(given.lower(), CATALOG, 1)
+    names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(CATALOG)}"
+    raise InputError(f"no such file or folder: {given}; {names}")
 
 
 def _files_of_folder(given):

@@ -8,6 +8,7 @@ Reads no text and no tokens.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
@@ -21,16 +22,19 @@ from formats.files import try_lock, write_json
 from preparing import corpora, near
 from preparing.cleaning import CleaningReport
 from preparing.errors import InputError, PrepareError
+from preparing.fetching import Fetcher, check_cache
 from preparing.folders import compress, publish
 from preparing.inputs import Source, find_sources, keep_stdin, sources_of_shard
 from preparing.options import Options
 from preparing.pieces import PIECE
 from preparing.pool import MOST_WORKERS
 from preparing.settings import differences, settings_of
+from preparing.writer import Journal
 from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # of the text is held back for validation,
 VAL_BYTES = 20_000_000  # but of large inputs no more than about so much
+CACHE = "cache"  # the part of the working folder for remote files on their way
 
 
 @contextlib.contextmanager
@@ -76,6 +80,7 @@ class Job:
         job = cls(args, options, settings_of(args, options))
         if not job.reads_stdin:
             job._set_sources(find_sources(corpora.resolve(args.input)))
+        check_cache(job.sources, job.cache_limit)
         return job
 
     def _set_sources(self, everything):
@@ -84,7 +89,7 @@ class Job:
         if self.args.shard:
             self.sources = sources_of_shard(everything, *self.args.shard)
         if self.settings["val_fraction"] is None:
-            size = sum(source.size for source in everything)
+            size = min(sum(source.size for source in everything), self.most_bytes)
             self.settings["val_fraction"] = min(VAL_FRACTION, VAL_BYTES / size)
 
     @property
@@ -113,9 +118,33 @@ class Job:
         return sum(source.size for source in self.sources)
 
     @property
+    def most_bytes(self) -> float:
+        """Bytes of text after which to stop; infinity for all of it."""
+        return (self.args.gigabytes or math.inf) * 1e9
+
+    @property
+    def cache_limit(self) -> float:
+        """Bytes that remote files may take on the disk at a time."""
+        return self.args.cache_gb * 1e9
+
+    @property
     def text_size(self) -> int:
-        """About how many bytes of text all sources hold."""
-        return sum(source.text_size for source in self.sources)
+        """About how many bytes of text there are to prepare."""
+        return int(min(sum(source.text_size for source in self.sources), self.most_bytes))
+
+    @property
+    def total(self) -> float:
+        """What the work goes up to: bytes of text if so many are asked for, else of files."""
+        return self.most_bytes if self.args.gigabytes else self.input_size
+
+    def done(self, journal: Journal) -> int:
+        """How much of that is done."""
+        return journal.text_bytes if self.args.gigabytes else journal.position.on_disk
+
+    def fetcher(self, first: int = 0) -> Fetcher:
+        """What opens the sources from number `first` on, and fetches the remote ones before."""
+        folder = self.work / CACHE
+        return Fetcher(self.sources, folder, self.cache_limit, first, enough=self.most_bytes)
 
     def worker_count(self) -> int:
         """Worker processes for the text: no more than there are pieces to share."""
@@ -176,6 +205,10 @@ class Job:
             "sources": [dataclasses.asdict(source) for source in self.sources],
         }
         former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+        former["sources"] = [
+            dataclasses.asdict(Source(**source))  # with fields that an earlier version had not
+            for source in former["sources"]
+        ]
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
@@ -196,12 +229,12 @@ class Job:
         return sum(path.stat().st_size for path in self.work.glob("*.bin"))
 
     def _forget_work(self):
-        """Delete what was made so far. The lock stays, and input that was kept.
+        """Delete what was made so far. The lock stays, and input that was kept or fetched.
 
         In an order that can be interrupted: without the journal no file counts as begun, and until
         the plan is gone it says of what work the others are.
         """
-        kept = {"lock", "plan.json", "stdin.txt", "stdin.jsonl"}
+        kept = {"lock", "plan.json", "stdin.txt", "stdin.jsonl", CACHE}
         (self.work / "progress.json").unlink(missing_ok=True)
         for path in list(self.work.iterdir()):
             if path.name not in kept:
@@ -217,12 +250,15 @@ class Job:
         size = tokens * bytes_a_token
         if self.args.compress:
             size *= 1.9
-        need = size - self._written()
+        cache = self._room_for_cache()
+        need = size - self._written() + cache
         free = shutil.disk_usage(self.out).free
         if need > free:
+            fetched = f", {cache / 1e9:,.1f} GB of it for files on their way (--cache_gb)"
             raise InputError(
-                f"{self.out} needs about {need / 1e9:,.1f} GB more on disk, and {free / 1e9:,.1f}"
-                " GB are free: make room, or give an --out on another disk"
+                f"{self.out} needs about {need / 1e9:,.1f} GB more on disk"
+                f"{fetched if cache else ''}, and {free / 1e9:,.1f} GB are free: make room, or give"
+                " an --out on another disk"
             )
 
     def _vocab_size(self):
@@ -232,6 +268,13 @@ class Job:
         if self.args.tokenizer in ("char", "gpt2"):
             return 0
         return Tokenizer.load(self.args.tokenizer).vocab_size
+
+    def _room_for_cache(self):
+        """Bytes that remote files will take on the disk beside those that are there."""
+        sizes = [source.size for source in self.sources if source.is_remote]
+        there = sum(path.stat().st_size for path in (self.work / CACHE).glob("*"))
+        enough = self.most_bytes + max(sizes, default=0)  # a byte of text takes no more than one
+        return max(0, min(sum(sizes), self.cache_limit, enough) - there)
 
     # -- the end
 

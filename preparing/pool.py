@@ -198,7 +198,7 @@ def _work(channel):
         index, function, item = tasks.get()
         try:
             value = function(item)
-        except (InputError, TokenizerError, OSError) as error:
+        except (InputError, PrepareError, TokenizerError, OSError) as error:
             value = error
         except Exception as error:
             value = PrepareError(f"{type(error).__name__} in a worker process: {error}")

@@ -23,8 +23,9 @@ class Progress(tqdm):
             **pace,
         )
 
-    def to(self, done: int) -> None:
-        """Set how many bytes are done."""
+    def to(self, done: int, note: str = "") -> None:
+        """Set how many bytes are done, and a few words to stand behind the speed."""
+        self.set_postfix_str(note, refresh=False)
         self.update(done - self.n)
 
 

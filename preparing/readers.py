@@ -6,12 +6,15 @@ from the content alone. What the bytes say is of no interest here.
 
 import dataclasses
 import gzip
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from formats.files import first_line
 from preparing.cutting import Cut, cut_documents, cut_lines
 from preparing.errors import InputError
+from preparing.fetching import open_source
 from preparing.inputs import Source
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
@@ -20,8 +23,13 @@ LONGEST_LINE = 256 * PIECE
 BOM = b"\xef\xbb\xbf"
 
 
-def read_pieces(sources: list[Source], start: Position, options: Options) -> Iterator[Piece]:
-    """The pieces of all sources from `start`, in order.
+def read_pieces(
+    sources: list[Source],
+    start: Position,
+    options: Options,
+    opened: Callable[[Source], BinaryIO] = open_source,
+) -> Iterator[Piece]:
+    """The pieces of all sources from `start`, in order. opened: gives a source as an open file.
 
     Raises InputError for what cannot be read.
     """
@@ -31,7 +39,7 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
         at = start if index == start.source else Position(index)
         read = _read_rows if source.kind == "parquet" else _read_text
         try:
-            with open(source.path, "rb") as raw:
+            with opened(source) as raw:
                 for piece in read(source, raw, at, options):
                     read_so_far = source.size if raw.closed else raw.tell()
                     piece.after.on_disk = before + read_so_far
@@ -43,7 +51,7 @@ def read_pieces(sources: list[Source], start: Position, options: Options) -> Ite
 
 def _read_text(source, raw, at, options):
     """Pieces of a .txt or .jsonl file from the position `at`."""
-    plain = not source.compression
+    plain = not source.compression and not source.is_remote
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
     want = PIECE
@@ -121,10 +129,11 @@ def _read_rows(source, raw, at, options):
     rows = []
     size = 0
     row = at.offset
+    values = _values(source, raw, at.offset, options)
     try:
-        for column, value in _values(source, raw, at.offset, options):
+        for column, value, count in _joined(values, source.heading):
             rows.append({column: value})
-            row += 1
+            row += count
             size += len(str(value))
             if size >= PIECE:
                 after = Position(at.source, row)
@@ -137,6 +146,27 @@ def _read_rows(source, raw, at, options):
         raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
     if rows:
         yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
+
+
+def _joined(values, heading):
+    """The text column's name, a document's value, and how many rows it takes, for each document.
+
+    That is one row or, with a heading, the rows from one that looks like it to before the next. A
+    document that goes on in the next file is two.
+    """
+    if not heading:
+        for column, value in values:
+            yield column, value, 1
+        return
+    rows = []
+    for column, value in values:
+        value = value or ""
+        if rows and re.fullmatch(heading, value):
+            yield column, "".join(rows), len(rows)
+            rows = []
+        rows.append(value)
+    if rows:
+        yield column, "".join(rows), len(rows)
 
 
 def _values(source, raw, start, options):

@@ -36,6 +36,8 @@ def settings_of(args: Namespace, options: Options) -> dict:
         settings["min_chars"] = options.min_chars
         settings["max_char_share"] = options.max_char_share
         settings["min_letters"] = options.min_letters
+    if args.gigabytes:
+        settings["gigabytes"] = args.gigabytes
     if args.shard:
         settings["shard"] = "{}/{}".format(*args.shard)
     return settings
@@ -71,7 +73,14 @@ def _changed_sources(former, present):
     found += [f"{path} is gone" for path in before if path not in now]
     for path, source in now.items():
         if path in before and source != before[path]:
-            found.append(f"{path} changed")
+            found.append(f"{path} changed{_in_its_tag(before[path], source)}")
     if not found and list(before) != list(now):
         found.append("the order of the inputs changed")
     return found
+
+
+def _in_its_tag(former, present):
+    """How the tag of a remote file differs, in words."""
+    if former.get("tag") == present.get("tag"):
+        return ""
+    return f" at its source (its ETag or the like was {former['tag']}, is {present['tag']})"

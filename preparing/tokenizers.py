@@ -21,6 +21,7 @@ from preparing.records import texts_of
 from tokenizer_bpe import Tokenizer
 
 SLICE = 1 << 18  # bytes that a sample takes from one place
+MOST_BEGINNINGS = 32  # remote files of which a sample takes the beginning
 
 
 def obtain_tokenizer(job: Job) -> tuple[Tokenizer, str]:
@@ -51,9 +52,7 @@ def obtain_tokenizer(job: Job) -> tuple[Tokenizer, str]:
 def train_tokenizer(job: Job, path: Path) -> str:
     """Train byte-level BPE on an evenly spread sample and save it; says on how much."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(job.args.workers))
-    with Progress(job.input_size, "sampling") as bar:
-        pieces = read_pieces(job.sources, Position(), job.options)
-        sample = spread_sample(_watched(pieces, bar), job.args.sample_bytes)
+    sample = obtain_sample(job)
     size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
     vocab_size = job.args.vocab_size
     print(
@@ -63,6 +62,42 @@ def train_tokenizer(job: Job, path: Path) -> str:
     tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
     return f"trained on {size} spread over the text"
+
+
+def obtain_sample(job: Job) -> list[Piece]:
+    """Text to train a tokenizer on, of about sample_bytes.
+
+    It is spread over all of the input or, where files have to be fetched, over their beginnings:
+    nothing else is fetched for it.
+    """
+    sample_bytes = job.args.sample_bytes
+    if not any(source.is_remote for source in job.sources):
+        with Progress(job.input_size, "sampling") as bar:
+            pieces = read_pieces(job.sources, Position(), job.options)
+            return spread_sample(_watched(pieces, bar), sample_bytes)
+    chosen = _evenly(job.sources, MOST_BEGINNINGS)
+    with Progress(sample_bytes, "sampling") as bar:
+        pieces = _beginnings(chosen, sample_bytes / len(chosen), job.options, bar)
+        return spread_sample(pieces, sample_bytes)
+
+
+def _evenly(items, count):
+    """At most `count` of the items, evenly spread."""
+    if len(items) <= count:
+        return items
+    return [items[n * len(items) // count] for n in range(count)]
+
+
+def _beginnings(sources, share, options, bar):
+    """The first pieces of each source, of about `share` bytes."""
+    for source in sources:
+        size = 0
+        for piece in read_pieces([source], Position(), options):
+            yield piece
+            size += piece.size
+            bar.update(piece.size)
+            if size >= share:
+                break
 
 
 def _watched(pieces, bar):
@@ -129,21 +164,32 @@ def _slice_end(data, start, size):
 
 
 def all_characters(job: Job) -> set[str]:
-    """The different characters of the whole input."""
+    """The different characters of the whole input, or of all that will be written of it."""
     found = set()
-    pieces = read_pieces(job.sources, Position(), job.options)
+    size = 0
     find = functools.partial(characters_of, job.options)
-    with Pool(job.worker_count()) as pool, Progress(job.input_size, "characters") as bar:
-        for characters, after in pool.map(find, batches(pieces)):
+    with (
+        job.fetcher() as files,
+        Pool(job.worker_count()) as pool,
+        Progress(job.input_size, "characters") as bar,
+    ):
+        pieces = read_pieces(job.sources, Position(), job.options, files.open)
+        for characters, text_bytes, after in pool.map(find, batches(pieces)):
             found |= characters
-            bar.to(after.on_disk)
+            size += text_bytes
+            bar.to(after.on_disk, files.status())
+            # With --clean, copies are left out, and what is written reaches further.
+            if size >= job.most_bytes and not job.options.clean:
+                break
     return found
 
 
-def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], Position]:
-    """The different characters of some pieces, and where the next piece begins."""
+def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], int, Position]:
+    """The different characters of some pieces, the size of the text, where the next one begins."""
     characters = set()
+    size = 0
     for piece in pieces:
         texts, _ = texts_of(piece.with_data(), options)
         characters.update(*texts)
-    return characters, pieces[-1].after
+        size += sum(len(text.encode()) for text in texts)
+    return characters, size, pieces[-1].after

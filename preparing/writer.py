@@ -6,6 +6,7 @@ the files are finished. Independent of text: documents are token ids and hashes 
 
 import functools
 import json
+import math
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -69,18 +70,28 @@ class Journal:
 class Output:
     """train.bin and val.bin as they grow in the working folder, and their journal."""
 
-    def __init__(self, work: Path, tokenizer: Tokenizer, val_fraction: float, dedupe: str | None):
+    def __init__(
+        self,
+        work: Path,
+        tokenizer: Tokenizer,
+        val_fraction: float,
+        dedupe: str | None,
+        most_bytes: float = math.inf,
+    ):
         """Open the files where the journal says that they end.
 
-        val_fraction: share of the text held back for validation. dedupe: as in Options. Raises
-        PrepareError when a file is shorter than the journal says.
+        val_fraction: share of the text held back for validation. dedupe: as in Options.
+        most_bytes: of text, after which the output is full. Raises PrepareError when a file is
+        shorter than the journal says.
         """
         self.work = work
         self.tokenizer = tokenizer
         self.val_fraction = val_fraction
+        self.most_bytes = most_bytes
         self.width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
         self.path = work / "progress.json"
         self.journal = Journal.load(self.path)
+        self.saved = self.journal.position  # as the journal on the disk has it
         self.files = {name: self._open(name) for name in SPLITS}
         self.seen = Seen(work, "seen", self.journal.seen) if dedupe else None
         self.near = Seen(work, "near", self.journal.near) if dedupe == "near" else None
@@ -100,6 +111,12 @@ class Output:
         file.truncate(size)
         file.seek(size)
         return file
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the text that was asked for is there, up to the end of a document."""
+        journal = self.journal
+        return journal.text_bytes >= self.most_bytes and not journal.position.inside
 
     def _bin(self, name):
         return self.work / f"{name}.bin"
@@ -131,6 +148,9 @@ class Output:
             alike[new] = ~self.near.first(part.keys[new])
             self._report_copies("near duplicates", part, alike)
             new &= ~alike
+        sizes = part.text_bytes * new
+        written_before = self.journal.text_bytes + np.cumsum(sizes) - sizes
+        new &= written_before < self.most_bytes
         chosen = part.hashes < np.uint64(self.val_fraction * 2**64)
         val = chosen & (part.text_bytes <= PIECE)
         self._write_documents("train", part, new & ~val)
@@ -200,6 +220,7 @@ class Output:
         self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
         write_json(self.path, asdict(self.journal))
+        self.saved = self.journal.position
 
     def finish(self) -> None:
         """See that both splits hold text, note how it was split, and close the files."""
