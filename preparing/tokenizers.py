@@ -178,8 +178,8 @@ def all_characters(job: Job) -> set[str]:
             found |= characters
             size += text_bytes
             bar.to(after.on_disk, files.status())
-            # With --clean, copies are left out, and what is written reaches further.
-            if size >= job.most_bytes and not job.options.clean:
+            # Where copies are left out, what is written reaches further.
+            if size >= job.most_bytes and not job.options.dedupe:
                 break
     return found
 
