@@ -3,7 +3,8 @@
     python -m benchmarks.fetch [--megabytes 200] [--speeds 50 5]
 
 The same text is prepared from local files, only fetched, and prepared from the source; the last
-should take little longer than the slower of the other two. The text is that of benchmarks.prepare,
+should take little longer than the slower of the other two. Each takes two seconds to start, so that
+less than a minute of work says little. The text is that of benchmarks.prepare,
 as parquet files. Writes benchmarks/results/fetch.json.
 """
 
@@ -12,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -53,16 +55,25 @@ def make_files(folder: Path, text: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def measure(work: Path, megabytes: float, speeds: list[float], workers: int) -> dict:
+def median_of(rounds: int, out: Path, *arguments) -> float:
+    """Seconds that prepare_data.py takes from nothing to a finished folder, several times."""
+    seconds = []
+    for _ in range(rounds):
+        shutil.rmtree(out, ignore_errors=True)
+        seconds.append(prepare(*arguments, "--out", out)["seconds"])
+    return round(statistics.median(seconds), 2)
+
+
+def measure(work: Path, megabytes: float, speeds: list[float], workers: int, rounds: int) -> dict:
     """Seconds of each way, for each speed in MB/s."""
     text = work / "text.txt"
     make_text(text, int(megabytes * 1e6))
     files = work / "hub" / "ORG" / "NAME"
     size = make_files(files, text)
     prepare(text, "--out", work / "tokenizer", "--sample_bytes", 40_000_000)
-    flags = ["--tokenizer", work / "tokenizer", "--workers", workers, "--out"]
+    flags = ["--tokenizer", work / "tokenizer", "--workers", workers]
     results = {"megabytes_of_text": megabytes, "megabytes_to_fetch": round(size / 1e6, 1)}
-    local = prepare(files, *flags, work / "local")["seconds"]
+    local = median_of(rounds, work / "local", files, *flags)
     results["local_s"] = local
     for speed in speeds:
         with Hub(work / "hub", bytes_a_second=speed * 1e6) as hub:
@@ -72,7 +83,7 @@ def measure(work: Path, megabytes: float, speeds: list[float], workers: int) -> 
             started = time.perf_counter()
             run(["-c", ONLY_FETCH, ADDRESS, cache])
             fetching = round(time.perf_counter() - started, 2)
-            whole = prepare(ADDRESS, *flags, work / f"remote-{speed:g}")["seconds"]
+            whole = median_of(rounds, work / "remote", ADDRESS, *flags)
         shutil.rmtree(cache)
         results[f"at_{speed:g}_mb_s"] = {
             "only_fetching_s": fetching,
@@ -92,12 +103,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--speeds", type=float, nargs="+", default=[50, 5], help="MB/s; default %(default)s"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="medians of; default %(default)s")
     args = parser.parse_args(argv)
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     cores = usable_cores()
     results = {"machine": {"cores": cores, "processor": platform.processor()}}
-    results |= measure(work, args.megabytes, args.speeds, cores)
+    results |= measure(work, args.megabytes, args.speeds, cores, args.rounds)
     RESULTS.mkdir(exist_ok=True)
     write_json(RESULTS / "fetch.json", results)
     print(json.dumps(results, indent=1))
