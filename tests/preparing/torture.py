@@ -23,7 +23,8 @@ from tests.preparing.hubs import write_rows
 from tokenizer_bpe import EOT, Tokenizer
 
 PACE = 1_000_000  # bytes a second, so that there is time to be killed in
-KILL = (0.2, 3)  # seconds until a kill, of the start or of the first note in the journal
+AFTER_START = (0.2, 4)  # seconds until a kill,
+AFTER_NOTE = (0, 1)  # and until one that waits for the journal to be written first
 
 
 class Outcome(NamedTuple):
@@ -65,8 +66,9 @@ def run(hub: Hub, dice: random.Random, tokenizer: Path, out: Path) -> Outcome:
         process = start(words, env=environment)
         wait = 280
         if kills < planned:
-            wait = dice.uniform(*KILL)
+            wait = dice.uniform(*AFTER_START)
             if dice.random() < 0.6:
+                wait = dice.uniform(*AFTER_NOTE)
                 wait_for(out / ".partial/progress.json", process)
         try:
             _, errors = process.communicate(timeout=wait)
