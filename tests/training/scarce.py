@@ -21,7 +21,7 @@ buckets.SMALLEST = 10_000  # several, though the model is small
 when, notes, *arguments = sys.argv[1:]
 seen = {"sent": None, "messages": []}
 messages = 0
-step, evaluate, all_reduce = Trainer.step, Trainer.evaluate, dist.all_reduce
+gradients, evaluate, all_reduce = Trainer.gradients, Trainer.evaluate, dist.all_reduce
 
 
 def ask_for_too_much(trainer):
@@ -39,17 +39,18 @@ def note():
             json.dump(seen, file)
 
 
-def step_in_scarcity(trainer, *held):
-    """A step; the fourth has too little memory in the middle of its backward."""
+def gradients_in_scarcity(trainer):
+    """A step's gradients; the fourth's backward has too little memory in its middle."""
     handles = []
     if when == "backward" and trainer.state.progress.step == 3:
         weight = trainer.state.model.h[0].ln_2.weight
         handles.append(weight.register_hook(lambda gradient: ask_for_too_much(trainer)))
     seen["messages"].append(messages)
     note()
-    step(trainer, *held)
+    loss = gradients(trainer)
     for handle in handles:
         handle.remove()
+    return loss
 
 
 def evaluate_in_scarcity(trainer):
@@ -71,7 +72,8 @@ def counted(tensor, *others, **options):
     return all_reduce(tensor, *others, **options)
 
 
-Trainer.step, Trainer.evaluate, dist.all_reduce = step_in_scarcity, evaluate_in_scarcity, counted
+Trainer.gradients, Trainer.evaluate = gradients_in_scarcity, evaluate_in_scarcity
+dist.all_reduce = counted
 if __name__ == "__main__":
     train.main(arguments)
     ranks.end(0)

@@ -119,8 +119,11 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_dat
     assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
     check_numbers(run, checkpointer)
     run.trainer.step()
-    line = Recorder(run).log_step(1.0, 1.0)
-    assert line["bad_steps"] == 1 and line["step"] == 2 and np.isfinite(line["loss"])
+    recorder = Recorder(run)
+    recorder.open_bar()
+    recorder.step(seconds=1.0)
+    logged = recorder.last_step
+    assert logged["bad_steps"] == 1 and logged["step"] == 2 and np.isfinite(logged["loss"])
     with torch.no_grad():
         weight[0, 0] = float("nan")
     for _ in range(3):
