@@ -108,7 +108,8 @@ def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
 
 def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run", "--max_bad_steps=3")
-    checkpointer = Checkpointer(run)
+    checkpointer, recorder = Checkpointer(run), Recorder(run)
+    recorder.open_bar()
     before = {k: v.clone() for k, v in run.state.model.state_dict().items()}
     weight = run.state.model.lm_head.weight
     with torch.no_grad():
@@ -119,8 +120,6 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_dat
     assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
     check_numbers(run, checkpointer)
     run.trainer.step()
-    recorder = Recorder(run)
-    recorder.open_bar()
     recorder.step(seconds=1.0)
     logged = recorder.last_step
     assert logged["bad_steps"] == 1 and logged["step"] == 2 and np.isfinite(logged["loss"])
