@@ -5,11 +5,12 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
 from formats import huggingface
 from generating.cache import Cache
-from model import GPT, IGNORE, GPTConfig
+from model import GPT, IGNORE, GPTConfig, stream_dtype
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 GROUPED = {"arch": "qwen3", "n_kv_head": 2, "head_dim": 24, "n_inner": 80, "rope_theta": 1e6}
@@ -138,18 +139,40 @@ def test_initialisation_is_gpt2s():
 
 
 @pytest.mark.parametrize("shape", [{}, QWEN3], ids=["gpt2", "qwen3"])
-def test_what_goes_between_layers_is_bfloat16_under_autocast_to_it(shape):
+def test_with_bfloat16_between_the_layers_the_loss_is_the_same(shape, monkeypatch):
+    """As a GPU computes it: a CPU keeps float32 there."""
     model, idx, seen = randomised(**shape), torch.randint(97, (2, 32)), []
     for block in model.h:
         block.register_forward_hook(lambda block, inputs, output: seen.append(output.dtype))
     exact = model(idx, idx)
+    monkeypatch.setattr("model.stream_dtype", lambda x: torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         loss = model(idx, idx)
-    with torch.autocast("cpu", torch.float16):
-        model(idx, idx)
-    layers = [torch.float32] * 3
-    assert seen == layers + [torch.bfloat16] * 3 + layers
+    assert seen == [torch.float32] * 3 + [torch.bfloat16] * 3
     assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact.item(), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "between"),
+    [
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float16, torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_between_the_layers_is_bfloat16_on_a_gpu_with_autocast_to_it(autocast, between):
+    with FakeTensorMode():
+        x = torch.empty(2, 3, device="cuda")
+    on_cpu = torch.empty(2, 3)
+    torch.set_autocast_enabled("cuda", autocast is not None)
+    torch.set_autocast_dtype("cuda", autocast or torch.float16)
+    try:
+        assert stream_dtype(x) == between
+        with torch.autocast("cpu", torch.bfloat16):
+            assert stream_dtype(on_cpu) == torch.float32
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
 
 
 def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():

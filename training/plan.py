@@ -44,11 +44,13 @@ def memory(
     dtype: torch.dtype,
     checkpointing: bool = False,
     loss_chunks: int = 1,
+    residual: int = 4,
 ) -> dict[str, int]:
     """Bytes of training at its peak, by what they hold.
 
     parameters: trained numbers. optimizer: bytes of its moments. accumulates: more than one
-    micro-batch a step. dtype: of the matrix products. checkpointing: of activations.
+    micro-batch a step. dtype: of the matrix products. checkpointing: of activations. residual:
+    bytes of a number that goes from layer to layer.
 
     Weights and gradients are 4 bytes a parameter each. Activations are what the backward pass
     needs, a token and layer: two residuals, in the products' precision the inputs of the linear
@@ -58,7 +60,6 @@ def memory(
     copy of the weights.
     """
     item = dtype.itemsize
-    residual = 2 if dtype == torch.bfloat16 else 4
     width = config.n_embd
     queries, keys = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
@@ -158,6 +159,7 @@ def memory_of(run: Run, micro_batch: int, dtype: torch.dtype, room: float | None
     room: bytes that the GPU has; None for another device.
     """
     c, model = run.config, run.state.model
+    residual = 2 if room and dtype == torch.bfloat16 else 4  # as model.stream_dtype has it
     return memory(
         model.config,
         model.num_parameters(),
@@ -167,6 +169,7 @@ def memory_of(run: Run, micro_batch: int, dtype: torch.dtype, room: float | None
         dtype,
         c.activation_checkpointing,
         loss_chunks(c, model.config.vocab_size, dtype, room),
+        residual,
     )
 
 
