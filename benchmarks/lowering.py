@@ -97,6 +97,11 @@ def flash_attention(q, k, v, dropout):
     return attention(q, k, v, dropout, True)[0]
 
 
+def stream_dtype(x):
+    """What model.stream_dtype chooses on a GPU: here it is asked for a CPU."""
+    return torch.bfloat16 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else x.dtype
+
+
 def optimizer_part(config: Config, gpu: GPU) -> Part:
     """The norm for clipping and AdamW: each weight's numbers read and written once, in one pass.
 
@@ -178,6 +183,7 @@ def measure(arguments: list[str], gpu: GPU) -> dict:
     config.vocab_size = VOCABULARY
     make_believe_gpu.make_believe(gpu)
     model_file.causal_attention = flash_attention
+    model_file.stream_dtype = stream_dtype
     lowerings = [lower(config, layers, gpu) for layers in LAYERS]
 
     def kernels_of(gpu):  # bfloat16 from sm_80, 8 bits from sm_89
