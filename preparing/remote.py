@@ -6,35 +6,25 @@ and says of a failure whether it may pass: patience.py tries again. Knows no for
 """
 
 import functools
-import importlib.util
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from formats.address import (
+    BUGS,
+    PACKAGES,
+    PERMISSION,
+    missing_packages,
+    names_of,
+    protocol_of,
+    short,
+    status_of,
+)
 from preparing.errors import InputError
 
-ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# What reads each protocol, as `python -m pip install` takes it.
-PACKAGES = {
-    "hf": ("huggingface_hub",),
-    "s3": ("s3fs",),
-    "gs": ("gcsfs",),
-    "https": ("fsspec", "aiohttp"),
-    "http": ("fsspec", "aiohttp"),
-}
 # Seconds without a byte over http(s). The other packages have shorter times of their own.
 STALL = 60
 # Names under which file systems tell what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
-BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
-# What to do about a permission that is missing, for each protocol.
-PERMISSION = {
-    "hf": "accept its terms on its page if it has any, make a token at"
-    " https://huggingface.co/settings/tokens, and give it as HF_TOKEN=hf_...",
-    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) of somebody who may,"
-    " or FSSPEC_S3_ANON=true for a public bucket",
-    "gs": "run gcloud auth application-default login as somebody who may",
-}
 
 
 @dataclass(frozen=True)
@@ -46,20 +36,13 @@ class FileState:
     tag: str
 
 
-def protocol_of(address: str) -> str:
-    """The protocol of an address such as s3://bucket/file; "" of a path."""
-    found = ADDRESS.match(address)
-    return found[1] if found else ""
-
-
 def check_packages(address: str) -> None:
     """Raises InputError for a protocol that is none, and where its packages are missing."""
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise InputError(f"{address}: {protocol}:// is not among {known}")
-    packages = PACKAGES[protocol]
-    missing = [name for name in packages if not importlib.util.find_spec(name)]
+    missing = missing_packages(protocol)
     if missing:
         names = " ".join(missing)
         raise InputError(f"{address} needs {names}; run\n  python -m pip install {names}")
@@ -159,8 +142,8 @@ def final(error: Exception, address: str) -> Exception | None:
     if isinstance(error, (InputError, *BUGS)):
         return error
     protocol = protocol_of(address)
-    names = set(_names(error))
-    status = _status(error)
+    names = set(names_of(error))
+    status = status_of(error)
     hint = PERMISSION.get(protocol, "see that the address is right and open to you")
     if "GatedRepoError" in names or status == 403 or isinstance(error, PermissionError):
         return InputError(f"no permission to read {address}: {hint}")
@@ -176,22 +159,3 @@ def final(error: Exception, address: str) -> Exception | None:
     if status in (400, 405, 416):
         return InputError(f"{address} cannot be read: {short(error)}")
     return None
-
-
-def short(error: Exception) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
-
-
-def _status(error):
-    """The status of the HTTP reply behind an error; None where there was none."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None) or getattr(error, "status", None)
-    return status if isinstance(status, int) else None
-
-
-def _names(error) -> Iterator[str]:
-    """The names of an error's class and of those that it derives from."""
-    for kind in type(error).__mro__:
-        yield kind.__name__

@@ -1,0 +1,195 @@
+"""Folders and files that lie elsewhere: addresses such as s3://bucket/runs, and plain paths too.
+
+All of it is done by fsspec and the packages that it takes for each protocol, which read tokens and
+endpoints from the environment (HF_TOKEN, AWS_*). Knows no format.
+"""
+
+import importlib.util
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from formats import files
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
+# What reads each protocol, as `python -m pip install` takes it.
+PACKAGES = {
+    "hf": ("huggingface_hub",),
+    "s3": ("s3fs",),
+    "gs": ("gcsfs",),
+    "https": ("fsspec", "aiohttp"),
+    "http": ("fsspec", "aiohttp"),
+}
+BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
+# What to do about a permission that is missing, for each protocol.
+PERMISSION = {
+    "hf": "accept its terms on its page if it has any, make a token at"
+    " https://huggingface.co/settings/tokens, and give it as HF_TOKEN=hf_...",
+    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) of somebody who may,"
+    " or FSSPEC_S3_ANON=true for a public bucket",
+    "gs": "run gcloud auth application-default login as somebody who may",
+}
+PAUSES = (0.5, 1, 2)  # seconds between the tries of whatever may pass
+FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
+
+
+class AddressError(ValueError):
+    """An address that cannot be used, in a sentence for the user."""
+
+
+def protocol_of(address: str) -> str:
+    """The protocol of an address such as s3://bucket/file; "" of a path."""
+    found = ADDRESS.match(address)
+    return found[1] if found else ""
+
+
+def missing_packages(protocol: str) -> list[str]:
+    """Those of PACKAGES that are not installed."""
+    names = PACKAGES.get(protocol, ("fsspec",))
+    return [name for name in names if not importlib.util.find_spec(name)]
+
+
+def short(error: Exception) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def status_of(error: Exception) -> int | None:
+    """The status of the HTTP reply behind an error; None where there was none."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def names_of(error: Exception) -> Iterator[str]:
+    """The names of an error's class and of those that it derives from."""
+    for kind in type(error).__mro__:
+        yield kind.__name__
+
+
+def why(error: Exception, address: str) -> str:
+    """What failed at an address, in one line; with what to do about it where that is known."""
+    hint = PERMISSION.get(protocol_of(address), "")
+    denied = isinstance(error, PermissionError) or "NoCredentialsError" in names_of(error)
+    return f"{short(error)}; {hint}" if denied and hint else short(error)
+
+
+def insist(action, *arguments):
+    """What an action on an address returns, tried again where its failure may pass."""
+    for pause in PAUSES:
+        try:
+            return action(*arguments)
+        except (FileNotFoundError, PermissionError, *BUGS):
+            raise
+        except Exception:  # whatever the packages raise
+            time.sleep(pause)
+    return action(*arguments)
+
+
+class Folder:
+    """A folder at an address, or on a disk; it need not exist yet.
+
+    Its files are known by their names below it, with slashes. A file is written whole or not at
+    all. Raises AddressError where a package is missing; the methods raise whatever the packages do.
+    """
+
+    def __init__(self, address: str):
+        protocol = protocol_of(address)
+        missing = missing_packages(protocol)
+        if missing:
+            names = " ".join(missing)
+            raise AddressError(f"{address} needs {names}; run\n  python -m pip install {names}")
+        from fsspec.core import url_to_fs
+
+        try:
+            self.files, self.root = url_to_fs(address.rstrip("/"), use_listings_cache=False)
+        except (ImportError, ValueError) as error:  # fsspec names the package, or the protocol
+            raise AddressError(f"{address} cannot be opened: {short(error)}") from None
+        self.address = address.rstrip("/")
+        self.on_disk = protocol in ("", "file", "local")
+
+    def list(self) -> dict[str, int]:
+        """The files in it and below it: {name: bytes}. Empty where there is no such folder."""
+        found = insist(self._find)
+        below = f"{self.root}/"
+        return {p.removeprefix(below): found[p]["size"] for p in found if p.startswith(below)}
+
+    def _find(self):
+        self.files.invalidate_cache()
+        return self.files.find(self.root, detail=True)
+
+    def read(self, name: str, end: int | None = None) -> bytes:
+        """The bytes of a file, up to `end`."""
+        return insist(lambda: self.files.cat_file(f"{self.root}/{name}", start=0, end=end))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        if not self.on_disk:
+            insist(self.files.pipe_file, f"{self.root}/{name}", data)
+            return
+        with self._on_disk(name) as partial:
+            partial.write_bytes(data)
+
+    def put(self, file: Path, name: str) -> None:
+        """Write a copy of a file of this disk."""
+        if not self.on_disk:
+            insist(self.files.put_file, str(file), f"{self.root}/{name}")
+            return
+        with self._on_disk(name) as partial:
+            shutil.copyfile(file, partial)
+
+    def _on_disk(self, name):
+        path = Path(self.root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return files.whole(path)
+
+    def get(self, name: str, file: Path) -> None:
+        """Copy a file to this disk."""
+        insist(self.files.get_file, f"{self.root}/{name}", str(file))
+
+    def get_small(self, names: tuple[str, ...], folder: Path) -> None:
+        """Copy files to a folder of this disk, each whole or not at all; which is not there, not.
+
+        Raises OSError where the disk does not take them.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            try:
+                data = self.read(name)
+            except FileNotFoundError:
+                continue
+            with files.whole(folder / name) as partial:
+                partial.write_bytes(data)
+
+    def remove(self, name: str) -> None:
+        """Delete a file; on a disk, also a folder that is empty without it."""
+        insist(self.files.rm_file, f"{self.root}/{name}")
+        if self.on_disk:
+            parent = Path(self.root, name).parent
+            if not any(parent.iterdir()):
+                parent.rmdir()
+
+
+def copy_of(address: str) -> Path:
+    """The folder of this disk for copies of what lies in a folder at an address."""
+    return FETCHED / address.rstrip("/").replace("://", "/")
+
+
+def run_here(address: str) -> Path:
+    """A run's folder: of an address, the copy of its log and settings on this disk.
+
+    Raises AddressError where they cannot be read.
+    """
+    if not protocol_of(address):
+        return Path(address)
+    folder = copy_of(address)
+    try:
+        Folder(address).get_small(("log.jsonl", "config.json"), folder)
+    except (AddressError, *BUGS):
+        raise
+    except Exception as error:  # whatever the packages raise
+        raise AddressError(f"{address} cannot be read: {why(error, address)}") from None
+    return folder
