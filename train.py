@@ -24,6 +24,7 @@ from training.checkpointer import Checkpointer
 from training.dataset import DataError
 from training.errors import RunError
 from training.lock import Lock
+from training.mirror import Uploader, address_of, bring
 from training.plan import plan
 from training.profiling import STEPS, WARMUP, Profiler
 from training.recorder import Recorder, generate_command
@@ -38,8 +39,11 @@ def train(config: Config) -> None:
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
     writes = ranks.main and not config.dry_run
     try:
+        if writes and config.mirror:
+            folder.mkdir(parents=True, exist_ok=True)  # the run may come from there
         if writes and folder.is_dir():
             lock = Lock(folder)  # before anything in it is read
+        bring(config)
         run = build(config)  # writes nothing
         print(banner(run), flush=True)
         if config.dry_run:
@@ -52,6 +56,7 @@ def train(config: Config) -> None:
                 f"finished already, at step {run.state.progress.step:,}. To train longer raise "
                 f"epochs or max_steps. To generate:\n  {generate_command(folder)}"
             )
+            Uploader(address_of(config), folder, config.keep_last).finish()
             return
         if writes and not lock:
             lock = lock_new_folder(folder)
@@ -84,6 +89,7 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
         raise
     finally:
         recorder.close()
+        checkpointer.mirror.finish()
     if not saved:
         raise RunError(not_saved(run, checkpointer))
     recorder.summary(outcome, checkpointer.best, curve, drawn)
@@ -173,6 +179,7 @@ def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) 
         checkpointer.wait()
         last = checkpointer.saved_step
         message = f"{step} could not be saved; the last checkpoint is step {last:,}"
+    checkpointer.mirror.finish()
     if stopped:
         leave(interruption.signum, message)
     print(f"\na process of the run has ended; {message}", flush=True)

@@ -28,6 +28,9 @@ class Config:
         ["auto", "gpu", "ram", "mmap"],
     )
     checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
+    mirror: str | None = setting(
+        None, "folder or address (s3://bucket/runs) that each save is copied to"
+    )
     resume: str = setting(
         "auto",
         "a run in checkpoint_dir: continue it, insist on one, or refuse it",
@@ -194,6 +197,7 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"checkpoint_dir = {config.checkpoint_dir!r}: it must be a folder, there or to be made"
         )
+    check_mirror(config.mirror, config.checkpoint_dir)
     check_start(config.init_from)
     if (config.min_lr or 0) > config.learning_rate:
         raise ConfigError(
@@ -214,6 +218,23 @@ def check(config: Config) -> None:
         )
     if not config.max_steps and not config.epochs:
         raise ConfigError("epochs = 0 and no max_steps: nothing to train")
+
+
+def check_mirror(mirror: str | None, checkpoint_dir: str) -> None:
+    """Raises ConfigError for a mirror that takes no files, and for one that is the run itself."""
+    if mirror is None:
+        return
+    if not mirror or mirror.startswith(("http://", "https://")) or Path(mirror).is_file():
+        raise ConfigError(
+            f"mirror = {mirror!r}: it must be a folder, or an address that takes files, such as"
+            " s3://bucket/runs"
+        )
+    run = Path(checkpoint_dir).resolve()
+    if (Path(mirror) / run.name).resolve() == run:
+        raise ConfigError(
+            f"mirror = {mirror}: the copy of this run would lie in {checkpoint_dir}, which is the"
+            " run itself; choose a folder on another disk, or an address"
+        )
 
 
 def check_start(init_from: str | None) -> None:

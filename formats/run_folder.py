@@ -271,14 +271,14 @@ def set_aside(run: Path, step: int) -> None:
             os.replace(folder, folder.with_name(f"damaged_{folder.name}_{time.time_ns()}"))
 
 
-def rotate(run: Path, keep_last: int) -> None:
-    """Delete all step folders but the newest `keep_last` and the best.
+def rotate(run: Path, keep_last: int, spare: Path | None = None) -> None:
+    """Delete all step folders but the newest `keep_last`, the best, and `spare`.
 
     What interrupted saves left behind goes too.
     """
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
-        if step_of(folder) != best:
+        if step_of(folder) != best and folder != spare:
             _delete(folder)
     for partial in run.glob(".step_*.partial"):
         _delete(partial)

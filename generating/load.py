@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import hardware
-from formats import files, run_folder
+from formats import files, mirror, run_folder
 from formats.run_folder import CheckpointError
 from generating.cpu_kernels import pack
 from model import GPT
@@ -32,7 +32,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """The model of a run or step, at its fastest on this machine.
 
-    path: as in run_folder.find. dtype: of the weights, as --dtype of generate.py takes it. Raises
+    path: as in mirror.find. dtype: of the weights, as --dtype of generate.py takes it. Raises
     CheckpointError where there is no checkpoint, or none that is whole, and DeviceError for int8
     where the device has none.
     """
@@ -40,7 +40,7 @@ def open_checkpoint(
         raise hardware.DeviceError(f"dtype int8 is for CPUs; on {device} use --dtype auto")
     on_cpu = device.type == "cpu"
     loaded_as = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    folder = run_folder.find(path)
+    folder = mirror.find(path)
     model, tokenizer, state = load_model(folder, device, loaded_as)
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)

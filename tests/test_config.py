@@ -69,6 +69,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--init_from=scratch", ["leave init_from out", "new weights"]),
         ("--init_from=resume", ["leave init_from out", "continues it"]),
         ("--init_from=gpt2-xl", ["hf download openai-community/gpt2-xl", "models/gpt2-xl"]),
+        ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
+        ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
         ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
     ],
 )

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
-from formats import run_folder
+from formats import mirror
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
@@ -313,7 +313,7 @@ def main(argv: list[str]) -> None:
         if device.type != "cpu":
             raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
         cast = contextlib.nullcontext
-    folders = [run_folder.find(path) for path in args.checkpoints]
+    folders = [mirror.find(path) for path in args.checkpoints]
     questions = read_choices(args.choices) if args.choices else []
     columns = LOSSES | SHARES if questions else LOSSES
 

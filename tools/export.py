@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats import files, huggingface, pretrained, run_folder
+from formats import files, huggingface, mirror, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP, is_chat
 from formats.data_folder import DataError, read_meta
 from formats.pretrained import Pretrained
@@ -170,7 +170,7 @@ def parse_args(argv):
 def main(argv):
     """The command line's work."""
     args = parse_args(argv)
-    folder = run_folder.find(args.checkpoint)
+    folder = mirror.find(args.checkpoint)
     source = pretrained.load(folder)
     chat = args.chat
     if chat is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from formats import files
+from formats.address import AddressError, protocol_of, run_here
 from tools.history import History, HistoryError, read
 from tools.page import page_of
 
@@ -114,17 +115,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=Path,
         metavar="RUN",
-        help="a run's folder, such as checkpoints/demo; several are laid over each other",
+        help="a run's folder, such as checkpoints/demo, or its address in a mirror; several are"
+        " laid over each other",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.html",
         help=(
-            "default: report.html in the run's folder; of several runs, in the present one. The PNG"
-            " gets the same name"
+            "default: report.html in the run's folder; of several runs, and of an address, in the"
+            " present one. The PNG gets the same name"
         ),
     )
     parser.add_argument(
@@ -132,7 +133,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     if not args.out:
-        folder = args.runs[0] if len(args.runs) == 1 else Path()
+        alone = len(args.runs) == 1 and not protocol_of(args.runs[0])
+        folder = Path(args.runs[0]) if alone else Path()
         args.out = folder / "report.html"
     if args.out.suffix != ".html":
         parser.error(f"--out {args.out}: the name must end in .html")
@@ -144,14 +146,14 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     if args.background and hasattr(os, "nice"):
         os.nice(19)
-    write(args.runs, args.out)
+    write([run_here(run) for run in args.runs], args.out)
     print(f"{args.out} and {args.out.with_suffix('.png').name}")
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except HistoryError as error:
+    except (HistoryError, AddressError) as error:
         print(f"tools.report: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import hardware
 from training import ranks
+from training.mirror import address_of
 from training.setup import Run
 
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
@@ -95,6 +96,9 @@ def checkpoints(run: Run) -> str:
         often.append(f"{c.save_interval:,} steps")
     if c.save_minutes:
         often.append(f"{c.save_minutes:g} minutes")
-    if not often:
-        return str(run.folder)
-    return f"{run.folder}, every {' and '.join(often)}"
+    text = str(run.folder)
+    if often:
+        text += f", every {' and '.join(often)}"
+    if c.mirror:
+        text += f"; copied to {address_of(c)}"
+    return text

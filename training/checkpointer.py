@@ -11,6 +11,7 @@ import torch
 
 from formats import files, run_folder
 from training import ranks, shard
+from training.mirror import Uploader, address_of
 from training.saver import Saver
 from training.setup import Run
 
@@ -23,7 +24,9 @@ class Checkpointer:
         step = run.state.progress.step
         self.run = run
         self.sharded = shard.sharded(run.state.model)  # then all processes take part in a save
-        self.saver = Saver(run.folder, run.config.keep_last, step, best)
+        keep_last = run.config.keep_last
+        self.mirror = Uploader(address_of(run.config), run.folder, keep_last)
+        self.saver = Saver(run.folder, keep_last, step, best, self.mirror)
 
     @property
     def best(self) -> float:
@@ -57,6 +60,7 @@ class Checkpointer:
             best = {name: run.best[name] for name in ("step", "val_loss")}
             files.write_json(run.folder / "best.json", best)
         self.saver.reserve(copied(run.state.optimizer))
+        self.mirror.wake()  # a kill may have come before the last save was there
 
     def save(self) -> None:
         """Copy the state of this step and have it written."""

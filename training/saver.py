@@ -16,18 +16,27 @@ from formats import run_log
 from formats.files import first_line, write_json
 from formats.run_folder import rotate, save, tensors_in
 from training import shard
+from training.mirror import Uploader
 
 
 class Saver:
     """Saves a copy of the state from a thread, one at a time.
 
     saved: the step last written whole. best: the validation loss in best.json. A save that fails is
-    reported, and the run goes on.
+    reported, and the run goes on. mirror: hears of each save.
     """
 
-    def __init__(self, run: Path, keep_last: int, saved: int = 0, best: float = math.inf):
+    def __init__(
+        self,
+        run: Path,
+        keep_last: int,
+        saved: int = 0,
+        best: float = math.inf,
+        mirror: Uploader | None = None,
+    ):
         self.run, self.keep_last, self.saved, self.best = run, keep_last, saved, best
         self.thread, self.buffers = None, {}
+        self.mirror = mirror or Uploader(None, run, keep_last)
 
     def reserve(self, tensors: list[torch.Tensor]) -> None:
         """Have memory for copies of these at hand: to touch new memory takes longer than a copy."""
@@ -99,10 +108,11 @@ class Saver:
     def _save(self, state, model, optimizer, tokenizer_json):
         try:
             save(self.run, state, model, optimizer, tokenizer_json)
-            rotate(self.run, self.keep_last)
+            rotate(self.run, self.keep_last, self.mirror.uploading)
             self.saved = state["step"]
             with contextlib.suppress(OSError):
                 run_log.append(self.run, {"step": state["step"], "event": "save"})
+            self.mirror.wake()
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._failed(state["step"], error)
 
@@ -119,6 +129,7 @@ class Saver:
             with contextlib.suppress(OSError):
                 write_json(self.run / "best.json", {"step": step, "val_loss": val_loss})
                 self.best = val_loss
+            self.mirror.wake()
 
     def _failed(self, step, why):
         print(

@@ -1,0 +1,186 @@
+"""The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
+
+import shutil
+import time
+
+import pytest
+import torch
+
+from config import Config, ConfigError
+from formats import address, files, mirror, run_folder, run_log
+from formats.run_folder import CheckpointError
+from tests.conftest import ROOT, run_script, train_small
+from tests.training.mirror_torture import torture
+from tests.training.store import Store
+from training.errors import RunError
+from training.mirror import Uploader, bring
+
+
+@pytest.fixture(scope="module")
+def store():
+    """An S3 store with a bucket."""
+    with Store() as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    """Tries that follow each other at once."""
+    monkeypatch.setattr(address, "PAUSES", (0.01, 0.01, 0.01))
+
+
+@pytest.fixture(params=["s3://bucket", "a folder"])
+def place(request, store, tmp_path):
+    """Where mirrors can lie: one for this test alone."""
+    if request.param == "a folder":
+        return str(tmp_path / "disk")
+    return f"{request.param}/{tmp_path.name}"
+
+
+def save(run, *steps):
+    """Steps of a run as a trainer leaves them: a log that begins with the start, and saves."""
+    run.mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        if not (run / run_log.NAME).exists():
+            run_log.append(run, {"step": 0, "event": "start", "at": run.as_posix()})
+        run_log.append(run, {"step": step, "loss": 1 / step})
+        model = {"w": torch.full((1000,), float(step))}
+        run_folder.save(run, {"step": step}, model, {}, "{}")
+
+
+def upload(run, place, keep_last=2):
+    """Bring a run to a mirror; the thread's object."""
+    uploader = Uploader(f"{place}/{run.name}", run, keep_last)
+    uploader.finish()
+    return uploader
+
+
+def fetch(run, place, **settings):
+    """What a start with a mirror does first; the steps that are there then."""
+    bring(Config(mirror=place, checkpoint_dir=str(run), **settings))
+    return [run_folder.step_of(folder) for folder in run_folder.steps(run)]
+
+
+def test_kills_in_uploads_lose_nothing_with_the_disk_or_without(tmp_path, char_data):
+    outcome = torture(char_data, tmp_path, kills=2, steps=40, seed=2)
+    assert outcome.halves and outcome.emptied
+
+
+def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
+    run = tmp_path / "run"
+    uploader = Uploader(f"{place}/run", run, 2)
+    for step in (1, 2, 3, 4, 5):
+        save(run, step)
+        if step == 2:
+            files.write_json(run / "best.json", {"step": 2, "val_loss": 0.5})
+        run_folder.rotate(run, 2)
+        uploader.wake()
+        while uploader.answered < uploader.asked:
+            time.sleep(0.01)
+    there = mirror.Mirror(f"{place}/run")
+    assert list(there.steps()) == list(there.whole()) == [2, 4, 5]
+    assert fetch(tmp_path / "empty" / "run", place) == [2, 5]
+    assert run_log.read(tmp_path / "empty" / "run") == run_log.read(run)
+
+
+def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
+    tmp_path, store, capsys
+):
+    run, where = tmp_path / "run", f"s3://bucket/{tmp_path.name}"
+    uploader = Uploader(f"{where}/run", run, 2)
+    there = mirror.Mirror(f"{where}/run")
+    for step, share in enumerate((0, 1, 0.5, 0.5, 0), start=1):
+        store.failing = share
+        save(run, step)
+        run_folder.rotate(run, 2, uploader.uploading)
+        uploader.wake()
+        while uploader.answered < uploader.asked:
+            time.sleep(0.01)
+        store.failing = 0
+        if step == 2:
+            errors = capsys.readouterr().err
+            assert errors.count("could not be brought up to date") == 1
+        newest = there.fetch(max(there.whole()), tmp_path / "look")
+        assert run_folder.read_state(newest)
+    assert list(there.steps()) == [4, 5]
+    assert store.failed > 10
+
+
+def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, capsys):
+    run, empty = tmp_path / "run", tmp_path / "empty" / "run"
+    save(run, 1, 2)
+    upload(run, place)
+    assert fetch(empty, place) == [2]
+    save(run, 3)
+    upload(run, place)
+    assert fetch(empty, place) == [2, 3]
+    (empty / "step_00000003" / "model.pt").write_bytes(b"damaged")
+    assert fetch(empty, place) == [2, 3]
+    assert "passed over" in capsys.readouterr().out
+    run_folder.read_state(empty / "step_00000003")
+    save(empty, 4)
+    assert fetch(empty, place) == [2, 3, 4]
+
+
+def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
+    run, empty = tmp_path / "run", tmp_path / "empty" / "run"
+    save(run, 1, 2)
+    upload(run, place)
+    there = mirror.Mirror(f"{place}/run")
+    there.there.write("step_00000002/model.pt", b"damaged")
+    there.there.remove("step_00000001/optimizer.pt")
+    assert fetch(empty, place) == []
+    said = capsys.readouterr().out
+    assert "model.pt has 7 bytes" in said and "optimizer.pt is missing" in said
+
+
+def test_another_run_in_the_mirror_is_left_alone(tmp_path, place, capsys):
+    save(tmp_path / "a" / "run", 1)
+    save(tmp_path / "b" / "run", 2)
+    upload(tmp_path / "a" / "run", place)
+    with pytest.raises(CheckpointError, match="holds another run"):
+        fetch(tmp_path / "b" / "run", place)
+    with pytest.raises(CheckpointError, match="resume = never"):
+        fetch(tmp_path / "c" / "run", place, resume="never")
+    uploader = Uploader(f"{place}/run", tmp_path / "b" / "run", 2)
+    uploader.wake()
+    while uploader.answered < uploader.asked:
+        time.sleep(0.01)
+    assert "holds another run" in capsys.readouterr().err
+    assert list(mirror.Mirror(f"{place}/run").whole()) == [1]
+
+
+def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_path, store, capsys):
+    save(tmp_path / "run", 1)
+    store.failing = 1
+    try:
+        assert fetch(tmp_path / "run", "s3://bucket/x") == [1]
+        assert "The run goes on" in capsys.readouterr().err
+        with pytest.raises(RunError, match="start again later, or leave mirror out"):
+            fetch(tmp_path / "none", "s3://bucket/x")
+    finally:
+        store.failing = 0
+    with pytest.raises(ConfigError, match="bucket does not exist"):
+        fetch(tmp_path / "none", "s3://nowhere/x")
+    with pytest.raises(ConfigError, match="Install adlfs"):
+        fetch(tmp_path / "none", "az://container/x")
+
+
+def test_what_was_trained_elsewhere_is_read_from_the_address(tmp_path, store, char_data):
+    run, where = tmp_path / "run", "s3://bucket/runs"
+    settings = ["--max_steps=20", f"--mirror={where}"]
+    assert train_small(char_data, run, *settings).returncode == 0
+    prompt = ["--prompt", "The", "--max_new_tokens", 20, "--device", "cpu", "--seed", 1]
+    here = run_script("generate.py", "--checkpoint", run, *prompt)
+    shutil.rmtree(run)
+    generate = (ROOT / "generate.py", "--checkpoint", f"{where}/run", *prompt)
+    there = run_script(*generate, cwd=tmp_path)
+    assert there.returncode == 0 and there.stdout == here.stdout
+    assert "fetching" in there.stderr
+    assert "fetching" not in run_script(*generate, cwd=tmp_path).stderr
+    report = run_script("-m", "tools.report", f"{where}/run", cwd=tmp_path)
+    assert report.returncode == 0 and (tmp_path / "report.html").exists(), report.stderr
+    with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
+        mirror.find("s3://bucket/none")
+    again = train_small(char_data, run, *settings)
+    assert again.returncode == 0 and "finished already, at step 20" in again.stdout
