@@ -5,6 +5,8 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +26,8 @@ def folder(tmp_path_factory, char_data, bpe_data):
 
 
 @pytest.fixture(scope="module")
-def url(folder):
-    """The address of the page, while it is served."""
+def served(folder):
+    """The page's address and its process, while it is served."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -39,8 +41,14 @@ def url(folder):
     ) as process:
         line = process.stdout.readline()
         assert line.startswith("http://127.0.0.1:"), line
-        yield line.split()[0]
+        yield line.split()[0], process
         process.terminate()
+
+
+@pytest.fixture(scope="module")
+def url(served):
+    """The address of the page, while it is served."""
+    return served[0]
 
 
 @pytest.fixture
@@ -74,6 +82,18 @@ def choose(page, box, name):
     page.get_by_role("option").first.wait_for(state="hidden")  # of a list that is just closing
     page.locator(f"#{box} input").click()
     page.get_by_role("option", name=name, exact=True).click()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_an_idle_page_leaves_the_processor_to_others(served):
+    def seconds_of_processor():
+        fields = Path(f"/proc/{served[1].pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    time.sleep(1)  # what the start leaves to do
+    before = seconds_of_processor()
+    time.sleep(3)
+    assert seconds_of_processor() - before <= 0.06  # gradio's own polling took 0.16 s and more
 
 
 def test_choose_type_generate_and_see_text_of_two_models(page):
