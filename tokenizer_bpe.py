@@ -112,10 +112,11 @@ class Tokenizer:
         found = hf.get_vocab_size()
         if found < vocab_size:
             # Pairs that occur a few times teach a model nothing: a power of two well below.
-            better = max(257, 1 << (found // 4).bit_length())
+            better = 1 << (found // 4).bit_length()
+            smaller = f"--vocab_size {better}, say, or " if better > 257 else ""
             raise TokenizerError(
                 f"the text supports a vocabulary of {found:,} only, not {vocab_size:,}: use"
-                f" --vocab_size {min(better, found)}, say, or --tokenizer char, or more text"
+                f" {smaller}--tokenizer char, or more text"
             )
         return cls(json.loads(hf.to_str()))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from preparing.catalog import table
+from preparing.encodings import encoding
 from preparing.options import Options
 from preparing.pool import usable_cores
 
@@ -137,6 +138,12 @@ def _add_reading_arguments(add):
         choices=["txt", "jsonl"],
         default="txt",
         help="what standard input holds; default %(default)s",
+    )
+    add(
+        "--encoding",
+        type=encoding,
+        metavar="NAME",
+        help="of all .txt and .jsonl files, as in latin-1 or utf-16; default: UTF-8",
     )
     add(
         "--on_error",

@@ -20,8 +20,8 @@ SAMPLE_CHARS = 500  # of a document, on which its share of letters and digits is
 class CleaningReport:
     """What was left out or corrected.
 
-    rules: {rule: [documents, bytes, examples]}, the form in which cleaning.json has it. noise: the
-    rule by which the last document was dropped; if it goes on in further pieces, they go with it.
+    rules: {rule: [documents, bytes, examples]}. noise: the rule by which the last document was
+    dropped; if it goes on in further pieces, they go with it.
     """
 
     rules: dict[str, list] = field(default_factory=dict)
@@ -37,6 +37,11 @@ class CleaningReport:
         """Add another report's counts."""
         for rule, (documents, size, examples) in other.rules.items():
             self.add(rule, documents, size, examples)
+
+    def to_json(self) -> dict[str, dict]:
+        """The content of cleaning.json."""
+        names = ("documents", "bytes", "examples")
+        return {rule: dict(zip(names, counts, strict=True)) for rule, counts in self.rules.items()}
 
 
 def clean(text: str, report: CleaningReport) -> str:

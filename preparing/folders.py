@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.data_folder import DataError, Meta, Split, read_meta
-from formats.files import sha256, sync
+from formats.files import read_json, sha256, sync
 from preparing.pieces import PIECE
 from preparing.pool import Pool
 from preparing.progress import Progress
@@ -138,7 +138,12 @@ def verify(folder: Path) -> str:
     checked = "sizes, checksums, id range and text"
     if not any((folder / split.file).exists() for split in splits):
         checked = "checksums of the compressed copies"
-    return f"{folder} is good: {', '.join(good)}; {tokens:,} tokens, {checked}"
+    lines = [f"{folder} is good: {', '.join(good)}; {tokens:,} tokens, {checked}"]
+    report = read_json(folder / "cleaning.json") or {}
+    if report:
+        lines.append("left out or corrected when it was made (cleaning.json):")
+        lines += [f"  {rule}" for rule in sorted(report)]
+    return "\n".join(lines)
 
 
 def _verified_tokenizer(folder, meta: Meta):

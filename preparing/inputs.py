@@ -24,6 +24,11 @@ from preparing.errors import InputError
 from preparing.patience import WHILE_LISTING, patiently
 
 KNOWN = re.compile(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$")
+MOST_ENDINGS = 5  # of files left aside that are named
+TEXT = re.compile(  # endings of files that are text too
+    r"\.(c|cpp|css|csv|go|h|html?|java|js|json|log|md|markdown|org|po|py|r|rs|rst|sh|srt|tex|text"
+    r"|ts|tsv|vtt|xml|ya?ml)"
+)
 EXPANSION = 4  # bytes of text in a byte of a compressed file, about,
 PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
 
@@ -159,17 +164,37 @@ def _expand(given):
 
 
 def _files_of_folder(given):
-    """The files with a known ending in a folder and the folders in it, in order of their names."""
+    """The files with a known ending in a folder and the folders in it, in order of their names.
+
+    Says which others are left aside.
+    """
     files = sorted(_walk(given))
     known = [file for file in files if KNOWN.search(file.lower())]
+    others = Counter(
+        Path(file).suffix.lower()
+        for file in set(files).difference(known)
+        if not Path(file).name.startswith(".")
+    )
+    shown = others.most_common(MOST_ENDINGS)
+    endings = ", ".join(f"{count:,} {ending or 'without ending'}" for ending, count in shown)
+    rest = sum(others.values()) - sum(count for _, count in shown)
+    if rest:
+        endings += f", {rest:,} others"
+    text_like = [ending for ending, _ in shown if TEXT.fullmatch(ending)]
+    glob_of = f"'{Path(given).as_posix()}/**/*{{}}'"
+    globs = " ".join(glob_of.format(ending) for ending in text_like)
     if known:
+        if others:
+            how = f"; to take more, give {globs} as well" if globs else ""
+            print(
+                f"folder {given}: {len(known):,} files are taken, left aside are {endings}{how}",
+                file=sys.stderr,
+            )
         return known
-    counts = Counter(Path(file).suffix for file in files).most_common(5)
-    endings = ", ".join(f"{count} {ending or 'without ending'}" for ending, count in counts)
+    hint = f".\nFor text with other endings give a glob in quotes: {globs}" if globs else ""
     raise InputError(
         f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is"
-        f" {endings or 'nothing'}.\nFor other endings give a glob in quotes:"
-        f" '{Path(given).as_posix()}/**/*.md'"
+        f" {endings or 'nothing'}{hint}"
     )
 
 

@@ -291,7 +291,7 @@ class Job:
         if self.args.compress:
             compress(self.work, meta.splits, self.args.workers)
         if report.rules:
-            write_json(self.work / "cleaning.json", report.rules)
+            write_json(self.work / "cleaning.json", report.to_json())
         write_meta(self.work, meta)  # from here on the work is finished
         self._move_to_place()
         shutil.rmtree(self.work)

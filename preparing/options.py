@@ -14,6 +14,7 @@ class Options:
 
     text_field: str | None = None  # None: "text", else "messages"
     on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
+    encoding: str | None = None  # of .txt and .jsonl; None: UTF-8
     clean: bool = False
     dedupe: str | None = None  # copies are dropped: exact ones, or near ones too
     min_chars: int = 20  # shorter documents are dropped

@@ -1,7 +1,8 @@
 """Input files -> pieces of about 1 MB, in order and in bounded memory.
 
-Reads .txt, .jsonl and .parquet, the first two also as .gz or .zst. Where the pieces end follows
-from the content alone. What the bytes say is of no interest here.
+Reads .txt, .jsonl and .parquet, the first two also as .gz or .zst and in another encoding than
+UTF-8. Where the pieces end follows from the content alone. What the bytes say is of no interest
+here.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 from formats.files import first_line
 from preparing.cutting import Cut, cut_documents, cut_lines
+from preparing.encodings import recoded
 from preparing.errors import InputError
 from preparing.fetching import open_source
 from preparing.inputs import Source
@@ -51,7 +53,7 @@ def read_pieces(
 
 def _read_text(source, raw, at, options):
     """Pieces of a .txt or .jsonl file from the position `at`."""
-    plain = not source.compression and not source.is_remote
+    plain = not (source.compression or source.is_remote or options.encoding)
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
     want = PIECE
@@ -93,6 +95,20 @@ def _cut(source, buffer, ended, at):
 
 
 def _blocks(source, raw, start, options):
+    """The content from byte `start` on, decompressed and in UTF-8."""
+    if not options.encoding:
+        yield from _unpacked(source, raw, start, options)
+        return
+    try:
+        yield from recoded(_unpacked(source, raw, 0, options), options.encoding, skip=start)
+    except UnicodeError:
+        raise InputError(
+            f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
+            f" order, as in --encoding {options.encoding}-le, or another --encoding"
+        ) from None
+
+
+def _unpacked(source, raw, start, options):
     """The decompressed content from byte `start` on.
 
     What is damaged or breaks off raises InputError; with on_error skip or replace it counts as the

@@ -6,15 +6,17 @@ or its conversation. Independent of where pieces come from and of token ids.
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from formats.conversation import format_chat
+from preparing import encodings
 from preparing.cleaning import CleaningReport, clean, noise
 from preparing.cutting import split_documents
 from preparing.errors import InputError
 from preparing.options import Options
 from preparing.pieces import Piece
 
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 
 
 def texts_of(piece: Piece, options: Options) -> tuple[list[str], CleaningReport]:
@@ -51,55 +53,122 @@ def _raw_texts(piece, options, report) -> Iterator[str]:
 def _plain_texts(piece, options, report):
     """The documents of a text file."""
     for start, part in split_documents(piece.data):
-        try:
-            yield part.decode()
-        except UnicodeDecodeError as error:
+        text, broken = _decoded(part, piece.at.offset + start)
+        if broken is not None:
             if options.on_error == "stop":
-                raise _not_utf8(piece, part, start, error.start) from None
-            text = part.decode("utf-8", "replace")
+                raise _not_utf8(piece, part, start, broken, options)
             if options.on_error == "skip":
-                report.add("not UTF-8", 1, len(part), [text])
-            else:
-                yield text
+                report.add(_what_it_is(part, piece, start, options), 1, len(part), [text])
+                continue
+            _report_replaced(report, piece, part, start, broken, options)
+        yield text
 
 
-def _not_utf8(piece, part, start, broken):
+def _decoded(data, offset):
+    """The text of bytes, U+FFFD for what is no UTF-8, and the first byte that is none, or None.
+
+    Zero bytes at every other place are UTF-8, and are taken for the UTF-16 that they are. offset:
+    of the bytes in their file.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        return data.decode("utf-8", "replace"), error.start
+    if "\0" in text and encodings.seeming(data, offset):
+        return text, data.index(0)
+    return text, None
+
+
+def _what_it_is(data, piece, start, options):
+    """The rule in the report for bytes that are no UTF-8: with the encoding that they seem to have.
+
+    start: where they begin in their piece.
+    """
+    if options.encoding:
+        return f"not {options.encoding}"
+    encoding = encodings.seeming(data, piece.at.offset + start)
+    if not encoding:
+        return "not UTF-8"
+    return f"not UTF-8, seems {encoding} (--encoding {encoding} reads it)"
+
+
+def _report_replaced(report, piece, data, start, broken, options):
+    """Report bytes that are no UTF-8 and were taken all the same; an example shows the first.
+
+    A document of several pieces counts in the first of them.
+    """
+    before = len(data[:broken].decode("utf-8", "replace"))
+    text = data.decode("utf-8", "replace")
+    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
+    rule = f"{_what_it_is(data, piece, start, options)}: taken with U+FFFD"
+    zeros = data.count(0)
+    if zeros:
+        rule += " and zero bytes"
+    size = encodings.broken_bytes(data) + zeros
+    report.add(rule, int(piece.begins), size, [f"{Path(piece.path).name}: {shown}"])
+
+
+def _not_utf8(piece, part, start, broken, options):
     """The InputError for byte `broken` of a document that begins at byte `start` of its piece."""
     offset = piece.at.offset + start + broken
+    instead = "use --on_error replace or --on_error skip"
+    if options.encoding:
+        return InputError(
+            f"{piece.path} is not {options.encoding}, after {offset:,} bytes of text in UTF-8; give"
+            f" another --encoding, or {instead}"
+        )
     found = f"byte 0x{part[broken]:02x} at offset {offset:,}"
-    utf16 = part.startswith(UTF16_MARKS)
-    if b"\0" in part and not utf16:
+    encoding = encodings.seeming(part, piece.at.offset + start)
+    if encoding:
+        return InputError(
+            f"{piece.path} is not UTF-8: {found}; it seems to be {encoding}: read it with"
+            f" --encoding {encoding}, or {instead}"
+        )
+    if b"\0" in part:
         return InputError(
             f"{piece.path} is not text: {found}, and it holds zero bytes; leave it out, or skip it"
             " with --on_error skip"
         )
-    encoding = "UTF-16" if utf16 else "LATIN1"
     return InputError(
-        f"{piece.path} is not UTF-8: {found}; convert it (iconv -f {encoding} -t UTF-8), or use"
-        " --on_error replace or --on_error skip"
+        f"{piece.path} is not UTF-8: {found}; name its encoding with --encoding, or {instead}"
     )
 
 
 def _line_texts(piece, options, report):
     """The texts of JSON lines."""
-    offset = piece.at.offset
+    start = 0
     for number, line in enumerate(piece.data.split(b"\n"), piece.at.line + 1):
         if line.strip():
+            text, broken = _decoded(line, piece.at.offset + start)
             try:
-                text = _usable(_parsed(line, offset, options), options)
+                if broken is not None and options.on_error != "replace":
+                    raise _line_not_utf8(piece, line, start, broken, options)
+                text = _usable(_parsed(text), options, report)
             except InputError as error:
                 problem = f"{piece.path}, line {number:,}: {error}"
                 _leave_out(problem, len(line), options, report)
             else:
+                if broken is not None:
+                    _report_replaced(report, piece, line, start, broken, options)
                 yield text
-        offset += len(line) + 1
+        start += len(line) + 1
+
+
+def _line_not_utf8(piece, line, start, broken, options):
+    """The InputError for byte `broken` of a line that begins at byte `start` of its piece."""
+    offset = piece.at.offset + start
+    what = f"not {options.encoding or 'UTF-8'} at byte offset {offset + broken:,}"
+    encoding = encodings.seeming(line, offset)
+    if encoding and not options.encoding:
+        what += f", seems {encoding} (--encoding {encoding} reads it)"
+    return InputError(f"{what} (--on_error replace takes it all the same)")
 
 
 def _row_texts(piece, options, report):
     """The texts of the rows of a parquet file."""
     for number, row in enumerate(piece.data, piece.at.offset + 1):
         try:
-            text = _usable(row, options)
+            text = _usable(row, options, report)
         except InputError as error:
             _leave_out(f"{piece.path}, row {number:,}: {error}", 0, options, report)
         else:
@@ -114,32 +183,29 @@ def _leave_out(problem, size, options, report):
     report.add("unusable records", 1, size, [problem])
 
 
-def _parsed(line, offset, options):
-    """The JSON value of a line that begins at byte `offset` of its file."""
-    errors = "replace" if options.on_error == "replace" else "strict"
+def _parsed(line):
+    """The JSON value of a line."""
     try:
-        return json.loads(line.decode("utf-8", errors))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"not UTF-8 at byte offset {offset + error.start:,} (--on_error replace takes it all"
-            " the same)"
-        ) from None
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON ({error.msg}, column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # a number too long, lists too deep
         raise InputError(f"not valid JSON ({error})") from None
 
 
-def _usable(record, options):
+def _usable(record, options, report):
     """The text of a record in valid Unicode. Raises InputError when there is none."""
     text = record_text(record, options)
     if text.isascii():
         return text
-    return _whole_characters(text, options)
+    return _whole_characters(text, options, report)
 
 
-def _whole_characters(text, options):
-    """Text without halves of surrogate pairs, which JSON can hold and Unicode cannot."""
+def _whole_characters(text, options, report):
+    """Text without halves of surrogate pairs, which JSON can hold and Unicode cannot.
+
+    Each becomes U+FFFD with on_error = replace, and the report says so.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -148,7 +214,10 @@ def _whole_characters(text, options):
                 "half a surrogate pair (\\ud83d or the like) is not Unicode (--on_error replace"
                 " takes it all the same)"
             ) from None
-        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        broken = whole.count("\ufffd") - text.count("\ufffd")
+        report.add("halves of surrogate pairs: taken as U+FFFD", 1, broken, [whole])
+        return whole
     return text
 
 

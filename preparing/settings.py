@@ -24,6 +24,8 @@ def settings_of(args: Namespace, options: Options) -> dict:
         "on_error": options.on_error,
         "clean": options.clean,
     }
+    if options.encoding:
+        settings["encoding"] = options.encoding
     if args.tokenizer == "bpe":
         settings["vocab_size"] = args.vocab_size
         settings["sample_bytes"] = args.sample_bytes

@@ -136,10 +136,11 @@ def test_ids_beyond_the_vocabulary_are_sentences():
 
 
 def test_a_vocabulary_that_the_text_does_not_support():
-    with pytest.raises(
-        TokenizerError, match=r"supports a vocabulary of \d+ only, not 5,000: use --vocab_size \d+"
-    ):
-        Tokenizer.train(["only a few words"], 5000)
+    supports = r"supports a vocabulary of [\d,]+ only, not 50,000: use "
+    with pytest.raises(TokenizerError, match=supports + r"--vocab_size \d+, say, or --tokenizer"):
+        Tokenizer.train([prose()[:20_000]], 50_000)
+    with pytest.raises(TokenizerError, match=supports + "--tokenizer char, or more text"):
+        Tokenizer.train(["only a few words"], 50_000)  # the 256 bytes are no vocabulary of words
     with pytest.raises(TokenizerError, match="at least 257"):
         Tokenizer.train(["text"], 100)
 

@@ -48,6 +48,10 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
         "a.jsonl.gz",
     ]
     assert len(documents(tmp_path / "folder")) == 200
+    (tmp_path / "in" / "deep" / "notes.md").write_text("some notes")
+    again = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
+    assert "2 files are taken, left aside are 1 .md, 1 .png" in again.stderr
+    assert f"give '{tmp_path}/in/**/*.md' as well" in again.stderr
     glob = tmp_path / "in" / "**" / "*.jsonl.gz"
     ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
     assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
@@ -61,6 +65,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     def fails(*words, status=2, **flags):
         result = prepare(*inputs, **{"tokenizer": tokenizer, "out": tmp_path / "out"} | flags)
         fails_clearly(result, *words, status=status)
+        return result.stderr
 
     bad = tmp_path / "bad.txt"
     inputs = [bad]
@@ -94,7 +99,9 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     inputs = [tmp_path / "pictures"]
-    fails("holds no .txt, .jsonl or .parquet", "1 .png")
+    assert "**" not in fails("holds no .txt, .jsonl or .parquet", "1 .png")  # nothing to take
+    (tmp_path / "pictures" / "b.md").write_bytes(b"x")
+    fails("1 .md, 1 .png", f"'{tmp_path}/pictures/**/*.md'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
 
@@ -109,6 +116,11 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
         prepare(good, vocab_size=32000, out=out), "supports a vocabulary of", "--vocab_size"
     )
     fails_clearly(prepare(good, vocab_size=100, out=out), "at least 257")
+    good.write_text("x")
+    tiny = prepare(good, out=out)
+    fails_clearly(tiny, "a vocabulary of 257 only, not 32,000: use --tokenizer char, or more text")
+    fails_clearly(prepare(good, encoding="base64", out=out), "base64 is no encoding")
+    good.write_text(prose()[:5000])
     other = tmp_path / "other.json"
     Tokenizer.characters("abc").save(other)
     fails_clearly(

@@ -106,16 +106,13 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     )
     report = json.loads((tmp_path / "out" / "cleaning.json").read_text())
     for rule, example in noise.items():
-        assert report[rule] == [1, len(example), [example[:100]]] and rule in result.stdout
-    assert (
-        report["exact duplicates"][:2] == [5, sum(len(t.encode()) for t in DOCUMENTS[:5])]
-        and len(report["exact duplicates"][2]) == 3
-    )
-    assert (
-        report["not in NFC"][:2] == [1, 1]
-        and report["control characters"][:2] == [1, 1]
-        and report["broken encoding"][:2] == [1, 3]
-    )
+        found = {"documents": 1, "bytes": len(example), "examples": [example[:100]]}
+        assert report[rule] == found and rule in result.stdout
+    copies = report["exact duplicates"]
+    assert copies["documents"] == 5 and len(copies["examples"]) == 3
+    assert copies["bytes"] == sum(len(t.encode()) for t in DOCUMENTS[:5])
+    for rule, size in (("not in NFC", 1), ("control characters", 1), ("broken encoding", 3)):
+        assert report[rule]["documents"] == 1 and report[rule]["bytes"] == size
     flags |= {"min_chars": 5, "max_char_share": 1, "min_letters": 0}
     ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "mild", **flags))
     assert len(documents(tmp_path / "mild")) == 24

@@ -1,0 +1,94 @@
+"""Text that is no UTF-8: named, read by its name, and never replaced in silence."""
+
+import json
+
+import pytest
+
+from formats.data_folder import read_meta
+from preparing.encodings import recoded, seeming
+from tests.conftest import fails_clearly
+from tests.preparing.conftest import documents, ok, prepare, sha
+
+LINE = "Über den Fluss führte keine Brücke, and the rest of the line is English. "
+TEXT = LINE * 40
+ENCODINGS = {"utf-16-le": "utf-16", "utf-16-be": "utf-16-be", "latin-1": "latin-1"}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A folder with a file of each encoding, and a file of UTF-8 outside of it."""
+    (tmp_path / "in").mkdir()
+    for name, codec in ENCODINGS.items():
+        (tmp_path / "in" / f"{name}.txt").write_bytes(TEXT.encode(codec))
+    (tmp_path / "plain.txt").write_text(TEXT, encoding="utf-8")
+    return tmp_path
+
+
+def test_the_encoding_of_some_bytes_is_guessed():
+    for codec in ("utf-16-le", "utf-16-be"):
+        data = TEXT.encode(codec)
+        assert seeming(data) == codec and seeming(data[1:], offset=1) == codec
+    assert seeming(TEXT.encode("utf-16")) == "utf-16-le"
+    assert seeming(TEXT.encode("latin-1")) == "latin-1"
+    assert seeming((TEXT + "\u201cquoted\u201d").encode("cp1252")) == "cp1252"
+    for unknown in (TEXT.encode()[:-1], TEXT.encode() + b"\xff", bytes(range(256)), b"", b"\0"):
+        assert seeming(unknown) == ""
+
+
+def test_recoding_does_not_depend_on_blocks_and_breaks_what_is_broken():
+    data = TEXT.encode("shift_jis", "ignore") + b"\x81"
+    expected = data[:-1].decode("shift_jis").encode() + b"\xff"
+    for size in (1, 7, 10_000):
+        blocks = [data[n : n + size] for n in range(0, len(data), size)]
+        assert b"".join(recoded(blocks, "shift_jis", skip=0)) == expected
+        assert b"".join(recoded(blocks, "shift_jis", skip=50)) == expected[50:]
+
+
+def test_what_is_replaced_is_said_with_the_encoding_it_seems_to_have(files, tokenizer):
+    flags = {"tokenizer": tokenizer, "val_fraction": 0}
+    for name in ENCODINGS:
+        fails_clearly(
+            prepare(files / "in" / f"{name}.txt", out=files / "out", **flags),
+            f"it seems to be {name}: read it with --encoding {name}, or use --on_error",
+        )
+    for way in ({"on_error": "replace"}, {"clean": True}):
+        out = files / next(iter(way))
+        said = ok(prepare(files / "in", out=out, **way, **flags)).stdout
+        report = json.loads((out / "cleaning.json").read_text())
+        for name in ENCODINGS:
+            zeros = " and zero bytes" if "16" in name else ""
+            rule = f"not UTF-8, seems {name} (--encoding {name} reads it): taken with U+FFFD{zeros}"
+            assert report[rule]["documents"] == 1 and rule in said
+            assert report[rule]["examples"][0].startswith(f"{name}.txt: ")
+        assert report[rule]["bytes"] == sum(LINE.count(c) for c in "Üü") * 40  # of Latin-1
+        good = ok(prepare(verify=out)).stdout
+        assert "not UTF-8, seems latin-1" in good
+
+
+def test_a_named_encoding_gives_what_utf_8_gives(files, tokenizer):
+    flags = {"tokenizer": tokenizer, "val_fraction": 0}
+    ok(prepare(files / "plain.txt", out=files / "plain", **flags))
+    assert "encoding" not in read_meta(files / "plain").settings
+    for name in ENCODINGS:
+        path, out = files / "in" / f"{name}.txt", files / name
+        ok(prepare(path, encoding=name.upper(), out=out, **flags))
+        assert sha(out) == sha(files / "plain") and read_meta(out).settings["encoding"]
+    (files / "a.jsonl").write_bytes(json.dumps({"text": LINE}).encode("utf-16"))
+    ok(prepare(files / "a.jsonl", encoding="utf-16", out=files / "json", **flags))
+    assert documents(files / "json") == [LINE]
+
+
+def test_a_wrong_encoding_is_an_error_and_replace_says_so(files, tokenizer):
+    plain = {"tokenizer": tokenizer, "out": files / "out"}
+    path = files / "in" / "latin-1.txt"
+    fails_clearly(prepare(path, encoding="ascii", **plain), "is not ascii", "another --encoding")
+    fails_clearly(prepare(path, encoding="utf-16", **plain), "byte order mark", "utf-16-le")
+    replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
+    assert "not ascii: taken with U+FFFD: 1 documents, 120 bytes" in replaced.stdout
+    lines = files / "lines.jsonl"
+    lines.write_bytes(
+        '{"text": "a café in Latin-1"}\n{"text": "half \\ud83d a pair"}'.encode("cp1252")
+    )
+    fails_clearly(prepare(lines, **plain, overwrite=True), "line 1: not UTF-8 at byte", "latin-1")
+    replaced = ok(prepare(lines, on_error="replace", overwrite=True, val_fraction=0, **plain))
+    assert "seems latin-1" in replaced.stdout and "surrogate pairs: taken" in replaced.stdout
