@@ -14,7 +14,7 @@ from pathlib import Path
 
 import config as settings
 from config import Config, ConfigError
-from formats import run_folder
+from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, catches_up, out_of_memory
 from tokenizer_bpe import TokenizerError
@@ -239,8 +239,11 @@ def main(argv: list[str]) -> None:
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
         ranks.say_once(f"train.py: {error}")
         sys.exit(2)
-    except (RunError, OSError) as error:
+    except RunError as error:
         ranks.say_once(f"\ntrain.py: {error}")
+        sys.exit(1)
+    except OSError as error:
+        ranks.say_once(f"\ntrain.py: {files.in_words(error)}")
         sys.exit(1)
     except ranks.Lost as error:
         ranks.say_once(

@@ -172,8 +172,10 @@ def read_preset(path: Path, settings: dict[str, Setting]) -> dict:
         code = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"no preset {path}; {presets_like(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error}") from None
     assigned, lines = {}, {}  # of each name: its value, and the last line that assigned it
     line = "?"
     try:
@@ -232,7 +234,9 @@ def check_name(name: str, settings: dict[str, Setting], where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name in settings:
         return
-    near = [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, settings, 1, 0.5)
+    near = (
+        [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, settings, 1, 0.65)
+    )
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(
         f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"

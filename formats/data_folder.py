@@ -84,18 +84,18 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
     write_json(Path(folder) / "meta.json", values)
 
 
-def read_meta(folder: str | Path) -> Meta:
+def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
     """Read meta.json and check it against the files beside it.
 
-    A folder of shards, shard-I-of-N, reads as one dataset. Raises DataError for all that does not
-    fit together.
+    A folder of shards, shard-I-of-N, reads as one dataset. weights: whose tokenizer the data is to
+    have, for what to type where there is none. Raises DataError for all that does not fit together.
     """
     folder = Path(folder)
     path = folder / "meta.json"
     if not path.exists():
         if any(folder.glob("shard-*-of-*")):
             return _join_shards(folder)
-        raise DataError(_what_to_run(folder))
+        raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         splits = {name: Split(**values["splits"][name]) for name in ("train", "val")}
@@ -208,11 +208,13 @@ def _placed(split, shard):
     return dataclasses.replace(split, file=f"{shard}/{split.file}", compressed=compressed)
 
 
-def _what_to_run(folder):
-    """What to type where a folder holds no prepared data."""
+def _what_to_run(folder, weights):
+    """What to type where a folder holds no prepared data. weights: as in read_meta."""
     prepared = sorted(p.parent.as_posix() for p in Path("data").glob("*/meta.json"))
     there = "prepared here: " + ", ".join(prepared) if prepared else "nothing is prepared yet"
-    if folder.name == "shakespeare_char":
+    if weights:
+        command = f"python prepare_data.py YOUR_TEXT --tokenizer {weights} --out {folder}"
+    elif folder.name == "shakespeare_char":
         command = f"python prepare_data.py shakespeare --tokenizer char --out {folder}"
     elif folder.name == "python_stdlib":
         command = "python prepare_data.py"

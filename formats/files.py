@@ -89,6 +89,14 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
         )
 
 
+def in_words(error: OSError) -> str:
+    """What an error of the system says, without its number: the file, if there is one, and why."""
+    if not error.strerror:
+        return str(error)
+    place = f"{error.filename}: " if error.filename else ""
+    return place + error.strerror
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its class where it says nothing."""
     return (str(error) or type(error).__name__).splitlines()[0]

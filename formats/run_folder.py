@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from formats.files import check_room, first_line, read_json, sha256, sync, write_json
+from formats.files import check_room, first_line, in_words, read_json, sha256, sync, write_json
 from model import GPTConfig
 
 FORMAT = 1
@@ -134,7 +134,8 @@ def read_state(folder: Path, names=FILES) -> dict:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be read ({error}); start again, or move it away to use an older one"
+            f"{folder} cannot be read ({in_words(error)}); start again, or move it away to use an"
+            " older one"
         ) from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None

@@ -60,6 +60,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--dtype=bf16", ["dtype", "bfloat16"]),
         ("--batch_size", ["--batch_size has no value"]),
         ("--out_dir=a", ["'out_dir'", "'checkpoint_dir'"]),
+        ("--always_save_checkpoint", ["'always_save_checkpoint' (python train.py --help"]),
         ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),

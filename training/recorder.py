@@ -35,6 +35,7 @@ class Recorder:
         self.unwritten = []  # records that the disk did not take
         self.complained = False
         self.last_step = {}  # its record
+        self.losses = losses_since_evaluation(run.log)
         self.logged_step = run.state.progress.step
         self.printed_at = 0.0
         self.bar = None  # until the first step
@@ -89,7 +90,8 @@ class Recorder:
         except OSError as error:
             if not self.complained:
                 print(
-                    f"\n{self.run.folder} takes no writes: {error}; training goes on",
+                    f"\n{self.run.folder} takes no writes: {files.in_words(error)}; training goes"
+                    " on",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -148,6 +150,8 @@ class Recorder:
             }
         )
         self.logged_step = run.state.progress.step
+        if loss is not None:
+            self.losses.append(loss)
         self.show_step(self.last_step)
 
     def show_step(self, record: dict) -> None:
@@ -161,12 +165,18 @@ class Recorder:
         ]
         if record["cost"]:
             parts.append(f"cost {record['cost']:.2f}")
+        if record["bad_steps"]:
+            parts.append(f"{record['bad_steps']:,} skipped")
         self.bar.set_postfix_str(", ".join(parts))
-        if self.bar.disable and time.monotonic() > self.printed_at + QUIET_S:
+        due = time.monotonic() > self.printed_at + QUIET_S
+        if self.bar.disable and due and not self.run.schedule.evaluation_due:  # it has its own line
             self.printed_at = time.monotonic()
+            skipped = ""
+            if record["bad_steps"]:
+                skipped = f", {record['bad_steps']:,} of the steps skipped for NaN or infinity"
             print(
                 f"step {record['step']:,} of {self.run.schedule.total_steps:,}: loss {loss}, "
-                f"{speed:,.0f} tokens/s, {duration(self.seconds_left())} left",
+                f"{speed:,.0f} tokens/s, {duration(self.seconds_left())} left{skipped}",
                 flush=True,
             )
 
@@ -193,7 +203,7 @@ class Recorder:
             step=run.state.progress.step,
             total_steps=run.schedule.total_steps,
             epoch=run.epoch,
-            training_loss=self.last_step.get("loss"),
+            training_loss=sum(self.losses) / len(self.losses) if self.losses else None,
             val_loss=val_loss,
             bits_per_byte=bits,
             best=best,
@@ -201,6 +211,7 @@ class Recorder:
             cost=run.budget.cost,
             seconds_left=self.seconds_left(),
         )
+        self.losses.clear()
         tqdm.write(str(evaluation))
         if answers:
             tqdm.write(terminal.samples(answers))
@@ -259,6 +270,17 @@ class Recorder:
         self.report.stop()
         if self.loggers:
             self.loggers.close()
+
+
+def losses_since_evaluation(log: list[dict]) -> list[float]:
+    """The training losses of a log after its last evaluation."""
+    losses = []
+    for record in log:
+        if "val_loss" in record:
+            losses.clear()
+        elif record.get("loss") is not None:
+            losses.append(record["loss"])
+    return losses
 
 
 def generate_command(folder: Path) -> str:

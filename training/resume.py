@@ -58,7 +58,7 @@ def find_checkpoint(run: Path, mode: str) -> Checkpoint | None:
 
 
 def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: dict) -> None:
-    """Raises CheckpointError listing all in which shape, data, seed or optimiser differ.
+    """Raises CheckpointError listing all in which shape, seed, optimiser or data differ.
 
     shape, data: of the run as it is set now; data as Meta.identity() gives it.
     """
@@ -67,15 +67,12 @@ def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: d
         was = getattr(checkpoint.shape, name)
         if was != now and name != "dropout":
             differences.append(difference(f"model {name}", was, now))
-    for name, now in data.items():
-        was = saved["data"].get(name, now)
-        if was != now:
-            differences.append(difference(f"data {name}", was, now))
     if saved["seed"] != config.seed:
         differences.append(difference("seed", saved["seed"], config.seed))
     optimizer = saved["settings"].get("optimizer", "adamw")
     if optimizer != config.optimizer:
         differences.append(difference("optimizer", optimizer, config.optimizer))
+    differences += other_data(saved["data"], data)
     if differences:
         raise CheckpointError(
             f"{checkpoint.folder} cannot be continued with these settings; set them back, or "
@@ -86,6 +83,20 @@ def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: d
 def difference(name: str, was, now) -> str:
     """A line of the list."""
     return f"  {name}: {was} in the checkpoint, {now} now"
+
+
+def other_data(was: dict, now: dict) -> list[str]:
+    """A line of the list where the data is not what it was, with the first thing that tells."""
+    changed = [name for name, value in now.items() if was.get(name, value) != value]
+    if not changed:
+        return []
+    if "tokenizer_sha256" in changed:
+        sizes = f"vocabulary of {was['vocab_size']:,} in the checkpoint, {now['vocab_size']:,} now"
+        return [f"  other data: made with another tokenizer ({sizes})"]
+    if "tokens" in changed:
+        before, after = was["tokens"]["train"], now["tokens"]["train"]
+        return [f"  other data: {before:,} training tokens in the checkpoint, {after:,} now"]
+    return ["  other data: as many tokens as in the checkpoint, but others"]
 
 
 def changed_settings(saved: dict, now: dict) -> str:

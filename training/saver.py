@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from formats import run_log
-from formats.files import first_line, write_json
+from formats.files import first_line, in_words, write_json
 from formats.run_folder import rotate, save, tensors_in
 from training import shard
 from training.mirror import Uploader
@@ -114,7 +114,8 @@ class Saver:
                 run_log.append(self.run, {"step": state["step"], "event": "save"})
             self.mirror.wake()
         except Exception as error:  # OSError, and whatever torch.save makes of one
-            self._failed(state["step"], error)
+            why = in_words(error) if isinstance(error, OSError) else error
+            self._failed(state["step"], why)
 
     def mark_best(self, step: int, val_loss: float) -> None:
         """Have best.json name a step once it is written whole: only what is saved can be kept."""

@@ -100,7 +100,7 @@ class Schedule:
 
     @property
     def check_due(self) -> bool:
-        """Whether to look for NaN now: at least once in max_bad_steps."""
+        """Whether to look for NaN now, as that waits for the device: once in max_bad_steps."""
         return falls_on(
             self.progress.step, min(self.config.log_interval, self.config.max_bad_steps)
         )

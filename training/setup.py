@@ -91,7 +91,7 @@ def build(config: Config) -> Run:
     folder = Path(config.checkpoint_dir)
     check_installed(config)
     device, dtype = open_device(config)
-    meta = read_meta(config.data_dir)
+    meta = read_meta(config.data_dir, config.init_from)
     tokenizer = load_tokenizer(config.data_dir, meta)
     check_prompts(tokenizer, config.sample_prompts)
 

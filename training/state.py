@@ -45,12 +45,15 @@ class State:
 class StepCounts:
     """Losses and bad steps, counted on the device, so that nothing waits for it.
 
-    loss_sum and good_steps: since restart(). bad_in_a_row: bad steps up to now. bad_total: in all.
+    loss_sum and good_steps: since restart(). bad_in_a_row: bad steps up to now; most_in_a_row: the
+    most there were in this start of the run, so that none is missed between two looks. bad_total:
+    in all.
     """
 
     def __init__(self, values: list[float], device: torch.device):
         counts = torch.tensor(values, device=device)
         self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = counts.unbind()
+        self.most_in_a_row = self.bad_in_a_row
 
     def add(self, loss: torch.Tensor, good: torch.Tensor) -> None:
         """Count a step. loss: a scalar. good: bool; a step that is not changed no weights."""
@@ -58,6 +61,7 @@ class StepCounts:
         self.loss_sum = self.loss_sum + torch.where(good, loss, 0.0)
         self.good_steps = self.good_steps + 1 - bad
         self.bad_in_a_row = (self.bad_in_a_row + 1) * bad
+        self.most_in_a_row = torch.maximum(self.most_in_a_row, self.bad_in_a_row)
         self.bad_total = self.bad_total + bad
 
     def restart(self) -> None:
@@ -66,6 +70,6 @@ class StepCounts:
         self.good_steps = torch.zeros_like(self.good_steps)
 
     def tolist(self) -> list[float]:
-        """The four counts, in the order of the attributes; waits for the device."""
+        """The four counts that a checkpoint keeps, in their order; waits for the device."""
         counts = (self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total)
         return torch.stack(counts).tolist()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 class Evaluation:
     """An evaluation as a line. Losses in nats a token; None leaves a part out.
 
-    training_loss: of the last logged steps. best: the lowest validation loss so far.
+    training_loss: the mean since the evaluation before, as the report has it. best: the lowest
+    validation loss so far.
     """
 
     step: int

@@ -150,14 +150,14 @@ class Trainer:
                 "took none of them. What helps: dtype = float32, or a lower learning_rate"
             )
         ranks.catch_up(self.device)
-        in_a_row = int(self.counts.bad_in_a_row)
+        in_a_row = int(self.counts.most_in_a_row)
         if in_a_row < config.max_bad_steps:
             return None
         fp16 = ""
         if self.dtype == torch.float16:
             fp16 = ", dtype = bfloat16 instead of float16"
         return (
-            f"{in_a_row} steps in a row, up to step {step:,}, had NaN or infinite loss or "
+            f"{in_a_row} steps in a row, by step {step:,}, had NaN or infinite loss or "
             "gradients; the weights took none of them. What helps: a lower learning_rate (now "
             f"{config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
         )

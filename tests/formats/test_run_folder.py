@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from formats import files, run_folder, run_log
+from formats.files import in_words
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 
@@ -166,3 +167,9 @@ def test_shapes_of_older_checkpoints():
         CheckpointError, match="trained with position = rotary, shortcut = True, which this version"
     ):
         run_folder.read_shape(Path("run"), {"model": shape | used})
+
+
+def test_an_error_of_the_system_is_a_sentence_without_its_number():
+    assert in_words(OSError(30, "Read-only file system", "a/b")) == "a/b: Read-only file system"
+    assert in_words(OSError(28, "No space left on device")) == "No space left on device"
+    assert in_words(OSError("it takes 5 MB")) == "it takes 5 MB"

@@ -13,7 +13,7 @@ from tests.conftest import SMALL, fails_clearly, losses, run_script, train_small
 from train import check_numbers
 from training.checkpointer import Checkpointer
 from training.errors import RunError
-from training.recorder import Recorder
+from training.recorder import Recorder, losses_since_evaluation
 from training.setup import build
 
 
@@ -106,7 +106,9 @@ def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
 # -- numbers --------------------------------------------------------------------------------------
 
 
-def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_data, tmp_path):
+def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
+    char_data, tmp_path, capsys
+):
     run = small_run(char_data, tmp_path / "run", "--max_bad_steps=3")
     checkpointer, recorder = Checkpointer(run), Recorder(run)
     recorder.open_bar()
@@ -121,15 +123,37 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(char_dat
     check_numbers(run, checkpointer)
     run.trainer.step()
     recorder.step(seconds=1.0)
+    assert "left, 1 of the steps skipped for NaN or infinity" in capsys.readouterr().out
     logged = recorder.last_step
     assert logged["bad_steps"] == 1 and logged["step"] == 2 and np.isfinite(logged["loss"])
     with torch.no_grad():
         weight[0, 0] = float("nan")
     for _ in range(3):
         run.trainer.step()
-    with pytest.raises(RunError, match="3 steps in a row") as error:
+    with torch.no_grad():
+        weight[0, 0] = good
+    run.trainer.step()  # a good one between the third and the look does not hide them
+    with pytest.raises(RunError, match="3 steps in a row, by step 6") as error:
         check_numbers(run, checkpointer)
     assert "learning_rate" in str(error.value)
+
+
+def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
+    run = small_run(char_data, tmp_path / "run")
+    recorder = Recorder(run)
+    recorder.open_bar()
+    recorder.last_step = {"loss": 1.0, "tokens_per_second": 5.0, "mfu": None, "bad_steps": 0}
+    for step, printed in ((10, False), (11, True)):
+        run.state.progress.step = step
+        recorder.show_step(recorder.last_step | {"step": step, "cost": None})
+        assert ("loss 1.0000" in capsys.readouterr().out) == printed
+
+
+def test_the_loss_beside_an_evaluation_is_the_mean_since_the_one_before():
+    log = [{"step": 5, "loss": 9.0}, {"step": 5, "val_loss": 8.0}]
+    log += [{"step": 6, "loss": 4.0}, {"step": 7, "loss": None}, {"step": 8, "loss": 2.0}]
+    assert losses_since_evaluation(log) == [4.0, 2.0]
+    assert losses_since_evaluation(log[:2]) == []
 
 
 # -- plans and budgets ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 
 from formats import run_folder, run_log
 from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
+from training.resume import other_data
 
 # -- whole runs -----------------------------------------------------------------------------------
 
@@ -240,6 +241,10 @@ def test_no_data(tmp_path):
         "none does not exist",
         "python prepare_data.py",
     )
+    fails_clearly(
+        train_small(tmp_path / "none", tmp_path / "run", "--init_from=models/gpt2"),
+        f"prepare_data.py YOUR_TEXT --tokenizer models/gpt2 --out {tmp_path}/none",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -271,7 +276,19 @@ def test_another_shape_or_other_data_lists_every_difference(finished, char_data,
         "n_layer: 2 in the checkpoint, 3 now",
         "seed: 1337 in the checkpoint, 5 now",
     )
-    fails_clearly(train_small(bpe_data, folder, "--max_steps=50"), "tokenizer_sha256", "vocab_size")
+    other = train_small(bpe_data, folder, "--max_steps=50", "--n_layer=3")
+    vocabulary, layers, data = other.stderr.splitlines()[1:]
+    assert "model vocab_size" in vocabulary and "n_layer: 2 in the checkpoint, 3 now" in layers
+    assert "other data: made with another tokenizer" in data and "512 now" in data
+
+
+def test_other_data_is_one_line_that_says_how_it_differs():
+    was = {"tokenizer_sha256": "a", "vocab_size": 9, "tokens": {"train": 50}, "sha256": {"a": "b"}}
+    assert other_data(was, was) == []
+    assert "vocabulary of 9 in" in other_data(was, was | {"tokenizer_sha256": "b"})[0]
+    (more,) = other_data(was, was | {"tokens": {"train": 1000}, "sha256": {}})
+    assert more == "  other data: 50 training tokens in the checkpoint, 1,000 now"
+    assert "but others" in other_data(was, was | {"sha256": {}})[0]
 
 
 def test_never_refuses_to_write_over_a_run(finished, char_data):
