@@ -33,6 +33,11 @@ def main(argv: list[str]) -> None:
         checkpoint = open_checkpoint(path, device, args.dtype)
         terminal.note(checkpoint.summary)
         checkpoints.append(checkpoint)
+        if args.chat and chat.saw_conversations(checkpoint.state, checkpoint.tokenizer) is False:
+            terminal.note(
+                f"{checkpoint.name} was not trained on conversations: to --chat it may reply"
+                " anything"
+            )
 
     if args.prompts is None and sys.stdin.isatty():
         session(checkpoints, args)

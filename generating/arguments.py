@@ -13,6 +13,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The arguments of generate.py, checked. A mistake is a sentence, and the exit status is 2."""
     parser = argparse.ArgumentParser(
         prog="generate.py",
+        usage="python generate.py --prompt TEXT [--checkpoint RUN] ... (--help lists all)",
         description="Text from trained models. Without a prompt on a terminal it asks for prompts;"
         " else it reads standard input.",
     )

@@ -1,7 +1,13 @@
 """The turns of a conversation -> the prompt of a model's next reply."""
 
-from formats.conversation import REPLY, format_chat
+from pathlib import Path
+
+import numpy as np
+
+from formats.conversation import REPLY, format_chat, is_chat
+from formats.data_folder import DataError, read_meta
 from generating.load import Checkpoint
+from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 
 class Conversation:
@@ -39,3 +45,19 @@ def reply_prompt(messages: list[dict], checkpoint: Checkpoint) -> str:
         if len(messages) == 1 or len(checkpoint.tokenizer.encode(prompt)) <= room:
             return prompt
         messages = messages[2:]
+
+
+def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool | None:
+    """Whether the data of a run begins with a conversation; None where it is not there any more.
+
+    Only what was prepared from `messages` reads so. state: of a step folder.
+    """
+    folder = Path(state["settings"]["data_dir"])
+    try:
+        meta = read_meta(folder)
+        first = meta.splits["train"].files()[0]
+        ids = np.fromfile(folder / first.file, meta.dtype, 10_000).tolist()
+        text = tokenizer.decode(ids)
+    except (DataError, TokenizerError, OSError):  # gone, or prepared anew
+        return None
+    return is_chat(text.removeprefix(EOT))

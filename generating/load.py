@@ -1,6 +1,6 @@
 """A step folder -> a model ready to generate, with its tokenizer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,13 +18,15 @@ from tokenizer_bpe import Tokenizer
 class Checkpoint:
     """A model that is ready to generate.
 
-    name: its step folder, with slashes on every system. summary: what it is, in a line.
+    name: its step folder, with slashes on every system. summary: what it is, in a line. state: what
+    its state.json says.
     """
 
     name: str
     model: GPT
     tokenizer: Tokenizer
     summary: str
+    state: dict = field(default_factory=dict)
 
 
 def open_checkpoint(
@@ -48,7 +50,7 @@ def open_checkpoint(
         summary += f", validation loss {best['val_loss']:.4f}"
     if on_cpu:
         pack(model, dtype)
-    return Checkpoint(folder.as_posix(), model, tokenizer, summary)
+    return Checkpoint(folder.as_posix(), model, tokenizer, summary, state)
 
 
 def load_model(

@@ -104,8 +104,10 @@ def read_choices(path: Path) -> list[dict]:
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ChoicesError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ChoicesError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ChoicesError(f"{path} is not text in UTF-8: {error}") from None
     questions = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -276,6 +278,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.evaluate",
+        usage="python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] ... (--help lists all)",
         description="Loss, perplexity and bits per byte on a whole validation split; accuracy in"
         " multiple choice. ± is the standard error.",
     )
@@ -318,8 +321,8 @@ def main(argv: list[str]) -> None:
     columns = LOSSES | SHARES if questions else LOSSES
 
     width = max(len(str(folder)) for folder in folders) + 2
-    print(table_line("", width, columns, {name: name for name in columns}))
     data_dirs = []
+    head = table_line("", width, columns, {name: name for name in columns})
     for folder in folders:
         model, tokenizer, state = load_model(folder, device)
         if args.dtype:
@@ -329,6 +332,9 @@ def main(argv: list[str]) -> None:
         cells = {name: estimate.text(DIGITS[name]) for name, estimate in found.items()}
         if questions:
             cells |= answer_choices(model, tokenizer, questions, cast)
+        if head:
+            print(head)
+            head = ""
         print(table_line(str(folder), width, columns, cells), flush=True)
         if data_dir not in data_dirs:
             data_dirs.append(data_dir)

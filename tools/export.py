@@ -13,31 +13,13 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from formats import files, huggingface, mirror, pretrained, run_folder
-from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP, is_chat
-from formats.data_folder import DataError, read_meta
+from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
-from tokenizer_bpe import EOT, Tokenizer, TokenizerError
+from generating.chat import saw_conversations
+from tokenizer_bpe import EOT, TokenizerError
 from tools import model_card
-
-
-def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool:
-    """Whether the data of a run, where it is still there, begins with a conversation.
-
-    Only what was prepared from `messages` reads so.
-    """
-    folder = Path(state["settings"]["data_dir"])
-    try:
-        meta = read_meta(folder)
-        first = meta.splits["train"].files()[0]
-        ids = np.fromfile(folder / first.file, meta.dtype, 10_000).tolist()
-        text = tokenizer.decode(ids)
-    except (DataError, TokenizerError, OSError):  # gone, or prepared anew
-        return False
-    return is_chat(text.removeprefix(EOT))
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
@@ -129,6 +111,7 @@ def parse_args(argv):
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.export",
+        usage="python -m tools.export CHECKPOINT --out FOLDER [--gguf FILE] ... (--help lists all)",
         description="A checkpoint as a folder for transformers, or as a GGUF file.",
     )
     parser.add_argument(
@@ -174,7 +157,7 @@ def main(argv):
     source = pretrained.load(folder)
     chat = args.chat
     if chat is None:
-        chat = saw_conversations(run_folder.read_state(folder, ()), source.tokenizer)
+        chat = bool(saw_conversations(run_folder.read_state(folder, ()), source.tokenizer))
     if args.out:
         check_folder(args.out)
     if args.gguf:  # what it cannot hold is said before the folder is written
@@ -231,5 +214,5 @@ if __name__ == "__main__":
         )
         sys.exit(1)
     except OSError as error:
-        print(f"tools.export: {error}", file=sys.stderr)
+        print(f"tools.export: {files.in_words(error)}", file=sys.stderr)
         sys.exit(1)

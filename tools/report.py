@@ -108,6 +108,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line; `out` is set."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.report",
+        usage="python -m tools.report RUN [RUN ...] ... (--help lists all)",
         description=(
             "Curves, tables and samples of one or several runs as one page, and the curves as PNG."
         ),
@@ -157,7 +158,7 @@ if __name__ == "__main__":
         print(f"tools.report: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
-        print(f"tools.report: {error}", file=sys.stderr)
+        print(f"tools.report: {files.in_words(error)}", file=sys.stderr)
         sys.exit(1)
     except ImportError as error:
         print(f"tools.report: {error.name} is missing; pip install {error.name}", file=sys.stderr)

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from generating.chat import reply_prompt
+from generating.chat import reply_prompt, saw_conversations
 from generating.load import Checkpoint
 from model import GPT, GPTConfig
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fails_clearly, run_script
 
 
 class Terminal:
@@ -82,6 +82,17 @@ def test_a_chat_begins_anew_when_asked(bpe_run):
     assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
     terminal.type("\x04")
     assert terminal.process.wait(10) == 0
+
+
+def test_a_model_that_saw_no_conversations_says_so(bpe_run, byte_tokenizer, tmp_path):
+    ask = ["generate.py", "--checkpoint", bpe_run, "--prompt", "Hi", "--max_new_tokens=2"]
+    assert "was not trained on conversations" in run_script(*ask, "--chat").stderr
+    assert "conversations" not in run_script(*ask).stderr
+    gone = {"settings": {"data_dir": str(tmp_path)}}
+    assert saw_conversations(gone, byte_tokenizer) is None
+    wrong = run_script(*ask, "--top_p=x")
+    fails_clearly(wrong, "--top_p")
+    assert len(wrong.stderr.splitlines()) == 2  # the usage is one of them
 
 
 def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
