@@ -101,10 +101,7 @@ class Config:
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
     wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
     max_bad_steps: int = setting(
-        10,
-        "steps in a row with NaN or infinity, all skipped, that end the run: at once, or up to"
-        " so many steps later",
-        low=1,
+        10, "steps in a row with NaN or infinity, all skipped, that end the run soon after", low=1
     )
     # budget
     cost_per_hour: float = setting(0.0, "price of the machine an hour, in any unit", low=0)
