@@ -114,7 +114,7 @@ class Saver:
                 run_log.append(self.run, {"step": state["step"], "event": "save"})
             self.mirror.wake()
         except Exception as error:  # OSError, and whatever torch.save makes of one
-            why = in_words(error) if isinstance(error, OSError) else error
+            why = in_words(error) if isinstance(error, OSError) else str(error)
             self._failed(state["step"], why)
 
     def mark_best(self, step: int, val_loss: float) -> None:
