@@ -5,6 +5,7 @@ steps.
 """
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,8 @@ def memory_table(run: Run, gpus: int = 1) -> list[str]:
         if run.config.batch_size % (gpus * micro_batch):
             continue
         room = hardware.gpu_memory(run.device)
+        if gpus > 1 and not room:
+            room = math.inf  # of GPUs that are not here
         needed = memory_on(run, micro_batch, run.dtype, room, gpus)
         cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
         lines.append(f"{'':15}{micro_batch:>18}{cells}")
