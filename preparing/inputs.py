@@ -175,7 +175,7 @@ def _files_of_folder(given):
         for file in set(files).difference(known)
         if not Path(file).name.startswith(".")
     )
-    shown = others.most_common(MOST_ENDINGS)
+    shown = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:MOST_ENDINGS]
     endings = ", ".join(f"{count:,} {ending or 'without ending'}" for ending, count in shown)
     rest = sum(others.values()) - sum(count for _, count in shown)
     if rest:
