@@ -6,13 +6,13 @@ FILE: as benchmarks/gpu.py writes it; without one, all of them in benchmarks/res
 needs no GPU.
 """
 
-import json
 import re
 import sys
 from pathlib import Path
 
 from benchmarks import RESULTS, argument_parser, print_table
 from benchmarks.gpu import PARTS
+from formats.files import read_json
 
 
 def of_tests(results: dict, end: list[str]) -> dict[str, float]:
@@ -152,7 +152,9 @@ def main(argv):
     if not files:
         sys.exit(f"nothing was measured on a GPU yet: no gpu_*.json in {RESULTS}; run `make gpu`")
     for file in files:
-        found = json.loads(file.read_text())
+        found = read_json(file, machine=dict)
+        if not found:
+            sys.exit(f"{file} is not there, or not what `make gpu` writes")
         of = found["machine"]
         cuda = f", CUDA {of['cuda']}, driver {of['driver']}" if "cuda" in of else ""
         print(f"{of['device']}; torch {of['torch']}{cuda}; {file}\n")

@@ -54,6 +54,8 @@ def missing_packages(protocol: str) -> list[str]:
 def short(error: Exception) -> str:
     """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.__cause__ and lines and "://" in lines[0] and " " not in lines[0]:
+        return short(error.__cause__)  # fsspec's for the web names the address alone
     return lines[0][:200] if lines else type(error).__name__
 
 

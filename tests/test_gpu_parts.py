@@ -56,6 +56,13 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatc
     assert "whole: python" in capsys.readouterr().out
 
 
+def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    for name in ("list.json", "missing.json"):
+        with pytest.raises(SystemExit, match=f"{name} is not there, or not what"):
+            gpu_report.main([str(tmp_path / name)])
+
+
 def test_what_was_done_without_nanogpt_is_done_again_beside_it():
     known = {"status": "done", "torch": torch.__version__, "command": "python -m benchmarks.x"}
     assert gpu.done_before(known, ["-m", "benchmarks.x"])
