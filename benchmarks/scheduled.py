@@ -5,6 +5,8 @@ It calls Inductor's own functions, of torch 2.13: another version may need anoth
 
 from dataclasses import dataclass
 
+import numpy
+import sympy
 import torch
 from torch._inductor import memory
 from torch._inductor.compile_fx import (
@@ -24,6 +26,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensor
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
+from torch.utils._sympy.printers import PythonPrinter
 
 # Operations that move or cast numbers and compute none.
 MOVES = {"convert_element_type", "permute", "view", "reshape", "clone", "cat", "slice", "copy"}
@@ -163,11 +166,27 @@ def bytes_moved(node) -> int:
         of = node.read_writes.writes if name in writes else node.read_writes.reads
         touched = [dependency for dependency in of if dependency.name == name]
         if touched and all(isinstance(dependency, MemoryDep) for dependency in touched):
-            # of each index; one that is looked up, as a target's logit, touches one element
-            elements = sum(int(sympy_product(dependency.size)) for dependency in touched)
-            whole = min(whole, elements * V.graph.get_dtype(name).itemsize)
+            whole = min(whole, elements(touched) * V.graph.get_dtype(name).itemsize)
         total += whole
     return total
+
+
+def elements(touched: list[MemoryDep]) -> int:
+    """How many elements of one tensor these indices touch, each counted once.
+
+    An index that is looked up, as a target's logit, touches one for each of its loop's turns.
+    """
+    turns = sum(int(sympy_product(dependency.size)) for dependency in touched)
+    known = all(set(d.index.free_symbols) <= set(d.var_names) for d in touched)
+    if len(touched) == 1 or not known:
+        return turns
+    seen = numpy.zeros(int(V.graph.get_numel(touched[0].name)), dtype=bool)
+    for dependency in touched:
+        index = sympy.lambdify(dependency.var_names, dependency.index, "numpy", PythonPrinter)
+        loops = numpy.ogrid[tuple(slice(int(n)) for n in dependency.size)]
+        at = numpy.atleast_1d(index(*loops))
+        seen[at[(at >= 0) & (at < len(seen))]] = True  # beyond it, a condition keeps from reading
+    return int(seen.sum())
 
 
 def launches(node) -> bool:
