@@ -16,7 +16,8 @@ from torch import nn
 from hardware import DTYPES, DeviceError
 
 LARGEST_HALF = 65504  # float16 holds nothing beyond
-SMALL = 2**23  # weights; fewer lie in the processor's caches, and are not worth a trial
+SMALL = 2**23  # weights; fewer are not worth a trial
+TRIED = 2**24  # weights of a trial: more than the caches next to a core hold
 SEVERAL = 32  # rows, in the trial for prompts and batches
 CLEARLY = 0.85  # of another's time: what is less may be chance
 
@@ -161,38 +162,39 @@ def pack(model: nn.Module, dtype: str = "auto") -> None:
     """Make a float32 model on a CPU as fast at generating as this machine can.
 
     Its Linear layers become PackedLinear. dtype: of their weights, float32, bfloat16, float16, int8
-    or auto: 16 bits where a trial of a quarter of a second shows that they are clearly faster, else
+    or auto: 16 bits where a trial of half a second shows that they are clearly faster, else
     float32; what lies between the layers is float32. Raises DeviceError for int8 where PyTorch
     lacks its products.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", message=".*deprecated and will be removed")
-        make = choose(first_layers(layers), dtype)
+        make = choose(layers, dtype)
         for name, module in list(model.named_modules()):
             if isinstance(module, nn.Linear):
                 model.set_submodule(name, make(module))
 
 
 def choose(layers: list[nn.Linear], dtype: str):
-    """How PackedLinear is made for a dtype as in `pack`. layers: those to try it on.
+    """How PackedLinear is made for a dtype as in `pack`. layers: the model's.
 
     auto rounds to bfloat16, which has 3 bits less than float16, only where its products are faster.
     """
-    exact = next(way for way in EXACT if works(way, layers[0]))
     if dtype == "int8":
         if not works(Int8, layers[0]):
             raise DeviceError(
                 "dtype int8: this PyTorch has no int8 products for this processor; use --dtype auto"
             )
         return functools.partial(PackedLinear, one_row=Int8, several=Int8)
-    if dtype == "float32" or (dtype == "auto" and is_small(layers)):
-        return functools.partial(PackedLinear, one_row=exact, several=exact)
+    exact_row = fastest(EXACT, layers, rows=1)
+    exact = fastest(EXACT, layers, rows=SEVERAL)
+    if dtype == "float32" or (dtype == "auto" and number_of_weights(layers) < SMALL):
+        return functools.partial(PackedLinear, one_row=exact_row, several=exact)
     if dtype == "auto":
         several = fastest([exact, OneDnnHalf, OneDnnBfloat16], layers, rows=SEVERAL)
-        one_row = fastest([exact, *HALF, several], layers, rows=1)
-        if one_row is exact:
-            return functools.partial(PackedLinear, one_row=exact, several=exact)
+        one_row = fastest([exact_row, *HALF, several], layers, rows=1)
+        if one_row is exact_row:
+            return functools.partial(PackedLinear, one_row=exact_row, several=exact)
         dtype = "bfloat16" if several is OneDnnBfloat16 else "float16"
     else:
         rounded = OneDnnBfloat16 if dtype == "bfloat16" else OneDnnHalf
@@ -203,19 +205,19 @@ def choose(layers: list[nn.Linear], dtype: str):
     )
 
 
-def first_layers(layers: list[nn.Linear]) -> list[nn.Linear]:
-    """The layers to try: the first ones, enough not to lie in the caches; or all of few."""
+def first_layers(layers: list[nn.Linear], weights: int) -> list[nn.Linear]:
+    """The first of these layers that have so many weights together, or all of them."""
     taken = []
     for layer in layers:
-        if taken and not is_small(taken):
+        if number_of_weights(taken) >= weights:
             break
         taken.append(layer)
     return taken
 
 
-def is_small(layers: list[nn.Linear]) -> bool:
-    """Whether they have so few weights that a trial would say little."""
-    return sum(layer.weight.numel() for layer in layers) < SMALL
+def number_of_weights(layers: list[nn.Linear]) -> int:
+    """How many they have together."""
+    return sum(layer.weight.numel() for layer in layers)
 
 
 def works(way, layer: nn.Linear) -> bool:
@@ -230,10 +232,10 @@ def works(way, layer: nn.Linear) -> bool:
 def fastest(ways: list, layers: list[nn.Linear], rows: int):
     """The fastest way to multiply so many rows: an earlier one unless a later is clearly faster.
 
-    Of few layers the first way that works.
+    layers: the model's. Of few the first way that works.
     """
     ways = [way for way in ways if works(way, layers[0])]
-    if len(ways) == 1 or is_small(layers):
+    if len(ways) == 1 or number_of_weights(layers) < SMALL:
         return ways[0]
     times = time_in_turn(ways, layers, rows)
     best = ways[0]
@@ -244,12 +246,13 @@ def fastest(ways: list, layers: list[nn.Linear], rows: int):
 
 
 def time_in_turn(ways: list, layers: list[nn.Linear], rows: int) -> dict:
-    """Seconds of each way for the products of all layers, the best of four rounds.
+    """Seconds of each way for the products of the first layers, the best of four rounds.
 
     They take turns, so that each finds the caches full of the others' weights.
     """
-    packed = {way: [PackedLinear(layer, way, way) for layer in layers] for way in ways}
-    inputs = [torch.ones(rows, layer.in_features) for layer in layers]
+    tried = first_layers(layers, TRIED)
+    packed = {way: [PackedLinear(layer, way, way) for layer in tried] for way in ways}
+    inputs = [torch.ones(rows, layer.in_features) for layer in tried]
     times = dict.fromkeys(ways, float("inf"))
     for _ in range(4):
         for way in ways:
