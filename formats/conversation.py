@@ -25,12 +25,22 @@ OLLAMA_TEMPLATE = (
 )
 
 
+def turns_of(messages: list[dict]) -> list[str]:
+    """A conversation's text in parts: who speaks, then what is said, turn by turn.
+
+    messages: [{"role", "content"}]. No token of a usual BPE crosses from one part to the next: what
+    is said begins with a space, and ends with a blank line.
+    """
+    parts = []
+    for message in messages:
+        parts.append(f"{message['role'].capitalize()}:")
+        parts.append(f" {message['content'].strip()}\n\n")
+    return parts
+
+
 def format_chat(messages: list[dict]) -> str:
     """A conversation as text, [{"role", "content"}]. For the next answer, add REPLY to it."""
-    turns = []
-    for message in messages:
-        turns.append(f"{message['role'].capitalize()}: {message['content'].strip()}\n\n")
-    return "".join(turns)
+    return "".join(turns_of(messages))
 
 
 def is_chat(text: str) -> bool:

@@ -15,6 +15,9 @@ import numpy as np
 from formats.files import write_json
 
 FORMAT = 1
+# What a mask says of a token, as bits.
+IN_REPLY = 1  # the assistant says it, or it ends a reply
+TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
 
 
 class DataError(ValueError):
@@ -22,12 +25,28 @@ class DataError(ValueError):
 
 
 @dataclass
+class Mask:
+    """The file beside a .bin that holds conversations: a byte for each token, of the bits above.
+
+    tokens, text_bytes: how many of the tokens are in replies, and their UTF-8 bytes of text.
+    compressed: as of a Split.
+    """
+
+    file: str
+    tokens: int
+    text_bytes: int
+    sha256: str
+    compressed: dict | None = None
+
+
+@dataclass
 class Split:
     """One .bin file and what is known of it.
 
     text_bytes: UTF-8 bytes of the text that the tokens stand for. compressed: {"file", "bytes",
-    "sha256"} of a .gz copy, which can stand in for the file. parts: in a folder of shards, the
-    files that one after the other make up the split.
+    "sha256"} of a .gz copy, which can stand in for the file. mask: where the data holds
+    conversations. parts: in a folder of shards, the files that one after the other make up the
+    split.
     """
 
     file: str
@@ -36,6 +55,7 @@ class Split:
     text_bytes: int
     sha256: str
     compressed: dict | None = None
+    mask: Mask | None = None
     parts: list["Split"] = dataclasses.field(default_factory=list)
 
     def files(self) -> list["Split"]:
@@ -59,7 +79,7 @@ class Meta:
 
     def identity(self) -> dict:
         """What a checkpoint must agree on to continue on this data."""
-        return {
+        values = {
             "tokenizer_sha256": self.tokenizer["sha256"],
             "dtype": self.dtype,
             "vocab_size": self.vocab_size,
@@ -67,6 +87,8 @@ class Meta:
             "text_bytes": {name: split.text_bytes for name, split in self.splits.items()},
             "sha256": {name: split.sha256 for name, split in self.splits.items()},
         }
+        masks = {name: split.mask.sha256 for name, split in self.splits.items() if split.mask}
+        return values | {"masks": masks} if masks else values
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -78,9 +100,10 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
     values = dataclasses.asdict(meta)
     for split in values["splits"].values():
-        for name in ("compressed", "parts"):
-            if not split[name]:
-                del split[name]
+        for described in (split, split["mask"] or {}):
+            for name in ("compressed", "mask", "parts"):
+                if not described.get(name, True):
+                    del described[name]
     write_json(Path(folder) / "meta.json", values)
 
 
@@ -98,7 +121,7 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        splits = {name: Split(**values["splits"][name]) for name in ("train", "val")}
+        splits = {name: _split(values["splits"][name]) for name in ("train", "val")}
         meta = Meta(**(values | {"splits": splits}))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
@@ -118,41 +141,57 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
             " wrong"
         )
     for split in meta.splits.values():
-        if (folder / split.file).exists():
-            _check_size(folder, split, meta.dtype)
-        else:
-            _check_copy(folder, split)
+        _check_file(folder, split, split.tokens, meta.dtype)
+        if split.mask:
+            _check_file(folder, split.mask, split.tokens, "uint8")
     return meta
 
 
-def _check_size(folder, split, dtype):
+def _split(values):
+    """A Split of its values in meta.json."""
+    mask = values.get("mask")
+    return Split(**values | {"mask": Mask(**mask) if mask else None})
+
+
+def _check_file(folder, described, tokens, dtype):
+    """Raises DataError unless a .bin, or a copy that stands in for it, is there in its size.
+
+    described: a Split or its Mask.
+    """
+    if (folder / described.file).exists():
+        _check_size(folder, described, tokens, dtype)
+    else:
+        _check_copy(folder, described)
+
+
+def _check_size(folder, described, tokens, dtype):
     """Raises DataError unless the .bin has the size that it should have."""
-    path, meta = folder / split.file, folder / "meta.json"
-    size, expected = path.stat().st_size, split.tokens * np.dtype(dtype).itemsize
+    path, meta = folder / described.file, folder / "meta.json"
+    size, expected = path.stat().st_size, tokens * np.dtype(dtype).itemsize
     if size == expected:
         return
     other = "int32" if dtype == "uint16" else "uint16"
-    if size == split.tokens * np.dtype(other).itemsize:
+    if size == tokens * np.dtype(other).itemsize:
         hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
     elif size < expected:
         hint = "it is cut off or still being copied"
     else:
         hint = "it is longer than it should be"
     raise DataError(
-        f"{path} has {size:,} bytes, but {meta} says {split.tokens:,} {dtype} tokens ="
+        f"{path} has {size:,} bytes, but {meta} says {tokens:,} {dtype} tokens ="
         f" {expected:,} bytes: {hint}"
     )
 
 
-def _check_copy(folder, split):
+def _check_copy(folder, described):
     """Raises DataError unless a whole compressed copy stands in for the missing .bin."""
-    copy = folder / split.compressed["file"] if split.compressed else None
+    copy = folder / described.compressed["file"] if described.compressed else None
     if copy is None or not copy.exists():
         raise DataError(
-            f"{folder / split.file} is missing, though {folder / 'meta.json'} names it; copy it"
+            f"{folder / described.file} is missing, though {folder / 'meta.json'} names it; copy it"
             " here or prepare the data again"
         )
-    size, expected = copy.stat().st_size, split.compressed["bytes"]
+    size, expected = copy.stat().st_size, described.compressed["bytes"]
     if size != expected:
         raise DataError(
             f"{copy} has {size:,} bytes, but meta.json says {expected:,}: it is cut off or still"
@@ -184,12 +223,14 @@ def _join_shards(folder):
     splits = {}
     for kind in first.splits:
         parts = [_placed(meta.splits[kind], name) for name, meta in metas.items()]
+        masks = [part.mask for part in parts if part.mask]
         splits[kind] = Split(
             file=kind,
             tokens=sum(part.tokens for part in parts),
             documents=sum(part.documents for part in parts),
             text_bytes=sum(part.text_bytes for part in parts),
-            sha256=hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest(),
+            sha256=_sha256_of(parts),
+            mask=_joined_mask(f"{kind}.mask", masks),
             parts=parts,
         )
     return dataclasses.replace(
@@ -200,12 +241,32 @@ def _join_shards(folder):
     )
 
 
-def _placed(split, shard):
-    """A shard's split as seen from the folder that holds the shards."""
-    compressed = split.compressed
+def _placed(described, shard):
+    """A shard's Split, with its Mask, as seen from the folder that holds the shards."""
+    compressed = described.compressed
     if compressed:
         compressed = compressed | {"file": f"{shard}/{compressed['file']}"}
-    return dataclasses.replace(split, file=f"{shard}/{split.file}", compressed=compressed)
+    placed = dataclasses.replace(described, file=f"{shard}/{described.file}", compressed=compressed)
+    if isinstance(placed, Split) and placed.mask:
+        placed.mask = _placed(placed.mask, shard)
+    return placed
+
+
+def _joined_mask(name, masks):
+    """One Mask for those of the shards that have any."""
+    if not masks:
+        return None
+    return Mask(
+        file=name,
+        tokens=sum(mask.tokens for mask in masks),
+        text_bytes=sum(mask.text_bytes for mask in masks),
+        sha256=_sha256_of(masks),
+    )
+
+
+def _sha256_of(files):
+    """A checksum of several files' checksums."""
+    return hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 def _what_to_run(folder, weights):

@@ -1,4 +1,4 @@
-"""Pieces -> token ids, in a worker process.
+"""Pieces -> token ids, and which of them are replies, in a worker process.
 
 Independent of processes, of files to write, and of what came before: the same piece always gives
 the same ids.
@@ -6,16 +6,20 @@ the same ids.
 
 import functools
 import hashlib
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from formats.conversation import REPLY
+from formats.data_folder import IN_REPLY, TURN_BEGINS
 from preparing import near
 from preparing.cleaning import CleaningReport
+from preparing.folders import token_lengths
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
-from preparing.records import texts_of
+from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
 
@@ -24,12 +28,14 @@ class Encoded:
     """The documents of a piece.
 
     ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
-    tokens. tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the
+    tokens. mask: of the ids, as mask_of has it; None where no document is a conversation. tokens,
+    text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the
     text, white space at its end aside. keys: of near.py, where near-copies are looked for. begins,
     ends, after: as in Piece.
     """
 
     ids: np.ndarray
+    mask: np.ndarray | None
     tokens: np.ndarray
     text_bytes: np.ndarray
     hashes: np.ndarray
@@ -61,19 +67,22 @@ def encode_pieces(
 
 def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piece) -> Encoded:
     """Encode the documents of one piece as ids of type `dtype`."""
-    texts, report = texts_of(piece, options)
+    documents, report = documents_of(piece, options)
     eot = np.array([tokenizer.eot_id] if piece.ends else [], np.uint32)
     parts = []
+    masks = []
     tokens = []
     text_bytes = []
     hashes = []
-    for text in texts:
+    for document in documents:
+        text = document.text
         try:
             ids = encode(tokenizer, text)
         except TokenizerError as error:
             place = f"{piece.path}, from offset {piece.at.offset:,}"
             raise TokenizerError(f"{place}: {error}") from None
         parts += [ids, eot]
+        masks.append(mask_of(document, ids, tokenizer, len(eot)))
         tokens.append(len(ids) + len(eot))
         data = text.encode()
         text_bytes.append(len(data))
@@ -82,9 +91,13 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
     _check_range(ids, tokenizer, dtype)
     keys = None
     if options.dedupe == "near" and piece.begins and piece.ends:
-        keys = near.band_keys(texts)
+        keys = near.band_keys([document.text for document in documents])
+    mask = None
+    if any(document.turns for document in documents):
+        mask = np.concatenate(masks)
     return Encoded(
         ids=ids.astype(dtype),
+        mask=mask,
         tokens=np.array(tokens, np.int64),
         text_bytes=np.array(text_bytes, np.int64),
         hashes=np.array(hashes, np.uint64),
@@ -94,6 +107,45 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
         ends=piece.ends,
         after=piece.after,
     )
+
+
+def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int = 1) -> np.ndarray:
+    """What each token of a document is in a conversation, uint8 [len(ids) + ends].
+
+    ids: of its text. ends: how many end-of-text tokens follow. IN_REPLY: the assistant says it, or
+    it is what ends a reply: the name of who speaks next, or end-of-text. TURN_BEGINS: the first
+    token of a turn that is not the assistant's. Else 0.
+    """
+    mask = np.zeros(len(ids) + ends, np.uint8)
+    if not document.turns:
+        return mask
+    turns = document.turns
+    if tokenizer.composes:
+        turns = [unicodedata.normalize("NFC", part) for part in turns]
+    begins, in_reply = [], []  # of each part
+    at, reply = 0, False
+    for name, said in zip(turns[::2], turns[1::2], strict=True):
+        begins.append(at)
+        in_reply.append(reply)  # the turn before
+        at += len(name.encode())
+        reply = name == REPLY
+        begins.append(at)
+        in_reply.append(reply)
+        at += len(said.encode())
+    lengths = _token_lengths(tokenizer)[ids]
+    first_bytes = np.cumsum(lengths) - lengths
+    part_of = np.searchsorted(begins, first_bytes, side="right") - 1
+    mask[: len(ids)] = np.where(np.array(in_reply)[part_of], IN_REPLY, 0)
+    mask[len(ids) :] = IN_REPLY if reply else 0
+    by_others = np.array(begins[::2])[~np.array(in_reply[1::2])]
+    mask[np.searchsorted(first_bytes, by_others)] |= TURN_BEGINS
+    return mask
+
+
+@functools.cache
+def _token_lengths(tokenizer):
+    """folders.token_lengths of a tokenizer, counted once a process."""
+    return token_lengths(tokenizer)
 
 
 def _check_range(ids, tokenizer, dtype):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.data_folder import DataError, Meta, Split, read_meta
+from formats.data_folder import IN_REPLY, DataError, Mask, Meta, Split, read_meta
 from formats.files import read_json, sha256, sync
 from preparing.pieces import PIECE
 from preparing.pool import Pool
@@ -23,14 +23,21 @@ from tokenizer_bpe import Tokenizer
 FILES = (
     "train.bin",
     "val.bin",
+    "train.mask.bin",
+    "val.mask.bin",
     "train.bin.gz",
     "val.bin.gz",
+    "train.mask.bin.gz",
+    "val.mask.bin.gz",
     "tokenizer.json",
     "cleaning.json",
     "meta.json",
 )
 BLOCK = 8 * PIECE  # bytes that a worker compresses at a time
 FIRST_TOKENS = 4000  # of a file, in which its first document is looked for
+OTHER_SHA256 = (
+    "its sha256 is not the one in meta.json; copy it again, or prepare it again with --overwrite"
+)
 
 
 def scan(
@@ -68,6 +75,26 @@ def scan(
     return split, counts > 0
 
 
+def scan_mask(folder: Path, split: Split, dtype: str, tokenizer: Tokenizer) -> Mask | None:
+    """Read a .bin and its mask through: what is in replies. None where it has no mask."""
+    path = folder / split.file.replace(".bin", ".mask.bin")
+    if not path.exists():
+        return None
+    digest = hashlib.sha256()
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    with open(folder / split.file, "rb") as tokens, open(path, "rb") as file:
+        while len(ids := np.fromfile(tokens, dtype, PIECE)):
+            mask = np.fromfile(file, np.uint8, PIECE)
+            digest.update(mask)
+            counts += np.bincount(ids[mask & IN_REPLY > 0], minlength=len(counts))
+    return Mask(
+        file=path.name,
+        tokens=int(counts.sum()),
+        text_bytes=int(counts @ token_lengths(tokenizer)),
+        sha256=digest.hexdigest(),
+    )
+
+
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes of each id's text, int64 [vocab_size].
 
@@ -91,25 +118,31 @@ def first_document(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
 
 
 def compress(folder: Path, splits: dict[str, Split], workers: int) -> None:
-    """Write a .gz beside each .bin, and its size and sha256 into the splits.
+    """Write a .gz beside each .bin, masks included, and its size and sha256 into the splits.
 
     It is made of blocks, compressed in parallel, each a gzip member; any gunzip reads it.
     """
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
-    size = sum((folder / split.file).stat().st_size for split in splits.values())
+    kept = [file for split in splits.values() for file in with_mask(split)]
+    size = sum((folder / file.file).stat().st_size for file in kept)
     with Pool(workers) as pool, Progress(size, "compressing") as bar:
-        for split in splits.values():
-            path = folder / f"{split.file}.gz"
+        for file in kept:
+            path = folder / f"{file.file}.gz"
             with open(path, "wb") as target:
-                for data in pool.map(compress_block, _blocks(folder / split.file)):
+                for data in pool.map(compress_block, _blocks(folder / file.file)):
                     target.write(data)
                     bar.update(BLOCK)
             sync(path)
-            split.compressed = {
+            file.compressed = {
                 "file": path.name,
                 "bytes": path.stat().st_size,
                 "sha256": sha256(path),
             }
+
+
+def with_mask(split: Split) -> list[Split | Mask]:
+    """What is known of a split's files: of its .bin, and of the mask beside it where it has one."""
+    return [split, split.mask] if split.mask else [split]
 
 
 def _blocks(path) -> Iterator[bytes]:
@@ -131,10 +164,13 @@ def verify(folder: Path) -> str:
     good = []
     with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
         for split in splits:
-            if split.compressed and (folder / split.compressed["file"]).exists():
-                good.append(_verify_compressed(folder, split))
+            for file in with_mask(split):
+                if file.compressed and (folder / file.compressed["file"]).exists():
+                    good.append(_verify_compressed(folder, file))
             if (folder / split.file).exists():
                 good += _verify_split(folder, split, meta.dtype, tokenizer, bar)
+            if split.mask and (folder / split.mask.file).exists():
+                good.append(_verify_mask(folder, split.mask))
     checked = "sizes, checksums, id range and text"
     if not any((folder / split.file).exists() for split in splits):
         checked = "checksums of the compressed copies"
@@ -174,15 +210,20 @@ def _verify_split(folder, split, dtype, tokenizer, bar):
     path = folder / split.file
     found, _ = scan(folder, split.file, dtype, tokenizer, bar)
     if (found.sha256, found.text_bytes) != (split.sha256, split.text_bytes):
-        raise DataError(
-            f"{path} is damaged: its sha256 is not the one in meta.json; copy it again, or prepare"
-            " it again with --overwrite"
-        )
+        raise DataError(f"{path} is damaged: {OTHER_SHA256}")
     good = [split.file]
     text = first_document(path, dtype, tokenizer)[:-4]  # its end may be half a character
     if "\ufffd" in text:
         good.insert(0, f"{split.file} (its first document holds U+FFFD: {text[:40]!r})")
     return good
+
+
+def _verify_mask(folder, mask):
+    """The name of a split's mask. Raises DataError when it is damaged."""
+    path = folder / mask.file
+    if sha256(path) != mask.sha256:
+        raise DataError(f"{path} is damaged: {OTHER_SHA256}")
+    return mask.file
 
 
 def publish(work: Path, out: Path) -> None:

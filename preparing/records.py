@@ -4,11 +4,13 @@ In a text file, what stands between lines of end-of-text; in JSON lines and parq
 or its conversation. Independent of where pieces come from and of token ids.
 """
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from formats.conversation import format_chat
+from formats.conversation import turns_of
 from preparing import encodings
 from preparing.cleaning import CleaningReport, clean, noise
 from preparing.cutting import split_documents
@@ -19,38 +21,56 @@ from preparing.pieces import Piece
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 
 
-def texts_of(piece: Piece, options: Options) -> tuple[list[str], CleaningReport]:
+@dataclass
+class Document:
+    """A document's text; of a conversation also its parts, as conversation.turns_of gives them."""
+
+    text: str
+    turns: list[str] = field(default_factory=list)
+
+    def corrected(
+        self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
+    ) -> "Document":
+        """The document after correct(text, report), which acts on each part as on the whole."""
+        text = correct(self.text, report)
+        if text == self.text:
+            return self
+        unreported = CleaningReport()
+        return Document(text, [correct(part, unreported) for part in self.turns])
+
+
+def documents_of(piece: Piece, options: Options) -> tuple[list[Document], CleaningReport]:
     """The documents of a piece, as valid Unicode, and what was left out.
 
     Raises InputError for what on_error = stop does not let pass.
     """
     report = CleaningReport()
     whole = piece.begins and piece.ends
-    texts = []
-    for text in _raw_texts(piece, options, report):
-        if text and options.clean:
-            text = clean(text, report)
-            rule = noise(text, options) if piece.begins else ""
+    documents = []
+    for document in _raw_documents(piece, options, report):
+        if document.text and options.clean:
+            document = document.corrected(clean, report)
+            rule = noise(document.text, options) if piece.begins else ""
             if rule:
                 report.noise = rule
-                report.add(rule, 1, len(text.encode()), [text])
+                report.add(rule, 1, len(document.text.encode()), [document.text])
                 continue
         # White space alone is no document, but it may be a part of one.
-        if text.strip() or (text and not whole):
-            texts.append(text)
-    return texts, report
+        if document.text.strip() or (document.text and not whole):
+            documents.append(document)
+    return documents, report
 
 
-def _raw_texts(piece, options, report) -> Iterator[str]:
-    """The texts of a piece before they are cleaned."""
+def _raw_documents(piece, options, report) -> Iterator[Document]:
+    """The documents of a piece before they are cleaned."""
     if piece.kind == "txt":
-        return _plain_texts(piece, options, report)
+        return _plain_documents(piece, options, report)
     if piece.kind == "jsonl":
-        return _line_texts(piece, options, report)
-    return _row_texts(piece, options, report)
+        return _documents_of_lines(piece, options, report)
+    return _documents_of_rows(piece, options, report)
 
 
-def _plain_texts(piece, options, report):
+def _plain_documents(piece, options, report):
     """The documents of a text file."""
     for start, part in split_documents(piece.data):
         text, broken = _decoded(part, piece.at.offset + start)
@@ -61,7 +81,7 @@ def _plain_texts(piece, options, report):
                 report.add(_what_it_is(part, piece, start, options), 1, len(part), [text])
                 continue
             _report_replaced(report, piece, part, start, broken, options)
-        yield text
+        yield Document(text)
 
 
 def _decoded(data, offset):
@@ -134,8 +154,8 @@ def _not_utf8(piece, part, start, broken, options):
     )
 
 
-def _line_texts(piece, options, report):
-    """The texts of JSON lines."""
+def _documents_of_lines(piece, options, report):
+    """The documents in JSON lines."""
     start = 0
     for number, line in enumerate(piece.data.split(b"\n"), piece.at.line + 1):
         if line.strip():
@@ -143,14 +163,14 @@ def _line_texts(piece, options, report):
             try:
                 if broken is not None and options.on_error != "replace":
                     raise _line_not_utf8(piece, line, start, broken, options)
-                text = _usable(_parsed(text), options, report)
+                document = _usable(_parsed(text), options, report)
             except InputError as error:
                 problem = f"{piece.path}, line {number:,}: {error}"
                 _leave_out(problem, len(line), options, report)
             else:
                 if broken is not None:
                     _report_replaced(report, piece, line, start, broken, options)
-                yield text
+                yield document
         start += len(line) + 1
 
 
@@ -164,15 +184,15 @@ def _line_not_utf8(piece, line, start, broken, options):
     return InputError(f"{what} (--on_error replace takes it all the same)")
 
 
-def _row_texts(piece, options, report):
-    """The texts of the rows of a parquet file."""
+def _documents_of_rows(piece, options, report):
+    """The documents in the rows of a parquet file."""
     for number, row in enumerate(piece.data, piece.at.offset + 1):
         try:
-            text = _usable(row, options, report)
+            document = _usable(row, options, report)
         except InputError as error:
             _leave_out(f"{piece.path}, row {number:,}: {error}", 0, options, report)
         else:
-            yield text
+            yield document
 
 
 def _leave_out(problem, size, options, report):
@@ -194,14 +214,14 @@ def _parsed(line):
 
 
 def _usable(record, options, report):
-    """The text of a record in valid Unicode. Raises InputError when there is none."""
-    text = record_text(record, options)
-    if text.isascii():
-        return text
-    return _whole_characters(text, options, report)
+    """The document in a record, in valid Unicode. Raises InputError when there is none."""
+    document = record_document(record, options)
+    if document.text.isascii():
+        return document
+    return document.corrected(functools.partial(_whole_characters, options), report)
 
 
-def _whole_characters(text, options, report):
+def _whole_characters(options, text, report):
     """Text without halves of surrogate pairs, which JSON can hold and Unicode cannot.
 
     Each becomes U+FFFD with on_error = replace, and the report says so.
@@ -221,8 +241,8 @@ def _whole_characters(text, options, report):
     return text
 
 
-def record_text(record: dict, options: Options) -> str:
-    """The text of a JSON object or a parquet row. Raises InputError when it has none."""
+def record_document(record: dict, options: Options) -> Document:
+    """What a JSON object or a parquet row holds. Raises InputError when it has no text."""
     if not isinstance(record, dict):
         raise InputError(f"{json_kind(record)}, not an object with a text")
     name = options.text_column(record)
@@ -233,13 +253,14 @@ def record_text(record: dict, options: Options) -> str:
         )
     value = record[name]
     if isinstance(value, str):
-        return value
+        return Document(value)
     if not isinstance(value, list):
         raise InputError(f"{name!r} is {json_kind(value)}, not a text")
     try:
-        return format_chat(value)
+        turns = turns_of(value)
     except (TypeError, KeyError, AttributeError):
         raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
+    return Document("".join(turns), turns)
 
 
 def json_kind(value: object) -> str:

@@ -12,7 +12,7 @@ from formats.data_folder import Meta, dtype_for
 from formats.files import sha256
 from preparing.cleaning import CleaningReport
 from preparing.errors import PrepareError
-from preparing.folders import first_document, scan
+from preparing.folders import first_document, scan, scan_mask
 from preparing.job import Job
 from preparing.pool import Pool, peak_memory
 from preparing.progress import Progress
@@ -35,6 +35,7 @@ def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, fl
     with Progress(size, "checking") as bar:
         for name in SPLITS:
             splits[name], found = scan(job.work, f"{name}.bin", dtype, tokenizer, bar)
+            splits[name].mask = scan_mask(job.work, splits[name], dtype, tokenizer)
             occur |= found
     tokens = {name: split.tokens for name, split in splits.items()}
     text_bytes = sum(split.text_bytes for split in splits.values())
@@ -80,7 +81,10 @@ def summary(
         f" files, {bytes_a_token:.2f} bytes a token, {meta.dtype}"
     ]
     for name, split in meta.splits.items():
-        lines.append(f"  {name:10} {split.tokens:>14,} tokens, {split.documents:,} documents")
+        in_replies = f", {split.mask.tokens:,} tokens in replies" if split.mask else ""
+        lines.append(
+            f"  {name:10} {split.tokens:>14,} tokens, {split.documents:,} documents{in_replies}"
+        )
     lines += [
         f"  validation {journal.split}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur;"

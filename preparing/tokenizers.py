@@ -17,7 +17,7 @@ from preparing.pieces import PIECE, Piece, Position, batches
 from preparing.pool import Pool
 from preparing.progress import Progress
 from preparing.readers import read_pieces
-from preparing.records import texts_of
+from preparing.records import documents_of
 from tokenizer_bpe import Tokenizer
 
 SLICE = 1 << 18  # bytes that a sample takes from one place
@@ -58,7 +58,7 @@ def train_tokenizer(job: Job, path: Path) -> str:
     print(
         f"training the tokenizer, {vocab_size:,} tokens, on {size} ...", file=sys.stderr, flush=True
     )
-    texts = (text for part in sample for text in texts_of(part, job.options)[0])
+    texts = (d.text for part in sample for d in documents_of(part, job.options)[0])
     tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
     return f"trained on {size} spread over the text"
@@ -189,7 +189,7 @@ def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], int,
     characters = set()
     size = 0
     for piece in pieces:
-        texts, _ = texts_of(piece.with_data(), options)
-        characters.update(*texts)
-        size += sum(len(text.encode()) for text in texts)
+        documents, _ = documents_of(piece.with_data(), options)
+        characters.update(*(document.text for document in documents))
+        size += sum(len(document.text.encode()) for document in documents)
     return characters, size, pieces[-1].after

@@ -1,5 +1,7 @@
 """Encoded documents -> train.bin and val.bin, in order, so that a killed run goes on where it was.
 
+From the first conversation on, a mask grows beside each, a byte for each token.
+
 Splits the documents between training and validation, drops copies, and notes twice a second how far
 the files are finished. Independent of text: documents are token ids and hashes here.
 """
@@ -7,6 +9,7 @@ the files are finished. Independent of text: documents are token ids and hashes 
 import functools
 import json
 import math
+import os
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -34,8 +37,8 @@ class Journal:
 
     position: where the next piece begins. tokens: in each file. text_bytes: UTF-8 bytes of the text
     written; read: of the text so far, written or not. seen, near: keys in the logs of these names.
-    seconds: spent tokenising, over all starts. complete: whether all of the text is there; split:
-    how it was split then.
+    seconds: spent tokenising, over all starts. masked: whether there are masks. complete: whether
+    all of the text is there; split: how it was split then.
 
     Of a document of more than one piece that is under way: long_hash, its hash so far; long_noise,
     the rule by which its beginning was noise; before_long, the tokens in training and the text
@@ -50,6 +53,7 @@ class Journal:
     near: int = 0
     read: int = 0
     seconds: float = 0.0
+    masked: bool = False
     complete: bool = False
     split: str = ""
     long_hash: int = 0
@@ -58,17 +62,17 @@ class Journal:
 
     @classmethod
     def load(cls, path: Path) -> "Journal":
-        """As it was saved, or a new one where there is none."""
-        if not path.exists():
+        """As it was saved, or a new one where there is none, or one that knew no masks."""
+        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if "masked" not in values:
             return cls()
-        values = json.loads(path.read_text(encoding="utf-8"))
         values["position"] = Position(**values["position"])
         values["report"] = CleaningReport(**values["report"])
         return cls(**values)
 
 
 class Output:
-    """train.bin and val.bin as they grow in the working folder, and their journal."""
+    """train.bin and val.bin as they grow in the working folder, their masks, and their journal."""
 
     def __init__(
         self,
@@ -92,15 +96,23 @@ class Output:
         self.path = work / "progress.json"
         self.journal = Journal.load(self.path)
         self.saved = self.journal.position  # as the journal on the disk has it
-        self.files = {name: self._open(name) for name in SPLITS}
+        self.files = {name: self._open(self._bin(name), name, self.width) for name in SPLITS}
+        self.masks = {}
+        for name in SPLITS:
+            if self.journal.masked:
+                self.masks[name] = self._open(self._mask(name), name, 1)
+            else:
+                self._mask(name).unlink(missing_ok=True)
         self.seen = Seen(work, "seen", self.journal.seen) if dedupe else None
         self.near = Seen(work, "near", self.journal.near) if dedupe == "near" else None
         self.start_clock()
 
-    def _open(self, name):
-        """The file of a split, to be continued; what the journal does not count is cut off."""
-        path = self._bin(name)
-        size = self.journal.tokens[name] * self.width
+    def _open(self, path, name, width):
+        """A file of a split, to be continued; what the journal does not count is cut off.
+
+        width: bytes a token.
+        """
+        size = self.journal.tokens[name] * width
         path.touch()
         if path.stat().st_size < size:
             raise PrepareError(
@@ -120,6 +132,18 @@ class Output:
 
     def _bin(self, name):
         return self.work / f"{name}.bin"
+
+    def _mask(self, name):
+        return self.work / f"{name}.mask.bin"
+
+    def _begin_masks(self):
+        """Begin the masks: what was written so far is in no conversation."""
+        for name in SPLITS:
+            file = open(self._mask(name), "w+b")  # noqa: SIM115 - finish() closes it
+            file.truncate(self.journal.tokens[name])
+            file.seek(0, os.SEEK_END)
+            self.masks[name] = file
+        self.journal.masked = True
 
     def start_clock(self) -> None:
         """Start counting the seconds spent tokenising, and those to the next save."""
@@ -158,8 +182,9 @@ class Output:
 
     def _write_documents(self, name, part, rows):
         """Write the documents for which `rows`, bool [documents], says so."""
-        ids = part.ids if rows.all() else part.ids[np.repeat(rows, part.tokens)]
-        self._write(name, ids, part.text_bytes[rows])
+        chosen = slice(None) if rows.all() else np.repeat(rows, part.tokens)
+        mask = None if part.mask is None else part.mask[chosen]
+        self._write(name, part.ids[chosen], mask, part.text_bytes[rows])
 
     def _add_part_of_long_document(self, part):
         """Write a part of a document of several pieces.
@@ -176,7 +201,7 @@ class Output:
         if journal.long_noise:
             journal.report.add(journal.long_noise, 0, int(part.text_bytes.sum()), [])
             return
-        self._write("train", part.ids, part.text_bytes)
+        self._write("train", part.ids, part.mask, part.text_bytes)
         if part.ends and self.seen:
             hashes = np.array([journal.long_hash], np.uint64)
             if not self.seen.first(hashes[:, None])[0]:
@@ -191,9 +216,16 @@ class Output:
         journal.text_bytes = text_bytes
         # Not cut off: the journal on the disk may still count the copy.
         self.files["train"].seek(tokens * self.width)
+        if self.masks:
+            self.masks["train"].seek(tokens)
 
-    def _write(self, name, ids, text_bytes):
+    def _write(self, name, ids, mask, text_bytes):
+        """Write tokens to a split. mask: uint8 [len(ids)]; None where none is in a conversation."""
+        if mask is not None and mask.any() and not self.masks:
+            self._begin_masks()
         self.files[name].write(ids.tobytes())
+        if self.masks:
+            self.masks[name].write(bytes(len(ids)) if mask is None else mask.tobytes())
         self.journal.tokens[name] += len(ids)
         self.journal.text_bytes += int(text_bytes.sum())
 
@@ -210,9 +242,9 @@ class Output:
 
     def save(self) -> None:
         """Note how far the files are finished, safe from a power cut."""
-        for name, file in self.files.items():
+        for file in (*self.files.values(), *self.masks.values()):
             file.flush()
-            sync(self._bin(name))
+            sync(Path(file.name))
         if self.seen:
             self.journal.seen = self.seen.save()
         if self.near:
@@ -228,9 +260,10 @@ class Output:
             self.journal.split = self._settle_split()
             self.journal.complete = True
             self.save()
-        for name, file in self.files.items():
-            file.truncate(self.journal.tokens[name] * self.width)
-            file.close()
+        for files, width in ((self.files, self.width), (self.masks, 1)):
+            for name, file in files.items():
+                file.truncate(self.journal.tokens[name] * width)
+                file.close()
         for seen in (self.seen, self.near):
             if seen:
                 seen.log.close()
@@ -261,6 +294,8 @@ class Output:
         tokens = self.journal.tokens
         tokens[source] -= count
         tokens[target] = count
-        self.files[target].seek(0)
-        self.files[source].seek(tokens[source] * self.width)
-        shutil.copyfileobj(self.files[source], self.files[target])
+        for files, width in ((self.files, self.width), (self.masks, 1)):
+            if files:
+                files[target].seek(0)
+                files[source].seek(tokens[source] * width)
+                shutil.copyfileobj(files[source], files[target])

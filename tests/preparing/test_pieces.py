@@ -14,7 +14,7 @@ from preparing.inputs import find_sources
 from preparing.options import Options
 from preparing.pieces import Position
 from preparing.readers import read_pieces
-from preparing.records import texts_of
+from preparing.records import documents_of
 from preparing.seen import Seen
 from preparing.tokenizers import spread_sample
 from tests.conftest import prose, run_script
@@ -82,7 +82,7 @@ def test_pieces_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
         assert b"".join(p.data for p in pieces) == (text + "x").encode()
         documents, parts = [], []
         for piece in pieces:
-            texts = texts_of(piece, Options())[0]
+            texts = [document.text for document in documents_of(piece, Options())[0]]
             if piece.begins and piece.ends:
                 documents += [tokenizer.encode(t).tolist() for t in texts]
             else:
