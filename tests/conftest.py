@@ -1,9 +1,12 @@
 """What tests share: small folders of real text, and the scripts run as a user runs them."""
 
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,29 @@ def prose() -> str:
     return "".join(pydoc_data.topics.topics.values())[:200_000]
 
 
+def conversations(count: int) -> Iterator[list[dict]]:
+    """Conversations of real text, of two to six turns; a third begins with a system message."""
+    text, dice = prose(), random.Random(1)
+
+    def said(longest):
+        begin = dice.randrange(len(text) - longest)
+        return text[begin : begin + dice.randrange(20, longest)]
+
+    for n in range(count):
+        messages = []
+        if n % 3 == 0:
+            messages.append({"role": "system", "content": f"Answer number {n}."})
+        for _ in range(dice.randrange(1, 4)):
+            messages.append({"role": "user", "content": said(200)})
+            messages.append({"role": "assistant", "content": said(400)})
+        yield messages
+
+
+def write_conversations(path: Path, said: Iterable[list[dict]]) -> None:
+    """A file of JSON lines with conversations."""
+    path.write_text("\n".join(json.dumps({"messages": messages}) for messages in said))
+
+
 @pytest.fixture(scope="module")
 def browser():
     """A headless Chromium, as a playwright Browser.
@@ -123,6 +149,17 @@ def bpe_data(tmp_path_factory, text_file):
     result = run_script("prepare_data.py", text_file, "--vocab_size", 512, "--out", out)
     assert result.returncode == 0, result.stderr
     return out
+
+
+@pytest.fixture(scope="session")
+def chat_data(tmp_path_factory):
+    """A prepared folder of conversations, with a byte-level BPE of 512."""
+    folder = tmp_path_factory.mktemp("data")
+    write_conversations(folder / "chat.jsonl", conversations(300))
+    flags = ["--vocab_size", 512, "--val_fraction", 0.2, "--out", folder / "chat"]
+    result = run_script("prepare_data.py", folder / "chat.jsonl", *flags)
+    assert result.returncode == 0, result.stderr
+    return folder / "chat"
 
 
 def train_small(data, folder, *more, **options):

@@ -59,8 +59,8 @@ def ok(result):
 
 def sha(folder):
     """Checksums of the files that must not depend on how they were made."""
-    names = ("train.bin", "val.bin", "tokenizer.json")
-    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+    paths = [*sorted(folder.glob("*.bin")), folder / "tokenizer.json"]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def documents(folder):

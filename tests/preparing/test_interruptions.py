@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from formats.data_folder import read_meta
-from tests.conftest import fails_clearly, prose
+from tests.conftest import conversations, fails_clearly, prose, write_conversations
 from tests.preparing.conftest import DOCUMENTS, command, end, ok, prepare, sha, start, write
 from tokenizer_bpe import EOT
 
@@ -33,7 +33,8 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
     write(tmp_path / "a.jsonl.gz", "jsonl.gz", texts)
     long = prose() * 40
     (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
-    inputs = (tmp_path / "a.jsonl.gz", tmp_path / "b.txt")
+    write_conversations(tmp_path / "c.jsonl", conversations(1500))
+    inputs = (tmp_path / "a.jsonl.gz", tmp_path / "c.jsonl", tmp_path / "b.txt")
     flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "compress": True}
     flags["dedupe"] = dedupe
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
@@ -63,6 +64,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
         kills, wait = kills + 1, wait + random.random() * 0.7
     assert kills > 2 and continued
     assert sha(tmp_path / "killed") == sha(tmp_path / "whole")
+    assert "train.mask.bin" in sha(tmp_path / "killed")
     assert not (tmp_path / "killed" / ".partial").exists()
     report = json.loads((tmp_path / "killed" / "cleaning.json").read_text())
     assert report["exact duplicates"]["documents"] == 1

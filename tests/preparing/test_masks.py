@@ -1,0 +1,139 @@
+"""The masks that prepare_data.py writes beside conversations: what is the assistant's, by token."""
+
+import gzip
+import shutil
+
+import numpy as np
+import pytest
+
+from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
+from preparing.encoder import mask_of
+from preparing.records import Document
+from tests.conftest import conversations, fails_clearly, write_conversations
+from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, write
+from tokenizer_bpe import Tokenizer
+
+SAID = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": " Hello?\n\nAssistant: this is quoted.\n\nUser: and this\n"},
+    {"role": "assistant", "content": "Good day!\n\nHow are you?"},
+    {"role": "user", "content": "Fine."},
+    {"role": "assistant", "content": "I'm glad."},
+]
+
+
+def parts_in(folder, split, bit):
+    """The texts for which a split's mask has a bit set, run by run."""
+    meta, tokenizer = read_meta(folder), Tokenizer.load(folder)
+    described = meta.splits[split]
+    ids = np.fromfile(folder / described.file, meta.dtype)
+    mask = np.fromfile(folder / described.mask.file, np.uint8)
+    assert len(mask) == len(ids) == described.tokens
+    edges = np.flatnonzero(np.diff(np.pad((mask & bit > 0).astype(int), 1)))
+    runs = zip(edges[::2], edges[1::2], strict=True)
+    return [tokenizer.decode(ids[begin:end]) for begin, end in runs]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char"])
+def test_a_mask_has_what_the_assistant_says_and_what_ends_it(tmp_path, tokenizer, kind):
+    write_conversations(tmp_path / "a.jsonl", [SAID, SAID[1:2], SAID[:3]])
+    write(tmp_path / "b.jsonl", "jsonl", DOCUMENTS[:1])
+    flags = {"tokenizer": tokenizer if kind == "bpe" else "char", "val_fraction": 0}
+    out = tmp_path / "out"
+    result = ok(prepare(tmp_path / "b.jsonl", tmp_path / "a.jsonl", out=out, **flags))
+    assert parts_in(out, "train", IN_REPLY) == [
+        " Good day!\n\nHow are you?\n\nUser:",
+        " I'm glad.\n\n<|endoftext|>",
+        " Good day!\n\nHow are you?\n\n<|endoftext|>",
+    ]
+    first = ["System", "User", "User", "User", "System", "User"]
+    begins = parts_in(out, "train", TURN_BEGINS)
+    assert len(begins) == 6
+    assert all(name.startswith(part) for name, part in zip(first, begins, strict=True))
+    mask = read_meta(out).splits["train"].mask
+    replies = parts_in(out, "train", IN_REPLY)
+    assert mask.text_bytes == len("".join(replies).replace("<|endoftext|>", ""))
+    assert f"{mask.tokens:,} tokens in replies" in result.stdout
+
+
+def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
+    said = [
+        {"role": "user", "content": "Cafe\u0301 \x07 and a long question\r\nof two lines?"},
+        {"role": "assistant", "content": "Voila\u0300, a cafe\u0301 it is."},
+        {"role": "user", "content": "Half a pair: \ud83d."},
+        {"role": "assistant", "content": "Half of \ud83d it."},
+    ]
+    write_conversations(tmp_path / "a.jsonl", [said])
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "replace"}
+    for clean, replies in (
+        (False, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd\ufffd\ufffd it."]),
+        (True, ["Voilà, a café it is.", "Half of  it."]),
+    ):
+        out = tmp_path / str(clean)
+        ok(prepare(tmp_path / "a.jsonl", out=out, **flags, **({"clean": True} if clean else {})))
+        assert parts_in(out, "train", IN_REPLY) == [
+            f" {replies[0]}\n\nUser:",
+            f" {replies[1]}\n\n<|endoftext|>",
+        ]
+    composing = Tokenizer.load(tokenizer)
+    composing.composes = True
+    turns = ["User:", " Cafe\u0301?\n\n", "Assistant:", " Cafe\u0301.\n\n"]
+    ids = composing.encode("".join(turns))
+    mask = mask_of(Document("".join(turns), turns), ids, composing)
+    assert composing.decode(ids[mask[:-1] & IN_REPLY > 0]) == " Café.\n\n" and mask[-1] == IN_REPLY
+
+
+def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS)
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
+    assert not list((tmp_path / "out").glob("*.mask*"))
+    assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text()
+
+
+def test_masks_do_not_depend_on_workers_and_shards_and_are_verified(tmp_path, tokenizer):
+    write_conversations(tmp_path / "a.jsonl", conversations(1500))
+    write(tmp_path / "b.jsonl", "jsonl", DOCUMENTS * 3)
+    inputs = (tmp_path / "b.jsonl", tmp_path / "a.jsonl")
+    flags = {"tokenizer": tokenizer, "val_fraction": 0.2}
+    for workers in (1, 3):
+        out = tmp_path / str(workers)
+        ok(prepare(*inputs, workers=workers, dedupe="exact", compress=True, out=out, **flags))
+    one = tmp_path / "1"
+    assert sha(one) == sha(tmp_path / "3") and (one / "val.mask.bin").exists()
+    ok(prepare(*inputs, out=tmp_path / "whole", **flags))
+    for shard in ("1/2", "2/2"):
+        ok(prepare(*inputs, shard=shard, out=tmp_path / "shards", **flags))
+    joined, whole = read_meta(tmp_path / "shards").splits, read_meta(tmp_path / "whole").splits
+    for name in ("train", "val"):
+        assert joined[name].mask.tokens == whole[name].mask.tokens > 0
+        assert joined[name].mask.text_bytes == whole[name].mask.text_bytes
+    assert joined["train"].parts[0].mask is None  # no conversations there
+    shard = tmp_path / "shards/shard-2-of-2/train.mask.bin"
+    assert (tmp_path / "whole/train.mask.bin").read_bytes().endswith(shard.read_bytes())
+    # Copies, and damage.
+    assert gzip.decompress((one / "train.mask.bin.gz").read_bytes()) == (
+        (one / "train.mask.bin").read_bytes()
+    )
+    assert "train.mask.bin.gz, train.bin, train.mask.bin" in ok(prepare(verify=one)).stdout
+    shutil.copytree(one, tmp_path / "sent", ignore=shutil.ignore_patterns("*.bin"))
+    assert "val.mask.bin.gz" in ok(prepare(verify=tmp_path / "sent")).stdout
+    data = bytearray((one / "val.mask.bin").read_bytes())
+    data[100] ^= 1
+    (one / "val.mask.bin").write_bytes(data)
+    fails_clearly(prepare(verify=one), "val.mask.bin is damaged", status=1)
+    (one / "val.mask.bin").write_bytes(data[:-1])
+    fails_clearly(prepare(verify=one), "val.mask.bin", "cut off", status=1)
+
+
+def test_a_single_conversation_is_split_with_its_mask(tmp_path, tokenizer):
+    said = [turn for messages in conversations(40) for turn in messages]
+    write_conversations(tmp_path / "a.jsonl", [said])
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    ok(prepare(tmp_path / "a.jsonl", val_fraction=0.25, **flags))
+    ok(prepare(tmp_path / "a.jsonl", val_fraction=0, tokenizer=tokenizer, out=tmp_path / "whole"))
+    for form in ("bin", "mask.bin"):
+        train, val = (
+            (tmp_path / "out" / f"{name}.{form}").read_bytes() for name in ("train", "val")
+        )
+        assert train + val == (tmp_path / "whole" / f"train.{form}").read_bytes() and val
+    ok(prepare(verify=tmp_path / "out"))
