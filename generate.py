@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
         terminal.note("an empty prompt: the model begins a document")
     prompts_of_each = [prompts] * len(checkpoints)
     if args.chat:
-        prompts_of_each = [chat.first_prompts(prompts, checkpoint) for checkpoint in checkpoints]
+        prompts_of_each = [chat.first_prompts(prompts, c, args.system) for c in checkpoints]
     answer(checkpoints, prompts_of_each, args)
 
 
@@ -96,12 +96,12 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
         import readline  # noqa: F401  the arrow keys bring back earlier lines
     forget = "; /new forgets the conversation" if args.chat else ""
     print(f"a line is a prompt{forget}; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
-    conversations = [chat.Conversation(checkpoint) for checkpoint in checkpoints]
+    conversations = [chat.Conversation(c, args.system) for c in checkpoints]
     while True:
         try:
             line = input("> ")
             if line == "/new":
-                conversations = [chat.Conversation(checkpoint) for checkpoint in checkpoints]
+                conversations = [chat.Conversation(c, args.system) for c in checkpoints]
             elif line.strip() and args.chat:
                 prompts = [[conversation.prompt(line)] for conversation in conversations]
                 answers = answer(checkpoints, prompts, args)

@@ -30,6 +30,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     check(parser, args)
+    if args.system and not args.chat:
+        parser.error("--system is for conversations; add --chat")
     if args.chat:
         args.stop.append(STOP)
     return args
@@ -64,6 +66,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a prompt is what a user says in a conversation, and the model replies; for models"
         " trained on `messages`",
+    )
+    parser.add_argument(
+        "--system",
+        metavar="TEXT",
+        help="with --chat, a system message before the conversation",
     )
 
 

@@ -11,11 +11,16 @@ from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 
 class Conversation:
-    """What was said to one model, and what it replied."""
+    """What was said to one model, and what it replied.
 
-    def __init__(self, checkpoint: Checkpoint):
+    system: what stands before it; None: nothing.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
         self.checkpoint = checkpoint
         self.messages = []  # as reply_prompt takes them
+        if system:
+            self.messages.append({"role": "system", "content": system})
 
     def prompt(self, line: str) -> str:
         """The prompt for the reply to a line."""
@@ -28,23 +33,27 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": reply})
 
 
-def first_prompts(lines: list[str], checkpoint: Checkpoint) -> list[str]:
-    """The prompts of conversations that begin with these lines."""
-    return [Conversation(checkpoint).prompt(line) for line in lines]
+def first_prompts(lines: list[str], checkpoint: Checkpoint, system: str | None = None) -> list[str]:
+    """The prompts of conversations that begin with these lines. system: as of Conversation."""
+    return [Conversation(checkpoint, system).prompt(line) for line in lines]
 
 
 def reply_prompt(messages: list[dict], checkpoint: Checkpoint) -> str:
     """The prompt for a model's next reply, as prepare_data.py writes conversations.
 
-    messages: [{"role", "content"}]. The oldest turns are left out where they would leave less than
-    half of the context for the reply.
+    messages: [{"role", "content"}]. Where they would leave less than half of the context for the
+    reply, the oldest turns are left out, up to a later one of the user's; the system's message at
+    the beginning stays.
     """
     room = checkpoint.model.config.block_size // 2
+    system = messages[:1] if messages[0]["role"] == "system" else []
+    turns = messages[len(system) :]
     while True:
-        prompt = format_chat(messages) + REPLY
-        if len(messages) == 1 or len(checkpoint.tokenizer.encode(prompt)) <= room:
+        prompt = format_chat([*system, *turns]) + REPLY
+        later = [n for n, turn in enumerate(turns) if n and turn["role"] == "user"]
+        if not later or len(checkpoint.tokenizer.encode(prompt)) <= room:
             return prompt
-        messages = messages[2:]
+        turns = turns[later[0] :]
 
 
 def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool | None:

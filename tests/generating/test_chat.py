@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from generating.chat import reply_prompt, saw_conversations
+from generating.chat import first_prompts, reply_prompt, saw_conversations
 from generating.load import Checkpoint
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, fails_clearly, run_script
@@ -110,3 +110,16 @@ def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_begin
     long = [said[0] | {"content": "long " * 50}]
     assert len(reply_prompt(long, narrow)) > 250
     assert len(said) == 3
+    system = {"role": "system", "content": "Be brief."}
+    assert reply_prompt([system, *said], wide) == f"System: Be brief.\n\n{whole}"
+    middle = Checkpoint("middle", GPT(GPTConfig(258, 100, 1, 1, 8)), byte_tokenizer, "")
+    kept = "System: Be brief.\n\nUser: How?\n\nAssistant:"
+    assert reply_prompt([system, *said], middle) == kept
+    assert first_prompts(["How?"], wide, "Be brief.") == [kept]
+
+
+def test_a_system_message_is_for_conversations(bpe_run):
+    ask = ["generate.py", "--checkpoint", bpe_run, "--prompt", "Hi", "--max_new_tokens=2"]
+    fails_clearly(run_script(*ask, "--system=Be brief."), "--chat")
+    replied = run_script(*ask, "--system=Be brief.", "--chat", "--json")
+    assert '"prompt": "System: Be brief.\\n\\nUser: Hi\\n\\nAssistant:"' in replied.stdout
