@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ctranslate2
+import numpy as np
 import pytest
 import torch
 from ctranslate2.converters import TransformersConverter
@@ -14,15 +15,17 @@ from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from formats import gguf, pretrained, run_folder, run_log
-from formats.conversation import CHAT_TEMPLATE, REPLY, format_chat
+from formats.conversation import CHAT_TEMPLATE, STOP
+from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.run_folder import CheckpointError
 from generating import decode
-from generating.load import load_model
+from generating.chat import reply_prompt
+from generating.load import Checkpoint, load_model
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small
 from tests.formats.conftest import logits_agree
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import EOT, Tokenizer
 
 # Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.
 RUNS = {
@@ -230,49 +233,65 @@ def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
     assert sizes["f32"] == 2 * sizes["f16"] and sizes["q8_0"] == sizes["f16"] * 34 / 64
 
 
-def test_models_of_conversations_say_how_to_talk_to_them(tmp_path):
-    asked = [
-        {"role": "user", "content": "Hello?"},
-        {"role": "assistant", "content": "Good day."},
-        {"role": "user", "content": "More "},
-    ]
-    lines = [
-        json.dumps({"messages": [*asked, {"role": "assistant", "content": f"Number {n}."}]})
-        for n in range(300)
-    ]
-    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
-    assert (
-        run_script(
-            "prepare_data.py",
-            tmp_path / "chat.jsonl",
-            "--vocab_size",
-            300,
-            "--out",
-            tmp_path / "data",
-        ).returncode
-        == 0
-    )
-    assert (
-        train_small(tmp_path / "data", tmp_path / "run", "--max_steps=2", "--arch=qwen3").returncode
-        == 0
-    )
-    result = run_script(
-        "-m",
-        "tools.export",
-        tmp_path / "run",
-        "--out",
-        tmp_path / "hf",
-        "--gguf",
-        tmp_path / "run.gguf",
-    )
+SAID = [
+    {"role": "system", "content": "You are kind.\nAnd brief."},
+    {"role": "user", "content": " Hello?  Überraschung: ½ 日本 \n\nAssistant: quoted "},
+    {"role": "assistant", "content": "Good day.\n\n- 1\n- 2\n"},
+    {"role": "user", "content": "(More)\t'tis 2024\n    code()"},
+    {"role": "assistant", "content": "...no\n\n\nUser is a word"},
+    {"role": "user", "content": ""},
+    {"role": "assistant", "content": "123"},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_export(tmp_path_factory):
+    """A folder with the data of conversations, a run on it, and both of its exports."""
+    folder = tmp_path_factory.mktemp("chat")
+    lines = [json.dumps({"messages": SAID})] * 200
+    (folder / "chat.jsonl").write_text("\n".join(lines))
+    flags = ["--vocab_size", 300, "--val_fraction", 0.2, "--out", folder / "data"]
+    result = run_script("prepare_data.py", folder / "chat.jsonl", *flags)
     assert result.returncode == 0, result.stderr
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf").apply_chat_template(
-        asked, tokenize=False, add_generation_prompt=True
-    )
-    assert theirs == format_chat(asked) + REPLY
-    template = GGUFReader(tmp_path / "run.gguf").get_field("tokenizer.chat_template").contents()
+    result = train_small(folder / "data", folder / "run", "--max_steps=2", "--arch=qwen3")
+    assert result.returncode == 0, result.stderr
+    targets = ["--out", folder / "hf", "--gguf", folder / "run.gguf"]
+    result = run_script("-m", "tools.export", folder / "run", *targets)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_models_of_conversations_say_how_to_talk_to_them(chat_export):
+    template = GGUFReader(chat_export / "run.gguf").get_field("tokenizer.chat_template").contents()
     assert template == CHAT_TEMPLATE
-    assert 'PARAMETER stop "\\n\\nUser:"' in (tmp_path / "run.Modelfile").read_text()
+    assert 'PARAMETER stop "\\n\\nUser:"' in (chat_export / "run.Modelfile").read_text()
+
+
+def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_export):
+    ours = Tokenizer.load(chat_export / "data")
+    theirs = AutoTokenizer.from_pretrained(chat_export / "hf")
+    ids = np.fromfile(chat_export / "data/train.bin", np.uint16).tolist()
+    trained = ids[: ids.index(ours.eot_id)]
+    mask = np.fromfile(chat_export / "data/train.mask.bin", np.uint8) & IN_REPLY > 0
+
+    def of_template(messages, prompt):
+        return theirs.apply_chat_template(
+            messages, add_generation_prompt=prompt, tokenize=True, return_dict=False
+        )
+
+    assert of_template(SAID, prompt=False) == trained
+    wide = Checkpoint("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours, "")
+    for n, message in enumerate(SAID):
+        if message["role"] != "assistant":
+            continue
+        prompt = ours.encode(reply_prompt(SAID[:n], wide)).tolist()
+        assert prompt == trained[: len(prompt)] == of_template(SAID[:n], prompt=True)
+        # What was trained on begins where the prompt ends, and ends with what stops the reply.
+        assert not mask[len(prompt) - 1] and mask[len(prompt)]
+        end = len(prompt) + int(np.argmin(mask[len(prompt) :]))
+        reply = ours.decode(ids[len(prompt) : end])
+        assert reply.removesuffix(EOT).removesuffix(STOP).strip() == message["content"].strip()
+        assert reply.endswith((STOP, EOT))
 
 
 def test_no_checkpoint_to_export(tmp_path):
