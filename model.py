@@ -230,6 +230,15 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+def cross_entropy(logits, targets):
+    """The mean loss in nats of what is to be predicted; 0 where nothing is.
+
+    logits: [N, V]. targets: int64 [N], IGNORE where nothing is to be predicted.
+    """
+    losses = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+    return losses / (targets != IGNORE).sum().clamp(min=1)
+
+
 def stream_dtype(x):
     """In what dtype x goes from layer to layer: bfloat16 on a GPU with autocast to it, else x's.
 
@@ -292,8 +301,8 @@ class GPT(nn.Module):
         row whose logits are wanted.
 
         Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in
-        nats a token, a scalar in float32. Raises ValueError for a sequence beyond the context, and,
-        outside compiled code on the CPU, for an id beyond the vocabulary.
+        nats a token, a scalar in float32, 0 where all are IGNORE. Raises ValueError for a sequence
+        beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.
         """
         B, T = idx.shape
         if T > self.config.block_size:
@@ -323,7 +332,7 @@ class GPT(nn.Module):
         logits = self.lm_head(self.ln_f(x))
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
+        return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def check_ids(self, idx):
         """Raises ValueError for a token id that is not in the vocabulary."""

@@ -233,8 +233,8 @@ def validation_loss(model, data, windows, cast):
     """Mean loss of nanoGPT's model over so many validation windows, 0: all, in nats a token."""
     total = count = 0
     with torch.no_grad(), cast:
-        for x, y, predictions in data.evaluation(windows, 64):
-            assert (y != IGNORE).sum() == predictions
+        for x, y in data.evaluation(windows, 64):
+            predictions = int((y != IGNORE).sum())
             loss = model(x, y.contiguous())[1].item()
             total += loss * predictions
             count += predictions

@@ -60,6 +60,9 @@ class Config:
     rope_theta: float = setting(10_000.0, "base of rotary wavelengths (qwen3)", low=1)
     zero_init: bool = setting(False, "begin with zero projections onto the residual stream")
     # optimisation
+    loss_on: str = setting(
+        "all", "assistant: in conversations its replies alone count", ["all", "assistant"]
+    )
     optimizer: str = setting(
         "adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", ["adamw", "muon"]
     )

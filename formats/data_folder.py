@@ -62,6 +62,12 @@ class Split:
         """The files that one after the other make up the split: itself, or one a shard."""
         return self.parts or [self]
 
+    def counted(self, loss_on: str) -> "Split | Mask":
+        """What of the tokens a loss counts. loss_on: the setting of that name."""
+        if loss_on == "all":
+            return self
+        return self.mask or Mask(file="", tokens=0, text_bytes=0, sha256="")
+
 
 @dataclass
 class Meta:

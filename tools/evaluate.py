@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
-from formats import mirror
+from formats import mirror, run_folder
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
@@ -29,6 +29,7 @@ from generating.cpu_kernels import pack
 from generating.load import load_model
 from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
+from training.conversations import Conversations, check_masked
 from training.dataset import Dataset, read_tokens
 
 SEQUENCES = 8  # in a forward
@@ -79,7 +80,7 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """
     sums = []
     counts = []
-    for x, y, _ in data.evaluation(0, SEQUENCES):
+    for x, y in data.evaluation(0, SEQUENCES):
         losses = token_losses(model, x, y, cast)
         sums.append(losses.double().sum(1))
         counts.append((y != IGNORE).sum(1))
@@ -203,20 +204,23 @@ def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float,
 
 
 def evaluate_checkpoint(
-    model, state: dict, folder: Path, data_dir: str, cast
+    model, state: dict, folder: Path, data_dir: str, loss_on: str, cast
 ) -> dict[str, Estimate]:
     """Loss (nats a token), perplexity and bits a byte of a model on a whole validation split.
 
-    Returns them under the names of LOSSES. Raises DataError if the data was not made with the
-    checkpoint's tokenizer, or has no validation split.
+    loss_on: what of it counts, as the setting of that name. Returns them under the names of LOSSES.
+    Raises DataError if the data was not made with the checkpoint's tokenizer, or has no validation
+    split.
     """
     meta = read_meta(data_dir)
+    if loss_on == "assistant":
+        check_masked(data_dir, meta)
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
         raise DataError(
             f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that"
             f" it was trained on, or one prepared with --tokenizer {folder}"
         )
-    val = meta.splits["val"]
+    val = meta.splits["val"].counted(loss_on)
     if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
         print(
             f"note: {data_dir} was prepared anew since {folder} was trained; the model may have"
@@ -227,7 +231,8 @@ def evaluate_checkpoint(
         raise DataError(
             f"{data_dir} has no validation split; prepare it with a --val_fraction above 0"
         )
-    data = Dataset(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
+    kind = Conversations if loss_on == "assistant" else Dataset
+    data = kind(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
     loss = Estimate(*validation_loss(model, data, cast))
     perplexity = math.exp(loss.mean)
     bits = val.tokens / val.text_bytes / math.log(2)
@@ -254,6 +259,16 @@ def validation_text(data_dir: str) -> bytes:
     ids = read_tokens(data_dir, meta, "val")
     tokenizer = Tokenizer.load(Path(data_dir) / meta.tokenizer["file"])
     return tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())
+
+
+def trained_on(folder: Path) -> str:
+    """What counted in a checkpoint's loss, as the setting loss_on has it."""
+    return run_folder.read_state(folder, ())["settings"].get("loss_on", "all")
+
+
+def label_of(folder: Path, loss_on: str) -> str:
+    """A checkpoint's name in the table."""
+    return f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
 
 
 def table_line(label: str, width: int, columns: dict[str, int], cells: dict[str, str]) -> str:
@@ -291,6 +306,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         help="prepared folder; default: the one that the checkpoint was trained on",
     )
     parser.add_argument(
+        "--loss_on",
+        choices=["all", "assistant"],
+        help="assistant: in conversations its replies alone count; default: as it was trained",
+    )
+    parser.add_argument(
         "--choices",
         type=Path,
         metavar="FILE",
@@ -320,23 +340,25 @@ def main(argv: list[str]) -> None:
     questions = read_choices(args.choices) if args.choices else []
     columns = LOSSES | SHARES if questions else LOSSES
 
-    width = max(len(str(folder)) for folder in folders) + 2
+    counted = [args.loss_on or trained_on(folder) for folder in folders]
+    labels = [label_of(folder, loss_on) for folder, loss_on in zip(folders, counted, strict=True)]
+    width = max(map(len, labels)) + 2
     data_dirs = []
     head = table_line("", width, columns, {name: name for name in columns})
-    for folder in folders:
+    for folder, loss_on, label in zip(folders, counted, labels, strict=True):
         model, tokenizer, state = load_model(folder, device)
         if args.dtype:
             pack(model, args.dtype)
         data_dir = args.data or state["settings"]["data_dir"]
-        found = evaluate_checkpoint(model, state, folder, data_dir, cast)
+        found = evaluate_checkpoint(model, state, folder, data_dir, loss_on, cast)
         cells = {name: estimate.text(DIGITS[name]) for name, estimate in found.items()}
         if questions:
             cells |= answer_choices(model, tokenizer, questions, cast)
         if head:
             print(head)
             head = ""
-        print(table_line(str(folder), width, columns, cells), flush=True)
-        if data_dir not in data_dirs:
+        print(table_line(label, width, columns, cells), flush=True)
+        if loss_on == "all" and data_dir not in data_dirs:
             data_dirs.append(data_dir)
     print_compressors(data_dirs, width)
     if questions:

@@ -48,7 +48,14 @@ def data(run: Run) -> str:
     validation = "none for validation, so no evaluations"
     if val:
         validation = f"{val.length:,} for validation"
-    return f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; {validation}"
+    text = f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; {validation}"
+    if run.config.loss_on == "assistant":
+        replies = {name: split.counted("assistant") for name, split in run.meta.splits.items()}
+        text += (
+            f"; the loss is on the assistant's {replies['train'].tokens:,} and"
+            f" {replies['val'].tokens:,} of them"
+        )
+    return text
 
 
 def step(run: Run) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from formats.data_folder import DataError, Meta, read_meta
+from formats.data_folder import DataError, Mask, Meta, Split, read_meta
 from model import IGNORE
 
 __all__ = ["IGNORE", "DataError", "Dataset", "Meta", "read_meta", "read_tokens"]
@@ -49,7 +49,7 @@ class Dataset:
         self.device = device
         self.path = self.folder / meta.splits[split].file
         self.length = meta.splits[split].tokens
-        self.bytes = self.length * np.dtype(meta.dtype).itemsize
+        self.bytes = self.length * self.bytes_a_token(meta)
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
@@ -65,6 +65,11 @@ class Dataset:
         self.tokens = self._map() if self.location == "mmap" else self._read()
         self._orders = {}  # epoch -> (offset, order of its windows)
 
+    @staticmethod
+    def bytes_a_token(meta: Meta) -> int:
+        """Bytes of memory that a token takes where the data lies."""
+        return np.dtype(meta.dtype).itemsize
+
     def _read(self):
         tokens = read_tokens(self.folder, self.meta, self.split)
         self._check_ids(tokens)
@@ -75,19 +80,7 @@ class Dataset:
 
     def _map(self):
         kind = torch.int16 if self.meta.dtype == "uint16" else torch.int32
-        mapped = []
-        for part in self.meta.splits[self.split].files():
-            path = self.folder / part.file
-            if not part.tokens:
-                continue
-            if not path.exists():
-                raise DataError(
-                    f"{path} is there only compressed, and can be read so only into memory: unpack"
-                    f" it with gunzip -k {self.folder / part.compressed['file']}, or use"
-                    " --data_location=ram"
-                )
-            mapped.append(torch.from_file(str(path), shared=False, size=part.tokens, dtype=kind))
-        return mapped[0] if len(mapped) == 1 else mapped
+        return map_parts(self.folder, parts_of(self.meta, self.split), kind)
 
     def _check_ids(self, ids):
         low, high = int(ids.min()), int(ids.max())
@@ -107,16 +100,20 @@ class Dataset:
         with first = step x batch_size a batch follows from (seed, step), and a run resumes anywhere
         at no cost.
         """
+        chunk = self._to_device(self._gather(self._starts(first, batch_size, seed)))
+        return chunk[:, :-1], chunk[:, 1:]
+
+    def _starts(self, first, batch_size, seed):
+        """Where the sequences number `first` and on of a run begin, int64 [batch_size]."""
         parts = []
         while batch_size:  # once, or twice where an epoch ends inside the batch
             epoch, at = divmod(first, self.windows)
             count = min(batch_size, self.windows - at)
             offset, order = self._order(epoch, seed)
-            parts.append(self._gather(offset, order[at : at + count]))
+            parts.append(offset + order[at : at + count] * self.block_size)
             first += count
             batch_size -= count
-        chunk = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return chunk[:, :-1], chunk[:, 1:]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _order(self, epoch, seed):
         """The offset of an epoch's windows, and their order, int64 [windows]."""
@@ -133,25 +130,13 @@ class Dataset:
             self._orders[epoch] = (offset, order)
         return self._orders[epoch]
 
-    def _gather(self, offset, rows):
-        """Tokens of the windows `rows`, int64 [len(rows), block_size + 1] on the device."""
+    def _gather(self, starts):
+        """The tokens of windows, [len(starts), block_size + 1], where the tokens lie."""
         T = self.block_size
         if isinstance(self.tokens, list):
-            return self._to_device(self._take(offset + rows[:, None] * T + torch.arange(T + 1)))
-        windows = self.tokens.as_strided((self.windows, T + 1), (T, 1), offset)
-        return self._to_device(windows.index_select(0, rows))
-
-    def _take(self, index):
-        """The tokens at `index`, from mapped shards too."""
-        if not isinstance(self.tokens, list):
-            return self.tokens[index.to(self.tokens.device)]
-        taken = torch.empty(index.shape, dtype=self.tokens[0].dtype)
-        first = 0
-        for tokens in self.tokens:
-            here = (index >= first) & (index < first + len(tokens))
-            taken[here] = tokens[index[here] - first]
-            first += len(tokens)
-        return taken
+            return take(self.tokens, starts[:, None] + torch.arange(T + 1))
+        windows = self.tokens.as_strided((self.length - T, T + 1), (1, 1))
+        return windows.index_select(0, starts)
 
     def _to_device(self, chunk):
         """Gathered tokens as int64 on the device.
@@ -160,16 +145,20 @@ class Dataset:
         """
         if self.location == "mmap":  # elsewhere they were checked when they were read
             self._check_ids(chunk.numpy().view(self.meta.dtype))
+        chunk = self._sent(chunk).long()
+        return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
+
+    def _sent(self, chunk):
+        """What was gathered, on the device."""
         cuda = self.device.type == "cuda"
         if cuda and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
-        chunk = chunk.to(self.device, non_blocking=cuda).long()
-        return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
+        return chunk.to(self.device, non_blocking=cuda)
 
     def evaluation(
         self, windows: int, micro_batch: int, rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Yield inputs, targets and the number of predictions of fixed windows, spread evenly.
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs and targets of fixed windows, spread evenly.
 
         windows: how many, 0 for all, the last, partial one included. Inputs and targets are int64
         [micro_batch, block_size]; rows that fill up the last micro-batch have only IGNORE as
@@ -192,15 +181,30 @@ class Dataset:
             part = starts[at : at + micro_batch]
             rows = torch.tensor(part + [0] * (micro_batch - len(part)))
             index = rows[:, None] + torch.arange(T + 1)
-            chunk = self._to_device(self._take(index.clamp(max=self.length - 1)))
-            x = chunk[:, :-1]
-            y = chunk.clone()[:, 1:]  # lies in memory as in training: else it is compiled anew
-            y[max(1, len(part)) :] = IGNORE  # the mean of nothing would be NaN
-            predictions = len(part) * T
+            x, y = self._at(index.clamp(max=self.length - 1))
+            y[len(part) :] = IGNORE
             if part and part[-1] == whole * T:  # the partial window, which is the last
                 y[len(part) - 1, rest:] = IGNORE
-                predictions -= T - rest
-            yield x, y, predictions
+            yield x, y
+
+    def _at(self, index):
+        """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
+        chunk = self._to_device(take(self.tokens, index))
+        # Targets lie in memory as in training: else they are compiled for anew.
+        return chunk[:, :-1], chunk.clone()[:, 1:]
+
+
+def take(values: torch.Tensor | list[torch.Tensor], index: torch.Tensor) -> torch.Tensor:
+    """The values at `index`, from mapped shards too, on their device."""
+    if not isinstance(values, list):
+        return values[index.to(values.device)]
+    taken = torch.empty(index.shape, dtype=values[0].dtype)
+    first = 0
+    for part in values:
+        here = (index >= first) & (index < first + len(part))
+        taken[here] = part[index[here] - first]
+        first += len(part)
+    return taken
 
 
 def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
@@ -209,13 +213,41 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
     From one file, from its compressed copy where only that is there, or from shards in their order.
     Raises DataError for a file that is cut off or damaged.
     """
-    tokens = np.empty(meta.splits[split].tokens, meta.dtype)
+    return read_parts(folder, parts_of(meta, split), meta.dtype)
+
+
+def parts_of(meta: Meta, split: str) -> list[tuple[Split, int]]:
+    """The files that make up a split, each with how many tokens it has; empty ones left out."""
+    return [(part, part.tokens) for part in meta.splits[split].files() if part.tokens]
+
+
+def map_parts(
+    folder: Path, parts: list[tuple[Split | Mask, int]], dtype: torch.dtype
+) -> torch.Tensor | list[torch.Tensor]:
+    """Files mapped into memory: a flat tensor, or a list of them where they are several.
+
+    parts: each with how many numbers it has. Raises DataError where one is there only compressed.
+    """
+    mapped = []
+    for part, length in parts:
+        path = folder / part.file
+        if not path.exists():
+            raise DataError(
+                f"{path} is there only compressed, and can be read so only into memory: unpack"
+                f" it with gunzip -k {folder / part.compressed['file']}, or use"
+                " --data_location=ram"
+            )
+        mapped.append(torch.from_file(str(path), shared=False, size=length, dtype=dtype))
+    return mapped[0] if len(mapped) == 1 else mapped
+
+
+def read_parts(folder: str | Path, parts: list[tuple[Split | Mask, int]], dtype: str) -> np.ndarray:
+    """The numbers of several files in memory, one after the other. parts: as of map_parts."""
+    numbers = np.empty(sum(length for _, length in parts), dtype)
     start = 0
-    for part in meta.splits[split].files():
-        if not part.tokens:
-            continue
-        target = memoryview(tokens[start : start + part.tokens]).cast("B")
-        start += part.tokens
+    for part, length in parts:
+        target = memoryview(numbers[start : start + length]).cast("B")
+        start += length
         path = Path(folder) / part.file
         if path.exists():
             fits = _read_file(target, path)
@@ -224,10 +256,10 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
             fits = _unpack(target, path)
         if not fits:
             raise DataError(
-                f"{path} does not hold the {part.tokens:,} tokens that meta.json speaks of; copy it"
+                f"{path} does not hold the {length:,} tokens that meta.json speaks of; copy it"
                 " again"
             )
-    return tokens
+    return numbers
 
 
 def _read_file(target, path):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from model import GPT, IGNORE
+from model import GPT, IGNORE, cross_entropy
 
 
 def use_activation_checkpointing(model: GPT) -> None:
@@ -73,7 +73,7 @@ class ChunkedLoss(torch.autograd.Function):
             gradient = (gradient * counts.unsqueeze(1)).to(dtype)
             y_gradients.append(gradient @ low)
             w_gradient = w_gradient + gradient.t() @ part
-        count = (targets != IGNORE).sum()
+        count = (targets != IGNORE).sum().clamp(min=1)
         ctx.save_for_backward(torch.cat(y_gradients), w_gradient, count)
         ctx.dtypes = y.dtype, w.dtype
         return total / count
@@ -109,6 +109,6 @@ def use_aligned_head(model: GPT) -> None:
         y = model.ln_f(x).flatten(0, 1)
         aligned = F.pad(model.lm_head.weight, (0, 0, 0, -rows % 64))
         logits = F.linear(y, aligned)[:, :rows]
-        return F.cross_entropy(logits.float(), targets.flatten(), ignore_index=IGNORE)
+        return cross_entropy(logits, targets.flatten())
 
     model.head = head

@@ -94,6 +94,15 @@ def gather(value: float) -> list[float]:
     return values
 
 
+def add_up(value: torch.Tensor) -> torch.Tensor:
+    """The sum of the scalars that all processes bring here, on the device. Raises Lost."""
+    total = value.clone()
+    if not alone:
+        with losing():
+            dist.all_reduce(total)
+    return total
+
+
 def all_have(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether all processes bring the same numbers, float32, by a checksum. Raises Lost."""
     if alone:

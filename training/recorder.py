@@ -220,7 +220,7 @@ class Recorder:
 
     def bits_per_byte(self, val_loss: float) -> float:
         """Nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
-        val = self.run.meta.splits["val"]
+        val = self.run.meta.splits["val"].counted(self.run.config.loss_on)
         return val_loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
     def profile(self, table: str, seconds: dict) -> None:

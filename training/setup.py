@@ -19,6 +19,7 @@ from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
 from training import ranks, shard
 from training.adapt import adapt
+from training.conversations import Conversations, check_masked
 from training.dataset import Dataset
 from training.errors import RunError
 from training.init_from import check_fits, fill_shape
@@ -92,6 +93,8 @@ def build(config: Config) -> Run:
     check_installed(config)
     device, dtype = open_device(config)
     meta = read_meta(config.data_dir, config.init_from)
+    if config.loss_on == "assistant":
+        check_masked(config.data_dir, meta)
     tokenizer = load_tokenizer(config.data_dir, meta)
     check_prompts(tokenizer, config.sample_prompts)
 
@@ -102,11 +105,12 @@ def build(config: Config) -> Run:
         check_same(checkpoint, config, shape, meta.identity())
         print(changed_settings(checkpoint.state["settings"], asdict(config)), end="")
 
+    kind = Conversations if config.loss_on == "assistant" else Dataset
     place = (config.block_size, device, config.data_location)
-    train_data = Dataset(config.data_dir, meta, "train", *place)
+    train_data = kind(config.data_dir, meta, "train", *place)
     val_data = None
-    if meta.splits["val"].tokens:
-        val_data = Dataset(config.data_dir, meta, "val", *place)
+    if meta.splits["val"].counted(config.loss_on).tokens:
+        val_data = kind(config.data_dir, meta, "val", *place)
 
     state = build_state(config, shape, device, dtype, checkpoint, weights)
     log, best = read_past(folder, state.progress.step)

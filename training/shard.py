@@ -241,14 +241,6 @@ class FixedMemory(Memory):
         )
 
 
-def add_up(loss: torch.Tensor) -> torch.Tensor:
-    """The sum of a scalar over all processes. The gradients are summed within the backward."""
-    total = loss.clone()
-    with messages():
-        dist.all_reduce(total)
-    return total
-
-
 @contextlib.contextmanager
 def messages():
     """Work within which processes send messages: one that fails raises Lost."""

@@ -9,25 +9,31 @@ import torch
 from torch.profiler import record_function
 
 from hardware import out_of_memory
+from model import IGNORE
 from training import ranks
 from training.graphs import Graphed
 
 
-def forward_backward(model, x, y, micro_batch: int, cast, scaler, buckets=None) -> torch.Tensor:
+def forward_backward(
+    model, x, y, micro_batch: int, cast, scaler, buckets=None, predictions=None
+) -> torch.Tensor:
     """Gradients of the mean loss over a batch, `micro_batch` sequences at a time.
 
     x, y: int64 [B, T]. Returns that loss, a scalar on the device. Where several processes share a
     batch, each brings its part of it, and gradients and loss are its part of the mean; buckets: the
-    buckets.Buckets that add them up.
+    buckets.Buckets that add them up. predictions: how many targets count in the batch of all
+    processes, a scalar on the device; None: all of them.
     """
+    if predictions is None:
+        predictions = y.numel() * ranks.count
     if buckets:
         buckets.begin(micro_batch)
     total = torch.zeros((), device=x.device)
     left = len(x) // micro_batch
-    parts = left * ranks.count
     for part_x, part_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
+        share = (part_y != IGNORE).sum() / predictions
         with record_function("forward"), cast():
-            loss = model(part_x, part_y) / parts
+            loss = model(part_x, part_y) * share
         total += loss.detach()
         left -= 1
         if buckets and not left:
@@ -47,14 +53,15 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, 
     dropout = model.config.dropout
     if dropout:
         model.eval()
-    total, count = 0.0, 0
-    for x, y, predictions in data.evaluation(windows, micro_batch, ranks.rank, ranks.count):
+    total, count = 0.0, 0  # on the device, from the first window on
+    for x, y in data.evaluation(windows, micro_batch, ranks.rank, ranks.count):
+        predictions = (y != IGNORE).sum()
         with cast():
             total = total + model(x, y).detach() * predictions
-        count += predictions
+        count = count + predictions
     if dropout:
         model.train()
-    return float(total), count
+    return float(total), int(count)
 
 
 # torch.compile's modes by (tuned, graphs).

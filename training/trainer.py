@@ -3,11 +3,14 @@
 Knows the model, its data and the devices; no disk, no log and no terminal.
 """
 
+import math
+
 import torch
 from torch.profiler import record_function
 
 import hardware
 from config import Config
+from model import IGNORE
 from training import ranks, shard
 from training.buckets import Buckets
 from training.dataset import Dataset
@@ -88,20 +91,31 @@ class Trainer:
             first = progress.sequences + ranks.rank * self.local_batch
             x, y = self.train_data.batch(first, self.local_batch, self.config.seed)
 
+        predictions = self.count_predictions(y)
+
         def work(micro_batch):
             self.reserve()
             self.seed_dropout()
             model, cast, buckets = self.forward, self.cast, self.buckets
-            return forward_backward(model, x, y, micro_batch, cast, scaler, buckets)
+            return forward_backward(model, x, y, micro_batch, cast, scaler, buckets, predictions)
 
         loss = self.memory.training.run(work, self.buckets)
         if self.buckets:
             loss = self.buckets.collect()
         elif self.sharded:
-            loss = shard.add_up(loss)
+            loss = ranks.add_up(loss)
         if scaler.is_enabled():
             ranks.catch_up(self.device)  # it reads from the device
         return loss
+
+    def count_predictions(self, y: torch.Tensor) -> torch.Tensor | None:
+        """How many targets count in the batch of all processes; None: all of them.
+
+        y: this one's, int64 [B, T].
+        """
+        if self.config.loss_on == "all":
+            return None
+        return ranks.add_up((y != IGNORE).sum()).clamp(min=1)
 
     def update(self, loss: torch.Tensor) -> None:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
@@ -115,14 +129,18 @@ class Trainer:
         progress.sequences += config.batch_size
 
     def evaluate(self) -> float:
-        """The validation loss in nats a token: of all processes' shares together."""
+        """The validation loss in nats a token: of all processes' shares together.
+
+        NaN where nothing counts in the windows looked at.
+        """
         windows = self.config.eval_batches * self.config.batch_size
 
         def work(micro_batch):
             return evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
 
         total, count = self.memory.evaluation.run(work)
-        return sum(ranks.gather(total)) / sum(ranks.gather(count))
+        total, count = sum(ranks.gather(total)), sum(ranks.gather(count))
+        return total / count if count else math.nan
 
     def seed_dropout(self) -> None:
         """Dropout follows from (seed, step), as the data does: resuming needs no random state."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardware
 from config import Config
 from formats import run_log
-from model import GPT, GPTConfig
+from model import GPT, IGNORE, GPTConfig
 from tests.conftest import ROOT, train_small
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
@@ -205,6 +205,8 @@ def test_compiled_layers_in_bf16_give_the_loss_and_gradients_of_plain_ones_in_fp
         loss = forward_backward(forward, x, y, 2, cast, scaler)
         results.append([loss, *(p.grad.clone() for p in model.parameters())])
         model.zero_grad()
+    nothing = forward_backward(forward, x, torch.full_like(y, IGNORE), 2, cast, scaler)
+    assert nothing == 0 and not any(p.grad.any() for p in model.parameters())
     assert results[1][0] == pytest.approx(float(results[0][0]), abs=1e-3)
     for plain, compiled in zip(*results, strict=True):
         assert (
