@@ -1,0 +1,17 @@
+# From a trained model to one that answers: conversations (`messages`), prepared with the model's
+# own tokenizer, and the loss on the assistant's tokens alone.
+#   python prepare_data.py CONVERSATIONS.jsonl --tokenizer checkpoints/gpt2_small --out data/chat
+#   python train.py config/chat.py
+#   python generate.py --checkpoint checkpoints/chat --chat
+init_from = "checkpoints/gpt2_small"  # its shape is taken over
+data_dir = "data/chat"
+loss_on = "assistant"
+dropout = 0.1  # conversations are few, and seen several times
+batch_size = 32
+learning_rate = 1e-4
+min_lr = 0.0
+warmup_steps = 20
+epochs = 2
+# The best step by validation loss is kept and used, so more epochs than the text bears do no harm.
+eval_interval = 100
+save_interval = 0
