@@ -80,9 +80,10 @@ class History:
     def data(self) -> str:
         """What identifies the data: runs that agree in it can be compared in nats a token."""
         data = self.start.get("data") or {}
+        counted = self.config.get("loss_on", "all")  # of it
         if "sha256" in data:
-            return data["tokenizer_sha256"] + data["sha256"]["val"]
-        return str(self.config.get("data_dir"))
+            return data["tokenizer_sha256"] + data["sha256"]["val"] + counted
+        return str(self.config.get("data_dir")) + counted
 
     def last(self, name: str) -> float | None:
         """The last known value of a column."""

@@ -59,6 +59,7 @@ def card(source: Pretrained, parameters: int, target: str, chat: bool, drawn: bo
         parameters=parameters,
         tokens_a_parameter=state["tokens"] / parameters,
         evaluation=evaluation(state, log),
+        on_replies=settings.get("loss_on") == "assistant",
         rows=table(source, state, log),
         name=folder.parent.name,
         run=folder.parent.as_posix(),

@@ -131,8 +131,16 @@ def page_of(runs: list[History]) -> Page:
     if len(runs) > 1:
         page.comparison = compare(runs, nats)
     if not nats:
-        page.data = [f"{run.name}: {run.config.get('data_dir', 'unknown')}" for run in runs]
+        page.data = [f"{run.name}: {data_of(run)}" for run in runs]
     return page
+
+
+def data_of(run: History) -> str:
+    """The data of a run, and what of it counted in the loss if not all."""
+    folder = run.config.get("data_dir", "unknown")
+    if run.config.get("loss_on") == "assistant":
+        return f"the replies in {folder}"
+    return folder
 
 
 def comparable(runs: list[History]) -> bool:
