@@ -7,6 +7,11 @@ generating/text.py (complete), token by token in decode.py (generate), each draw
 For other programs, generating.load.load_model and generating.text.complete do the same.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import argparse
 import contextlib
 import os
@@ -120,6 +125,7 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
 
 if __name__ == "__main__":
     try:
+        startup.end()
         main(sys.argv[1:])
     except (
         CheckpointError,

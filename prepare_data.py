@@ -7,6 +7,11 @@ on the input and the settings alone: not on the number of workers, and not on in
 at any time and run the same command again. Independent of models.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import functools
 import signal
 import sys
@@ -158,4 +163,5 @@ def complain(message: object, status: int) -> int:
 
 
 if __name__ == "__main__":
+    startup.end()
     sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,11 @@ However a run ends, the same command continues it. What a run consists of, train
 puts together; here is what happens with it, in order. All settings: config/__init__.py, or --help.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import gc
 import sys
 import traceback

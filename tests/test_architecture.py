@@ -10,7 +10,7 @@ from functools import cache
 
 from tests.conftest import ROOT
 
-GROUND = {"model", "tokenizer_bpe", "hardware", "config"}
+GROUND = {"model", "tokenizer_bpe", "hardware", "config", "startup"}
 ROOMS = {"preparing", "training", "generating"}
 SCRIPTS = {"prepare_data", "train", "generate"}
 # What each part of the house may import, beside itself. tools and benchmarks may import all of it.

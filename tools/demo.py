@@ -6,6 +6,11 @@ A prompt, settings, text as it comes, two models side by side. Looks for runs un
 Listens on loopback alone and loads nothing from the internet.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import argparse
 import contextlib
 import functools
@@ -314,23 +319,15 @@ def prompt_box() -> gr.Textbox:
 
 def control(name: str, setting: Setting):
     """What a setting is set with: a slider, but for the seed a number."""
+    options = {
+        "minimum": setting.low,
+        "maximum": setting.high,
+        "label": setting.label,
+        "min_width": 280,
+    }
     if name == "seed":
-        return gr.Number(
-            setting.value,
-            label=setting.label,
-            precision=0,
-            minimum=setting.low,
-            maximum=setting.high,
-            min_width=280,
-        )
-    return gr.Slider(
-        setting.low,
-        setting.high,
-        setting.value,
-        step=setting.step,
-        label=setting.label,
-        min_width=280,
-    )
+        return gr.Number(setting.value, precision=0, **options)
+    return gr.Slider(value=setting.value, step=setting.step, **options)
 
 
 def text_box(label: str, name: str) -> list:
@@ -394,7 +391,10 @@ def main(argv):
 
 if __name__ == "__main__":
     try:
+        startup.end()
         main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (CheckpointError, hardware.DeviceError) as error:
         print(f"tools.demo: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,6 +6,11 @@ The loss stands beside what general compressors make of the same text; the quest
 HellaSwag's format.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import argparse
 import contextlib
 import functools
@@ -371,7 +376,10 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
+        startup.end()
         main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (
         ChoicesError,
         CheckpointError,

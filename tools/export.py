@@ -7,6 +7,11 @@ beside the GGUF file lies a Modelfile for Ollama. What the formats are, formats/
 packages safetensors and gguf.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import argparse
 import os
 import shutil
@@ -202,7 +207,10 @@ def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:
 
 if __name__ == "__main__":
     try:
+        startup.end()
         main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (CheckpointError, TokenizerError) as error:
         print(f"tools.export: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,6 +6,11 @@ The page holds its pictures and needs neither scripts nor the internet. Curves a
 charts.py, words and numbers those of page.py; templates/report.html.j2 lays them out.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin()  # before the slow imports
+
 import argparse
 import base64
 import os
@@ -153,7 +158,10 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
+        startup.end()
         main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (HistoryError, AddressError) as error:
         print(f"tools.report: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,0 +1,62 @@
+"""What a script does before its slow imports: PyTorch takes seconds to import.
+
+Knows neither PyTorch nor what the scripts do.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+# Turns for which PyTorch's threads (libgomp's, on Linux) spin while they wait for each other,
+# before they sleep. With its default of 300,000 a step beside busy programs takes several times as
+# long: they spin on the core that the thread they wait for could have. 20,000 cost nothing where
+# all is quiet, 1,000 a sixth, and beside busy programs these are faster (docs/results.md).
+SPIN, SPIN_SHARED = 20_000, 1_000
+
+before = {}  # what was called at each signal
+
+
+def begin() -> None:
+    """Ctrl-C and SIGTERM end the script quietly from here on, and threads wait as suits the load.
+
+    libgomp reads its variables once, when it is loaded. What a user has chosen counts more.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
+            before[signum] = signal.signal(signum, leave)
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN_SHARED if shared() else SPIN)
+
+
+def waits_asleep() -> bool:
+    """Whether threads soon sleep while they wait, because other programs kept the CPU busy."""
+    return os.environ.get("GOMP_SPINCOUNT") == str(SPIN_SHARED)
+
+
+def end() -> None:
+    """The script is ready to handle signals in its own way."""
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def leave(signum, frame):
+    """End with the status that the scripts have for the signal later; there is nothing to save."""
+    os._exit(128 + signum)
+
+
+def shared() -> bool:
+    """Whether other programs want so many cores all the time that too few are left for ours.
+
+    Looks for a twentieth of a second. False where the system does not tell, as outside of Linux.
+    """
+    try:
+        ours = len(os.sched_getaffinity(0))
+        others = []
+        for _ in range(10):
+            runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
+            others.append(int(runnable) - 1)  # this process runs as well
+            time.sleep(0.005)
+    except (OSError, AttributeError):
+        return False
+    return min(others) + ours > os.cpu_count()

@@ -1,0 +1,63 @@
+"""startup.py: what holds before a script has imported what it needs."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import startup
+from tests.conftest import ROOT, run_script
+
+SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
+TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo"]
+
+
+def heed_ctrl_c():
+    """A test suite in the background of a shell has it ignored, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", SCRIPTS + TOOLS)
+def test_a_signal_during_imports_ends_it_quietly(name, signum):
+    command = [name] if name.endswith(".py") else ["-m", name]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *command, "--help"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
+    )
+    for line in process.stderr:  # a line for each module, once it is imported
+        if line.endswith("startup\n"):
+            break
+    process.stderr.readline()
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert not out and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["train.py", "generate.py"])
+def test_threads_do_not_spin_for_long(name):
+    result = run_script(name, "--help", OMP_DISPLAY_ENV="verbose")
+    assert f"GOMP_SPINCOUNT = '{startup.SPIN}'" in result.stderr or (
+        f"GOMP_SPINCOUNT = '{startup.SPIN_SHARED}'" in result.stderr
+    )
+    chosen = run_script(name, "--help", OMP_DISPLAY_ENV="verbose", GOMP_SPINCOUNT="7")
+    assert "GOMP_SPINCOUNT = '7'" in chosen.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/loadavg"), reason="Linux says what runs")
+def test_busy_programs_are_noticed():
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(os.cpu_count())]
+    try:
+        assert startup.shared()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
