@@ -1,6 +1,7 @@
 """What is about to run, in a few lines."""
 
 import hardware
+import startup
 from training import ranks
 from training.mirror import address_of
 from training.setup import Run
@@ -30,7 +31,10 @@ def device(run: Run) -> str:
     compiled = "compiled" if run.compiles else "not compiled"
     if run.compiles == "max":
         compiled += " and tuned"
-    return f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
+    text = f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
+    if run.device.type == "cpu" and startup.waits_asleep():
+        text += "; other programs use the CPU too, so threads wait asleep"
+    return text
 
 
 def model(run: Run) -> str:
