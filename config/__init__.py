@@ -86,8 +86,12 @@ class Config:
         None, "beta2 as a half-life in tokens, for any batch_size; overrides it", low=1
     )
     grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping", low=0)
-    epochs: float = setting(1.0, "passes over the training data", low=0)
-    max_steps: int | None = setting(None, "optimiser steps in all; overrides epochs", low=1)
+    epochs: float | None = setting(
+        None, "passes over the training data; None: 1, or as many as max_steps takes", low=0
+    )
+    max_steps: int | None = setting(
+        None, "optimiser steps in all; with epochs: what is reached first", low=1
+    )
     # looking, logging, saving
     eval_interval: int = setting(500, "steps between evaluations; 0: only at the end", low=0)
     eval_batches: int = setting(20, "batches an evaluation; 0: the whole validation split", low=0)
@@ -157,12 +161,14 @@ def load(argv: list[str]) -> Config:
     values = {}
     for preset in presets:
         values |= read_preset(preset, SETTINGS)
-    for arg in argv:
-        if arg.startswith("--"):
-            name, value = read_argument(arg, SETTINGS)
-            values[name] = value
+    typed = dict(read_argument(arg, SETTINGS) for arg in argv if arg.startswith("--"))
+    if typed.get("max_steps") or typed.get("epochs"):  # how long to train is said anew
+        values |= {"max_steps": None, "epochs": None}
+    values |= typed
     config = Config(**values)
     config.given = frozenset(values)
+    if config.max_steps is None and config.epochs is None:
+        config.epochs = 1.0
     if config.checkpoint_dir is None:
         run = presets[0].stem if presets else "run"
         config.checkpoint_dir = f"checkpoints/{run}"
@@ -219,8 +225,8 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"max_cost = {config.max_cost} needs cost_per_hour, the price of the machine an hour"
         )
-    if not config.max_steps and not config.epochs:
-        raise ConfigError("epochs = 0 and no max_steps: nothing to train")
+    if config.epochs == 0:
+        raise ConfigError("epochs = 0: nothing to train")
 
 
 def check_mirror(mirror: str | None, checkpoint_dir: str) -> None:

@@ -109,6 +109,26 @@ def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):
     assert config.load(["config/demo.py"]).checkpoint_dir == "checkpoints/demo"
 
 
+@pytest.mark.parametrize(
+    ("argument", "epochs", "max_steps"),
+    [
+        ("--n_layer=2", 8.0, 500),
+        ("--epochs=2", 2.0, None),
+        ("--max_steps=20", None, 20),
+        ("--max_steps=None", 8.0, None),
+    ],
+)
+def test_a_length_on_the_command_line_replaces_both_of_a_preset(
+    tmp_path, argument, epochs, max_steps
+):
+    c = config.load([preset(tmp_path, "epochs = 8\nmax_steps = 500\n"), argument])
+    assert (c.epochs, c.max_steps) == (epochs, max_steps)
+
+
+def test_a_run_of_no_given_length_is_an_epoch():
+    assert config.load([]).epochs == 1.0
+
+
 def test_two_presets_are_refused():
     with pytest.raises(ConfigError, match="one preset"):
         config.load(PRESETS[:2])

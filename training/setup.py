@@ -242,10 +242,13 @@ def build_state(
 
 def count_steps(config: Config, progress: Progress, windows: int) -> int:
     """The step at which the run ends. windows: sequences an epoch."""
-    if config.max_steps:
-        return config.max_steps
-    left = config.epochs * windows - progress.sequences
-    return progress.step + max(0, math.ceil(left / config.batch_size))
+    ends = []
+    if config.max_steps is not None:
+        ends.append(config.max_steps)
+    if config.epochs is not None:
+        left = config.epochs * windows - progress.sequences
+        ends.append(progress.step + max(0, math.ceil(left / config.batch_size)))
+    return min(ends)
 
 
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
@@ -268,10 +271,9 @@ def compilation_pays(config: Config, model: GPT, device: torch.device, windows: 
     """Whether to compile, or "max": as the setting says, else what a run so long repays."""
     if config.compile is not None:
         return config.compile
-    sequences = config.epochs * windows
-    if config.max_steps:
-        sequences = config.max_steps * config.batch_size
-    flops = sequences * config.block_size * model.flops_per_token() / ranks.count
+    steps = count_steps(config, Progress(), windows)
+    tokens = steps * config.batch_size * config.block_size
+    flops = tokens * model.flops_per_token() / ranks.count
     if hardware.tuning_pays(device, flops):
         return "max"
     return hardware.compile_pays(device, flops)

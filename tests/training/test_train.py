@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
 from training.resume import other_data
+from training.setup import count_steps
+from training.state import Progress
 
 # -- whole runs -----------------------------------------------------------------------------------
 
@@ -198,6 +201,13 @@ def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path
     assert result.returncode == 0, result.stderr
     last = [r for r in run_log.read(tmp_path / "run") if "loss" in r][-1]
     assert last["tokens"] == (20 * 8 + 10 * 16) * 32 and last["lr"] == pytest.approx(1e-4)
+
+
+def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
+    progress = Progress(step=10, sequences=40)
+    for epochs, max_steps, end in ((2.0, 30, 30), (2.0, 50, 50), (2.0, 500, 50), (None, 500, 500)):
+        config = Config(epochs=epochs, max_steps=max_steps, batch_size=4)
+        assert count_steps(config, progress, windows=100) == end
 
 
 def test_compiled_and_in_bf16_it_learns_the_same(char_data, tmp_path, finished):
