@@ -1,0 +1,72 @@
+"""The small runs of a family: train.py in one process after another, each kept in its folder.
+
+A run that is finished is read from its log, one that was cut off goes on. Knows settings and logs,
+not what follows from them.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from formats import run_log
+
+TRAIN = Path(__file__).parent.parent / "train.py"
+
+
+class RunFailed(RuntimeError):
+    """A small run that did not end well, in a sentence for the user."""
+
+
+def final_loss(folder: Path) -> float | None:
+    """The validation loss at a run's last step, in nats a token; None of one that is not done."""
+    total, loss = None, None
+    for record in run_log.iterate(folder):
+        total = record.get("total_steps", total)
+        if record.get("val_loss") is not None and record["step"] == total:
+            loss = record["val_loss"]
+    return loss
+
+
+def seconds_of(folder: Path) -> float:
+    """Seconds of training that a run took."""
+    return max((record["elapsed_s"] for record in run_log.iterate(folder)), default=0.0)
+
+
+def train(folder: Path, arguments: list[str], settings: dict) -> float:
+    """The final loss of the run in `folder`, trained to its end where it is not there yet.
+
+    arguments: a preset and settings as on the command line of train.py; settings: more, by name.
+    What the run prints goes to output.txt there. Raises RunFailed with its last words.
+    """
+    loss = final_loss(folder)
+    if loss is not None:
+        return loss
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(TRAIN), *arguments, f"--checkpoint_dir={folder}"]
+    command += [f"--{name}={value}" for name, value in settings.items()]
+    output = folder / "output.txt"
+    with open(output, "w", encoding="utf-8") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        status = wait(process)
+    loss = final_loss(folder)
+    if status or loss is None:
+        lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
+        raise RunFailed(f"{folder} ended with status {status}: {lines[-1]}; all of it: {output}")
+    return loss
+
+
+def wait(process: subprocess.Popen) -> int:
+    """The exit status of a process, which is ended with this one, and may save before."""
+
+    def leave(signum, frame):
+        sys.exit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
