@@ -17,6 +17,7 @@ from tqdm import tqdm
 import hardware
 from formats import files, run_folder, run_log
 from training import ranks, terminal
+from training.forecast import Forecast, forecast, strayed, usual_causes
 from training.loggers import Loggers
 from training.report_process import ReportProcess
 from training.setup import Run
@@ -36,6 +37,8 @@ class Recorder:
         self.complained = False
         self.last_step = {}  # its record
         self.losses = losses_since_evaluation(run.log)
+        self.curve = curve_of(run.log)
+        self.warned = any(record.get("event") == "off course" for record in run.log)
         self.logged_step = run.state.progress.step
         self.printed_at = 0.0
         self.bar = None  # until the first step
@@ -194,29 +197,65 @@ class Recorder:
         """
         run, finite = self.run, math.isfinite(val_loss)
         bits = self.bits_per_byte(val_loss)
+        training_loss = sum(self.losses) / len(self.losses) if self.losses else None
+        if finite:
+            self.curve.append((run.state.progress.step, training_loss, val_loss))
+        expected = self.expected()
         if answers:
             self.record({"samples": answers})
-        self.record(  # written last: it marks the evaluation as complete
-            {"val_loss": val_loss if finite else None, "bits_per_byte": bits if finite else None}
-        )
+        values = {
+            "val_loss": val_loss if finite else None,
+            "bits_per_byte": bits if finite else None,
+        }
+        if expected:
+            values["forecast"] = [round(value, 4) for value in expected]
+        self.record(values)  # written last: it marks the evaluation as complete
         evaluation = Evaluation(
             step=run.state.progress.step,
             total_steps=run.schedule.total_steps,
             epoch=run.epoch,
-            training_loss=sum(self.losses) / len(self.losses) if self.losses else None,
+            training_loss=training_loss,
             val_loss=val_loss,
             bits_per_byte=bits,
             best=best,
             tokens_per_second=self.last_step.get("tokens_per_second"),
             cost=run.budget.cost,
             seconds_left=self.seconds_left(),
+            expected=expected,
         )
         self.losses.clear()
         tqdm.write(str(evaluation))
+        self.warn_off_course()
         if answers:
             tqdm.write(terminal.samples(answers))
         sys.stdout.flush()
         self.report.refresh()
+
+    def expected(self) -> Forecast | None:
+        """The loss at the end of the run, as its curve so far promises it; None at the end."""
+        if self.run.schedule.done:
+            return None
+        return forecast(*self.course())
+
+    def course(self) -> tuple[list[float], list[float], list[float]]:
+        """Evaluations as shares of the run and losses, and the learning rates of all of it."""
+        schedule = self.run.schedule
+        shares = [step / schedule.total_steps for step, _, _ in self.curve]
+        return shares, [loss for _, _, loss in self.curve], schedule.learning_rates()
+
+    def warn_off_course(self) -> None:
+        """Say it, once in a run, when the curve has left its interval."""
+        expected = None if self.warned else strayed(*self.course())
+        if not expected:
+            return
+        self.warned = True
+        self.record({"event": "off course", "expected": [round(v, 4) for v in expected]})
+        training = [loss for _, loss, _ in self.curve if loss is not None]
+        tqdm.write(
+            f"off course: the last three evaluations lie above what the curve before promised,"
+            f" {expected.low:.4f} to {expected.high:.4f} by now;"
+            f" {usual_causes(training, self.run.epoch)}"
+        )
 
     def bits_per_byte(self, val_loss: float) -> float:
         """Nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
@@ -281,6 +320,19 @@ def losses_since_evaluation(log: list[dict]) -> list[float]:
         elif record.get("loss") is not None:
             losses.append(record["loss"])
     return losses
+
+
+def curve_of(log: list[dict]) -> list[tuple[int, float | None, float]]:
+    """The evaluations of a log: step, mean training loss since the one before, validation loss."""
+    curve, losses = [], []
+    for record in log:
+        if record.get("loss") is not None:
+            losses.append(record["loss"])
+        if record.get("val_loss") is not None:
+            training = sum(losses) / len(losses) if losses else None
+            curve.append((record["step"], training, record["val_loss"]))
+            losses = []
+    return curve
 
 
 def generate_command(folder: Path) -> str:

@@ -64,6 +64,12 @@ class Schedule:
         """That of the coming step."""
         return learning_rate_at(self.progress.step, self.total_steps, self.config)
 
+    def learning_rates(self, points: int = 1001) -> list[float]:
+        """Those of evenly spread steps of the run, the first and the last among them."""
+        last = self.total_steps - 1
+        steps = [round(n * last / (points - 1)) for n in range(points)]
+        return [learning_rate_at(step, self.total_steps, self.config) for step in steps]
+
     @property
     def evaluation_due(self) -> bool:
         """Whether this step is one to evaluate at, and has not been yet."""
