@@ -26,6 +26,7 @@ import hardware
 from formats import run_log
 from generating import cpu_kernels
 from model import GPTConfig
+from tools import wording
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -119,11 +120,7 @@ def gpt2_small(*arguments: str) -> GPTConfig:
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:
     """Print a table in characters: the first column to the left, the others to the right."""
-    lines = [head, *rows]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
-    for first, *others in lines:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        print("   ".join([f"{first:{widths[0]}}", *cells]))
+    print(wording.table(head, rows))
 
 
 def can_draw() -> bool:

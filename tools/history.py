@@ -77,6 +77,11 @@ class History:
         return min(self.evaluations, key=lambda e: e["val_loss"], default=None)
 
     @property
+    def expected(self) -> list[float] | None:
+        """The loss at the end of an unfinished run, with its interval, as last forecast."""
+        return self.evaluations[-1].get("forecast") if self.evaluations else None
+
+    @property
     def data(self) -> str:
         """What identifies the data: runs that agree in it can be compared in nats a token."""
         data = self.start.get("data") or {}

@@ -218,6 +218,10 @@ def key_figures(run: History) -> list[KeyFigure]:
             KeyFigure("perplexity", "", perplexity(loss)),
             KeyFigure("bits per byte", "", number(best.get("bits_per_byte"), 3)),
         ]
+    if run.expected:
+        loss, low, high = run.expected
+        detail = f"{number(low, 2)} to {number(high, 2)}"
+        figures.append(KeyFigure("loss expected at the end", detail, number(loss, 3)))
     in_epochs = f"{epochs:.2f} epochs" if epochs else ""
     starts = f"{run.starts} starts" if run.starts > 1 else ""
     figures += [

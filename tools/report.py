@@ -87,6 +87,16 @@ def small_pictures(runs: list[History]) -> list[SmallPicture]:
     return pictures
 
 
+def promise_picture(run: Path) -> str | None:
+    """What tools.scaling promised of a run, beside how it went; None where it promised nothing."""
+    from tools import charts, scaling_picture
+
+    study = scaling_picture.study_of(run)
+    if not study:
+        return None
+    return address(charts.svg(*WIDE, scaling_picture.draw_study, study, run))
+
+
 def write(folders: list[Path], out: Path) -> None:
     """Write the page, and the curves beside it as PNG; each appears whole.
 
@@ -96,11 +106,13 @@ def write(folders: list[Path], out: Path) -> None:
     from tools import charts, rendering  # takes a second: after what may be wrong with the runs
 
     page = page_of(runs)
+    promise = promise_picture(runs[0].folder) if len(runs) == 1 else None
     html = rendering.render(
         "report.html.j2",
         page=page,
         losses=loss_pictures(runs, page.nats),
         small=small_pictures(runs),
+        promise=promise,
         drawn=time.strftime("%Y-%m-%d %H:%M"),
     )
     out.parent.mkdir(parents=True, exist_ok=True)

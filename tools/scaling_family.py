@@ -16,12 +16,9 @@ from training.setup import model_config
 
 WIDTHS = [32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
 LEAST_LAYERS = 2
-# The powers of width, depth and steps that the best learning rate follows, measured by
-# benchmarks/learning_rates.py. Muon's own scale follows the matrices' shapes.
-EXPONENTS = {
-    "adamw": {"width": -0.5, "layers": -0.25, "steps": -0.1},
-    "muon": {"width": 0.0, "layers": 0.0, "steps": 0.0},
-}
+# The power of the width that the best learning rate follows, measured by
+# benchmarks/learning_rates.py: depth and steps hardly move it. Of Muon the AdamW beside it too.
+WIDTH_POWER = {"adamw": -0.5, "muon": -0.6}
 WARMUP = 0.1  # of the steps, at most: a preset's warm-up is that of a long run
 
 
@@ -75,14 +72,9 @@ def family(config: Config, meta: Meta) -> list[Size]:
 def settings_of(config: Config, size: Size, steps: int, factor: float = 1.0) -> dict:
     """What differs from the preset in a run of so many steps of a size, by name.
 
-    Learning rates follow by EXPONENTS from those of the preset, at its own size and max_steps,
-    times `factor`.
+    Learning rates follow by WIDTH_POWER from those of the preset, at its own width, times `factor`.
     """
-    powers = EXPONENTS[config.optimizer]
-    scale = factor * (size.n_embd / config.n_embd) ** powers["width"]
-    scale *= (size.n_layer / config.n_layer) ** powers["layers"]
-    if config.max_steps:
-        scale *= (steps / config.max_steps) ** powers["steps"]
+    scale = factor * (size.n_embd / config.n_embd) ** WIDTH_POWER[config.optimizer]
     values = {
         "n_layer": size.n_layer,
         "n_head": size.n_head,

@@ -11,11 +11,12 @@ from tools.scaling_family import Size
 from tools.scaling_fit import Law, effective_tokens
 
 SIZES, THIRDS = 4, 3  # of the small runs: so many sizes, each on C, C / 3 and C / 9
-LEAST_STEPS = 60  # below, a run is all warm-up
+STRIDE = 2  # every second size of a family: a law needs them far apart
+LEAST_STEPS = 50  # below, a run is all warm-up
 LEAST_RUNS = 6  # fewer cannot tell the law's five numbers apart
 MOST_EPOCHS = 4  # of a small run: up to here a repeated token is almost a new one
 GRID = 0.6  # share of the minutes; the rest is starts, evaluations, the sweep, measuring
-AIM = 3  # tokens a parameter that the largest of the small sizes sees at least
+AIM = 1  # tokens a parameter that the largest of the small sizes sees at least
 TRAINING = 0.95  # share of a run's hours; the rest is evaluations and saves
 
 
@@ -69,8 +70,8 @@ def small_runs(
             f" of {tokens_a_step:,}; add text, or lower batch_size"
         )
     chosen = []
-    for first in range(len(sizes) - SIZES + 1):
-        of_time = sizes[first : first + SIZES]
+    for first in range(len(sizes) - STRIDE * (SIZES - 1)):
+        of_time = sizes[first::STRIDE][:SIZES]
         speeds = [step_seconds(size) for size in of_time]
         if None in speeds and not first:
             raise PlanError(
@@ -82,7 +83,7 @@ def small_runs(
         runs = grid(of_time, speeds, GRID * seconds, tokens_a_step, unique)
         longest = max((run.steps for run in runs if run.size == of_time[-1]), default=0)
         enough = longest * tokens_a_step >= AIM * of_time[-1].weights
-        if len(chosen) >= LEAST_RUNS and not (len(runs) >= LEAST_RUNS and enough):
+        if first and not (len(runs) >= LEAST_RUNS and enough):
             break
         chosen = runs
     if len(chosen) < LEAST_RUNS:

@@ -30,7 +30,7 @@ def final_loss(folder: Path) -> float | None:
 
 def seconds_of(folder: Path) -> float:
     """Seconds of training that a run took."""
-    return max((record["elapsed_s"] for record in run_log.iterate(folder)), default=0.0)
+    return max((record.get("elapsed_s", 0.0) for record in run_log.iterate(folder)), default=0.0)
 
 
 def train(folder: Path, arguments: list[str], settings: dict) -> float:

@@ -49,3 +49,14 @@ def perplexity(loss: float | None) -> str:
 def visible(text: str) -> str:
     """Text in which a character that nobody can see is a dot."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\u00b7" for c in text)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in characters: the first column to the left, the others to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
+    shown = []
+    for first, *others in lines:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        shown.append("   ".join([f"{first:{widths[0]}}", *cells]))
+    return "\n".join(shown)

@@ -1,0 +1,141 @@
+"""What will my money buy: the law, the plan, and the tool itself on a small text."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import config
+from formats.data_folder import read_meta
+from tests.conftest import fails_clearly, run_script
+from tools import scaling_family, scaling_fit, scaling_plan
+
+TRUE = np.log([0.3, 0.9, 1.2, 0.4, 0.45])  # A, B, E, alpha, beta
+
+
+def runs_of_a_law(noise):
+    """Twelve small runs that follow TRUE but for so much noise: N, D, losses, operations."""
+    sizes = np.repeat([6e4, 1.6e5, 4.3e5, 7.2e5], 3)
+    tokens = np.tile([1e5, 3e5, 9e5], 4)
+    logs = scaling_fit.log_loss(TRUE, *scaling_fit.logs_of(sizes, tokens))
+    logs = logs + noise * np.random.default_rng(1).standard_normal(12)
+    return sizes, tokens, np.exp(logs), 6 * sizes * tokens
+
+
+def test_the_law_behind_small_runs_is_found_and_its_interval_holds():
+    law = scaling_fit.fit(*runs_of_a_law(noise=0.003))
+    for sizes, tokens in ((1e6, 1e6), (2e6, 2e6), (4e6, 8e6)):
+        true = float(np.exp(scaling_fit.log_loss(TRUE, *scaling_fit.logs_of(sizes, tokens))))
+        low, high = law.interval(sizes, tokens, 6 * sizes * tokens)
+        assert abs(law.loss(sizes, tokens) / true - 1) < 0.02 and low < true < high
+    near, far = law.interval(1e6, 1e6, 6e12), law.interval(1e8, 1e8, 6e16)
+    assert far[1] / far[0] > near[1] / near[0]
+
+
+def test_one_run_that_went_wrong_moves_the_law_little():
+    sizes, tokens, losses, computes = runs_of_a_law(noise=0.002)
+    before = scaling_fit.fit(sizes, tokens, losses, computes).loss(2e6, 4e6)
+    losses[5] *= 1.2
+    after = scaling_fit.fit(sizes, tokens, losses, computes).loss(2e6, 4e6)
+    assert abs(after / before - 1) < 0.01
+
+
+def test_repeated_tokens_count_for_less():
+    assert scaling_fit.effective_tokens(5e6, 1e7) == 5e6
+    assert scaling_fit.effective_tokens(2e7, 1e7) == pytest.approx(1.97e7, rel=0.01)
+    assert scaling_fit.effective_tokens(1e12, 1e7) == pytest.approx(16.4e7, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def demo(bpe_data):
+    """The demo's recipe on a small text, and the sizes of its family."""
+    c = config.load(["config/demo.py", "--block_size=32", "--batch_size=8"])
+    return c, scaling_family.family(c, read_meta(bpe_data))
+
+
+def test_a_family_grows_and_learning_rates_follow(demo):
+    c, sizes = demo
+    assert all(a.flops < b.flops for a, b in itertools.pairwise(sizes))
+    own = next(size for size in sizes if (size.n_layer, size.n_embd) == (4, 256))
+    assert own.n_head == 4
+    assert scaling_family.settings_of(c, own, c.max_steps)["muon_lr"] == c.muon_lr
+    gpt2 = config.load(["config/gpt2_small.py"])
+    narrow, wide = (scaling_family.settings_of(gpt2, size, 1000) for size in (sizes[0], sizes[-1]))
+    assert narrow["learning_rate"] > wide["learning_rate"]
+    assert narrow["warmup_steps"] == 100  # of 1,000 steps, not the preset's 2,000
+
+
+def test_small_runs_fit_into_their_minutes(demo):
+    _, sizes = demo
+
+    def step_seconds(size):
+        return size.flops * 256 / 1e11
+
+    plan = scaling_plan.small_runs(sizes, step_seconds, 600, 256, 10_000_000)
+    seconds = sum(step_seconds(run.size) * run.steps for run in plan)
+    assert 250 < seconds <= 1.01 * 0.6 * 600
+    assert len({run.size for run in plan}) >= 3 and min(run.steps for run in plan) >= 50
+    longer = scaling_plan.small_runs(sizes, step_seconds, 6000, 256, 100_000_000)
+    assert longer[-1].size.flops > plan[-1].size.flops
+
+
+def test_what_allows_no_plan_is_said_in_a_sentence(demo):
+    _, sizes = demo
+    with pytest.raises(scaling_plan.PlanError, match="too few for the smallest run"):
+        scaling_plan.small_runs(sizes, lambda size: 0.1, 600, 4096, 10_000)
+    with pytest.raises(scaling_plan.PlanError, match="raise --minutes"):
+        scaling_plan.small_runs(sizes, lambda size: 10.0, 600, 4096, 10_000_000)
+    with pytest.raises(scaling_plan.PlanError, match="not fit into the memory"):
+        scaling_plan.small_runs(sizes, lambda size: None, 600, 4096, 10_000_000)
+
+
+def test_the_best_size_is_looked_for_from_any_start(demo):
+    _, sizes = demo
+    law = scaling_fit.fit(*runs_of_a_law(noise=0.002))
+    asked = []
+
+    def make(size):
+        asked.append(size)
+        steps = int(1e14 / size.flops / 1000)
+        return scaling_plan.offer(size, steps, 1.0, 1000, 10**9, law)
+
+    found = [scaling_plan.offers(sizes, make, start) for start in (0, 5, 12)]
+    best = {min(offers, key=lambda o: o.loss).size for offers in found}
+    assert len(best) == 1
+    asked.clear()
+    scaling_plan.offers(sizes, make, sizes.index(best.pop()))
+    assert len(asked) == 3
+
+
+SMALL = ["--block_size=32", "--batch_size=4", "--device=cpu"]
+
+
+def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
+    command = ["-m", "tools.scaling", "--data", bpe_data, "--hours", "0.002", "--minutes", "0.3"]
+    command += ["--out", tmp_path / "study", *SMALL]
+    result = run_script(*command)
+    assert result.returncode == 0, result.stderr
+    assert "bits per byte" in result.stdout and "<<" in result.stdout
+    study = json.loads((tmp_path / "study" / "scaling.json").read_text())
+    assert len(study["runs"]) >= scaling_plan.LEAST_RUNS
+    preset = tmp_path / "study" / "recommended.py"
+    chosen = config.load([str(preset)])
+    assert chosen.n_embd == study["recommended"]["size"]["n_embd"]
+    again = run_script(*command)  # nothing is trained a second time
+    assert again.returncode == 0 and "after" not in again.stdout, again.stdout
+    trained = run_script("train.py", preset, "--max_steps=40", "--report_minutes=0")
+    assert trained.returncode == 0, trained.stderr
+    drawn = run_script("-m", "tools.report", tmp_path / "study" / "run")
+    assert drawn.returncode == 0, drawn.stderr
+    page = (tmp_path / "study" / "run" / "report.html").read_text(encoding="utf-8")
+    assert "What was promised" in page
+
+
+def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
+    tool = ["-m", "tools.scaling", "--data", bpe_data, "--out", tmp_path / "none"]
+    fails_clearly(run_script(*tool), "give one budget")
+    fails_clearly(run_script(*tool, "--max_cost", "5"), "--cost_per_hour")
+    fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
+    fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
+    fails_clearly(run_script(*tool, "--hours", "1", "--widht=3"), "widht")

@@ -1,0 +1,103 @@
+"""A run beside what was promised of it: small runs, the law, the prediction and its own curve.
+
+Reads what tools/scaling.py wrote beside the run; draws with charts.py's colours.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from formats import files, run_log
+from tools.charts import BLUE, COLOURS, RED, smooth, thin
+
+PLAN, RUN = "scaling.json", "run"  # names in the folder of a study
+
+
+@dataclass
+class Study:
+    """What scaling.json holds, with the folder that it lies in."""
+
+    folder: Path
+    law: dict
+    runs: list[dict]
+    recommended: dict
+
+
+def study_of(run: Path) -> Study | None:
+    """The study that recommended a run; None of a run that was never predicted."""
+    folder = run.resolve().parent
+    if run.resolve().name != RUN:
+        return None
+    known = files.read_json(folder / PLAN, law=dict, runs=list, recommended=dict)
+    if not known:
+        return None
+    return Study(folder, known["law"], known["runs"], known["recommended"])
+
+
+def loss_of(law: dict, weights: float, tokens: np.ndarray) -> np.ndarray:
+    """scaling_fit.Law.loss, from the numbers that scaling.json keeps."""
+    of_size = law["A"] * (1e6 / weights) ** law["alpha"]
+    return law["E"] + of_size + law["B"] * (1e6 / tokens) ** law["beta"]
+
+
+def draw_study(axes: Axes, study: Study, run: Path) -> None:
+    """Losses over operations, small runs to the left and the real one to the right."""
+    sizes = dict.fromkeys((r["n_layer"], r["n_embd"]) for r in study.runs)
+    colours = {size: COLOURS[n % len(COLOURS)] for n, size in enumerate(sizes)}
+    lowest = []
+    for small in study.runs:
+        size = small["n_layer"], small["n_embd"]
+        operations, losses = curve_of(study.folder / small["run"], small["flops"])
+        axes.plot(operations, losses, color=colours[size], linewidth=0.8, alpha=0.5)
+        axes.plot(small["compute"], small["loss"], "o", color=colours[size], markersize=4)
+        lowest.append(small["loss"])
+    for size, colour in colours.items():
+        of_size = [r for r in study.runs if (r["n_layer"], r["n_embd"]) == size]
+        tokens = np.geomspace(min(r["tokens"] for r in of_size), of_size[0]["tokens"] * 30)
+        losses = loss_of(study.law, of_size[0]["weights"], tokens)
+        label = f"{size[0]} x {size[1]}"
+        axes.plot(
+            tokens * of_size[0]["flops"], losses, "--", color=colour, linewidth=1, label=label
+        )
+    promised = study.recommended
+    flops = promised["size"]["flops"]
+    axes.errorbar(
+        promised["tokens"] * flops,
+        promised["loss"],
+        [[promised["loss"] - promised["low"]], [promised["high"] - promised["loss"]]],
+        fmt="D",
+        color=BLUE,
+        capsize=4,
+        label="promised",
+        zorder=4,
+    )
+    operations, losses = curve_of(run, flops)
+    axes.plot(operations, losses, color=RED, linewidth=0.8, alpha=0.5)
+    evaluated, losses = evaluations_of(run, flops * promised["tokens"] / promised["steps"])
+    axes.plot(
+        evaluated, losses, color=RED, linewidth=1.6, marker="o", markersize=3, label="the run"
+    )
+    axes.set_xscale("log")
+    axes.set_ylim(0.9 * min(promised["low"], *losses), 1.15 * np.percentile(lowest, 90))
+    axes.set_xlabel("operations of training")
+    axes.set_ylabel("loss, nats a token")
+    axes.legend(fontsize=8)
+
+
+def curve_of(run: Path, flops: float) -> tuple[np.ndarray, np.ndarray]:
+    """The smoothed training loss of a run against operations, flops a token."""
+    points = [(r["tokens"], r["loss"]) for r in run_log.iterate(run) if r.get("loss")]
+    if not points:
+        return np.array([]), np.array([])
+    tokens, losses = np.array(points).T
+    losses = smooth(losses)
+    kept = thin(losses)
+    return tokens[kept] * flops, losses[kept]
+
+
+def evaluations_of(run: Path, a_step: float) -> tuple[list[float], list[float]]:
+    """The validation losses of a run against operations, so many a step."""
+    known = [r for r in run_log.iterate(run) if r.get("val_loss") is not None]
+    return [r["step"] * a_step for r in known], [r["val_loss"] for r in known]
