@@ -3,7 +3,7 @@
     python prepare_data.py --vocab_size 1024 --out data/stdlib_1024
     python prepare_data.py '.venv/lib/python3*/site-packages/torch/include/**/*.h' --clean \\
         --dedupe near --vocab_size 1024 --out data/headers_1024
-    python -m benchmarks.scaling [--tasks stdlib_1024:gpt2 ...] [--compute 5e11]
+    python -m benchmarks.scaling [--tasks stdlib_1024:gpt2 ...] [--compute 4e11]
 
 For each text and recipe: small runs of at most C operations are fitted, and runs of 4 C and 16 C,
 of other shapes and tokens, are predicted. Each of them is train.py in a process of its own, in
@@ -187,7 +187,7 @@ def main(argv):
     parser = argument_parser("scaling", __doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TEXT:RECIPE")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the texts lie")
-    parser.add_argument("--compute", type=float, default=5e11, help="C, in operations")
+    parser.add_argument("--compute", type=float, default=4e11, help="C, in operations")
     parser.add_argument("--work", type=Path, default=Path("checkpoints/scaling_benchmark"))
     args = parser.parse_args(argv)
     found = {}

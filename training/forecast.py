@@ -25,6 +25,7 @@ NOISE = 0.0054  # of a loss, as a share of it
 OLDER = 0.8  # the power of the way with which older losses count for less
 FARTHER = 0.006  # of a forecast, for each power of e by which the way still grows
 LEAST = 3  # losses without which nothing is said
+MOST = 64  # losses that are used, evenly spread: of a thousand the matrices would take seconds
 LEVEL = 1.645  # nine of ten lie within so many standard deviations
 STRAYED = 3  # evaluations in a row above their intervals, which is no chance
 
@@ -54,6 +55,8 @@ def forecast(shares, losses, rates, share: float = 1.0) -> Forecast | None:
     shares, losses = shares[used], losses[used]
     if len(losses) < LEAST:
         return None
+    kept = np.unique(np.linspace(0, len(losses) - 1, MOST).astype(int))
+    shares, losses = shares[kept], losses[kept]
     ways = np.cumsum(rates)
     so_far = np.interp(shares[-1], points, ways)
     came = np.interp(shares, points, ways) / so_far
