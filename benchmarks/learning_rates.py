@@ -153,6 +153,7 @@ def compare(runs, recipe):
     plain = {w: points_of(runs, recipe, mu=False, width=w) for w in WIDTHS}
     mu = {w: points_of(runs, recipe, mu=True, width=w) for w in WIDTHS[1:]}
     best = {w: valley(plain[w]) for w in WIDTHS}
+    valleys = [best[w][0] for w in WIDTHS]
     small, middle, large = WIDTHS
     slope = (best[middle][0] - best[small][0]) / math.log2(middle / small)
     ruled = best[middle][0] + slope * math.log2(large / middle)
@@ -165,7 +166,8 @@ def compare(runs, recipe):
     return {
         "best_factor": {str(w): round(2 ** best[w][0], 3) for w in WIDTHS},
         "best_factor_mu": {str(w): round(2 ** valley(mu[w])[0], 3) for w in WIDTHS[1:]},
-        "exponent_of_width": round(slope, 3),
+        "exponent_of_two_widths": round(slope, 3),
+        "exponent_of_width": round(np.polyfit(np.log2(WIDTHS), valleys, 1)[0], 3),
         "best_of_the_sweeps": lowest,
         "chosen": {
             name: {"factor": round(2**x, 3), "loss": round(loss, 4), "off": loss / lowest - 1}
