@@ -147,7 +147,7 @@ def refuse_other_shapes(c: Config) -> None:
 def best_factor(study: Study, size: Size, steps: int) -> float:
     """The factor on the preset's learning rates that does best at the smallest size.
 
-    By doublings, on to where the loss rises again; between them by a parabola.
+    By doublings, on to where the loss rises again.
     """
     losses = {}
 
