@@ -3,7 +3,7 @@
     python prepare_data.py --vocab_size 1024 --out data/stdlib_1024
     python prepare_data.py '.venv/lib/python3*/site-packages/torch/include/**/*.h' --clean \\
         --dedupe near --vocab_size 1024 --out data/headers_1024
-    python -m benchmarks.scaling [--tasks stdlib_1024:gpt2 ...] [--compute 4e11]
+    python -m benchmarks.scaling [--tasks stdlib_1024:gpt2 ...] [--compute 2e11]
 
 For each text and recipe: small runs of at most C operations are fitted, and runs of 4 C and 16 C,
 of other shapes and tokens, are predicted. Each of them is train.py in a process of its own, in
@@ -28,27 +28,27 @@ from tools.scaling_fit import effective_tokens, fit
 from tools.scaling_runs import seconds_of, train
 
 RECIPES = {
-    "gpt2": ["config/shakespeare_char.py", "--learning_rate=2e-3"],
-    "modern": ["config/demo.py"],
+    "gpt2": ["config/shakespeare_char.py", "--learning_rate=1.6e-3"],
+    "modern": ["config/demo.py", "--learning_rate=4e-3", "--muon_lr=0.03"],
 }
 SHARED = [
     "--block_size=128",
-    "--batch_size=8",
+    "--batch_size=4",
     "--tie_weights=False",
     "--compile=False",
-    "--eval_batches=32",
+    "--eval_batches=64",
     "--sample_prompts=[]",
     "--report_minutes=0",
     "--save_interval=0",
     "--keep_last=1",
 ]
 TASKS = [f"{text}:{recipe}" for text in ("stdlib_1024", "headers_1024") for recipe in RECIPES]
-# Layers and widths. Each of those fitted is trained on C, C / 3, C / 9 and C / 27, as far as that
+# Layers and widths. Each of those fitted is trained on C, C / 2, C / 4 and C / 8, as far as that
 # makes LEAST_STEPS.
 FITTED = [(2, 32), (2, 64), (3, 96), (3, 128)]
 PREDICTED = {4: [(2, 96), (4, 96), (4, 128)], 16: [(2, 128), (4, 128), (4, 192)]}
-LEAST_STEPS = 50
-EVALUATIONS = 16  # of a predicted run: its curve is one that training/forecast.py is tried on
+LEAST_STEPS = 40
+EVALUATIONS = 12  # of a predicted run: its curve is one that training/forecast.py is tried on
 AIMS = {4: 0.02, 16: 0.04}
 HEAD = 32
 
@@ -58,7 +58,7 @@ def runs_of(recipe, data, compute):
     c = settings.load([*RECIPES[recipe], *SHARED, f"--data_dir={data}"])
     c.n_head, c.n_embd = 1, HEAD  # so that all heads are equally wide
     meta = read_meta(data)
-    wanted = [(shape, compute / 3**n, 1) for shape in FITTED for n in range(4)]
+    wanted = [(shape, compute / 2**n, 1) for shape in FITTED for n in range(4)]
     wanted += [(shape, compute * times, times) for times in PREDICTED for shape in PREDICTED[times]]
     found = []
     for (layers, width), operations, times in wanted:
@@ -187,7 +187,7 @@ def main(argv):
     parser = argument_parser("scaling", __doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TEXT:RECIPE")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the texts lie")
-    parser.add_argument("--compute", type=float, default=4e11, help="C, in operations")
+    parser.add_argument("--compute", type=float, default=2e11, help="C, in operations")
     parser.add_argument("--work", type=Path, default=Path("checkpoints/scaling_benchmark"))
     args = parser.parse_args(argv)
     found = {}
