@@ -24,7 +24,16 @@ from formats.data_folder import DataError, read_meta
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from tools.scaling_family import Size, family, settings_of
-from tools.scaling_plan import LEAST_STEPS, TRAINING, PlanError, doubts, offer, offers, small_runs
+from tools.scaling_plan import (
+    LEAST_STEPS,
+    TRAINING,
+    PlanError,
+    SmallRun,
+    doubts,
+    offer,
+    offers,
+    small_runs,
+)
 from tools.scaling_runs import RunFailed, seconds_of, train
 from tools.wording import duration, short, table
 from training.errors import RunError
@@ -79,6 +88,21 @@ class Study:
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_json(self.folder / "family.json", mine)
 
+    def plan(self, minutes: float) -> list[SmallRun]:
+        """The small runs for so many minutes: those of the first time, if they were planned before.
+
+        Speeds measured again would be others, and so would the runs.
+        """
+        path = self.folder / "plan.json"
+        known = files.read_json(path, minutes=float, runs=list)
+        if known and known["minutes"] == minutes:
+            return [SmallRun(self.sizes[index], steps) for index, steps in known["runs"]]
+        tokens = (self.tokens_a_step, self.unique)
+        runs = small_runs(self.sizes, self.step_seconds, 60 * minutes, *tokens)
+        numbered = [[self.sizes.index(run.size), run.steps] for run in runs]
+        files.write_json(path, {"minutes": minutes, "runs": numbered})
+        return runs
+
     def step_seconds(self, size: Size, steps: int = 0) -> float | None:
         """Seconds of an optimiser step here, measured; None where it does not fit into memory.
 
@@ -116,7 +140,11 @@ class Study:
         loss = train(self.folder / name, self.arguments, values)
         seconds = seconds_of(self.folder / name)
         if not known:
-            print(f"{size}, {steps:,} steps: loss {loss:.4f} after {duration(seconds)}", flush=True)
+            rates = "" if factor == 1 else f", learning rates x {factor:g}"
+            print(
+                f"{size}, {steps:,} steps{rates}: loss {loss:.4f} after {duration(seconds)}",
+                flush=True,
+            )
         tokens = steps * self.tokens_a_step
         return asdict(size) | {
             "run": name,
@@ -166,9 +194,7 @@ def fit_small_runs(study: Study, minutes: float) -> tuple:
     """The law, the small runs that it was fitted to, and the factor on the learning rates."""
     from tools.scaling_fit import effective_tokens, fit
 
-    plan = small_runs(
-        study.sizes, study.step_seconds, 60 * minutes, study.tokens_a_step, study.unique
-    )
+    plan = study.plan(minutes)
     sizes = [str(size) for size in dict.fromkeys(run.size for run in plan)]
     print(f"{len(plan)} small runs of the sizes {', '.join(sizes)} (layers x width)", flush=True)
     smallest = [run for run in plan if run.size == plan[0].size]

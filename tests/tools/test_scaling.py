@@ -112,7 +112,7 @@ SMALL = ["--block_size=32", "--batch_size=4", "--device=cpu"]
 
 
 def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
-    command = ["-m", "tools.scaling", "--data", bpe_data, "--hours", "0.002", "--minutes", "0.3"]
+    command = ["-m", "tools.scaling", "--data", bpe_data, "--hours", "0.002", "--minutes", "0.5"]
     command += ["--out", tmp_path / "study", *SMALL]
     result = run_script(*command)
     assert result.returncode == 0, result.stderr
