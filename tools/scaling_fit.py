@@ -13,13 +13,14 @@ from scipy.optimize import least_squares
 # passes over the same text are worth wears off with this many of them.
 REPEATS = 15.4
 MILLION = 1e6
-NOISE = 0.004  # of a run's log loss: between seeds, and by what the law is no law
-FARTHER = 0.01  # the same for each power of four by which a run's compute exceeds those fitted
-# What is known before the first run. The exponents were 0.34 and 0.28 in the paper, 0.35 and 0.37
-# where its data were fitted again (Besiroglu et al., 2024, "Chinchilla Scaling: A replication
-# attempt"); E lies somewhere below the losses seen. A dozen small runs alone settle neither.
-EXPONENT, FLOOR = 0.35, 0.5  # FLOOR: E as a share of the lowest loss seen
-SPREAD = 0.4  # of the logarithms of all three
+NOISE = 0.01  # of a run's log loss: between seeds, and by what the law is no law
+FARTHER = 0.02  # the same for each power of four by which a run's compute exceeds those fitted
+# What is known before the first run, which is little. The exponents were 0.34 and 0.28 in the
+# paper, 0.35 and 0.37 where its data were fitted again (Besiroglu et al., 2024, "Chinchilla
+# Scaling: A replication attempt"); E lies far below the losses of small runs. A dozen of these
+# alone settle neither.
+EXPONENT, FLOOR = 0.3, 0.15  # FLOOR: E as a share of the lowest loss seen
+SPREAD = 0.8  # of the logarithms of all three
 DRAWS = 200  # of the bootstrap
 
 
