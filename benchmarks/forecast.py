@@ -2,7 +2,7 @@
 
     python -m benchmarks.forecast
 
-Takes the evaluations that benchmarks/time_to_loss.py and benchmarks/scaling.py left in results/:
+Takes the evaluations that benchmarks/time_to_loss.py, scaling.py and promise.py left in results/:
 GPT-2's recipe with a cosine and the modern one with a straight line down, from a minute to some.
 Trains nothing. Writes results/forecast.json: how far forecasts are off from each quarter of a run
 on, and how many final losses lie in their intervals of nine in ten.
@@ -61,6 +61,10 @@ def finished_runs():
                 more = [f"--max_steps={run['steps']}", f"--warmup_steps={run['warmup_steps']}"]
                 c = settings.load([*scaling.RECIPES[recipe], *scaling.SHARED, *more])
                 yield finished(task, c, run["curve"])
+    path = RESULTS / "promise.json"
+    for run in json.loads(path.read_text())["runs"] if path.exists() else []:
+        settings_of_run = settings.Config(**run["settings"])
+        yield finished("recommended by tools.scaling", settings_of_run, run["curve"])
 
 
 def forecasts(run: Finished) -> list[tuple[float, Forecast]]:

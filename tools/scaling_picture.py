@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from formats import files, run_log
 from tools.charts import BLUE, COLOURS, RED, smooth, thin
 
+SIZES = [colour for colour in COLOURS if colour not in (BLUE, RED)]
+
 PLAN, RUN = "scaling.json", "run"  # names in the folder of a study
 
 
@@ -44,8 +46,10 @@ def loss_of(law: dict, weights: float, tokens: np.ndarray) -> np.ndarray:
 
 def draw_study(axes: Axes, study: Study, run: Path) -> None:
     """Losses over operations, small runs to the left and the real one to the right."""
+    promised = study.recommended
+    flops = promised["size"]["flops"]
     sizes = dict.fromkeys((r["n_layer"], r["n_embd"]) for r in study.runs)
-    colours = {size: COLOURS[n % len(COLOURS)] for n, size in enumerate(sizes)}
+    colours = {size: SIZES[n % len(SIZES)] for n, size in enumerate(sizes)}
     lowest = []
     for small in study.runs:
         size = small["n_layer"], small["n_embd"]
@@ -55,14 +59,13 @@ def draw_study(axes: Axes, study: Study, run: Path) -> None:
         lowest.append(small["loss"])
     for size, colour in colours.items():
         of_size = [r for r in study.runs if (r["n_layer"], r["n_embd"]) == size]
-        tokens = np.geomspace(min(r["tokens"] for r in of_size), of_size[0]["tokens"] * 30)
+        to_the_promise = promised["tokens"] * flops / of_size[0]["flops"]
+        tokens = np.geomspace(min(r["tokens"] for r in of_size), to_the_promise)
         losses = loss_of(study.law, of_size[0]["weights"], tokens)
         label = f"{size[0]} x {size[1]}"
         axes.plot(
             tokens * of_size[0]["flops"], losses, "--", color=colour, linewidth=1, label=label
         )
-    promised = study.recommended
-    flops = promised["size"]["flops"]
     axes.errorbar(
         promised["tokens"] * flops,
         promised["loss"],

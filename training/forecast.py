@@ -4,7 +4,7 @@ Two things lower a loss: how far the weights have come, which is the sum of the 
 far, and a low learning rate now (Tissue et al., 2024, "Scaling Law with Learning Rate Annealing").
 So, at a point of the run,
 
-    loss = floor + fall * (way / way so far)^-power + height * rate
+    loss = floor + fall * (way / way so far)^-power + height * rate^1.13
 
 where rate is a share of the peak, and way its sum up to there. For each power that is a linear
 model: what is known of it after some losses, given what runs usually do, is a formula, and so is
@@ -17,13 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 POWERS = np.array([0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4])
+RATE_POWER = 1.13  # of the learning rate, in the formula above
 # What floor, fall and height usually are as shares of the last loss, and by how much that varies:
-# these and the next three make the forecasts of the runs in benchmarks/forecast.py likeliest.
-USUAL = np.array([0.555, 0.19, 0.058])
-SPREAD = np.array([0.11, 0.064, 0.047])
-NOISE = 0.0054  # of a loss, as a share of it
-OLDER = 0.8  # the power of the way with which older losses count for less
-FARTHER = 0.006  # of a forecast, for each power of e by which the way still grows
+# with these and the next three the outcomes of the runs in benchmarks/forecast.py are likeliest.
+USUAL = np.array([0.505, 0.373, 0.1])
+SPREAD = np.array([0.3, 0.054, 0.03])
+NOISE = 0.0055  # of a loss, as a share of it
+OLDER = 0.58  # the power of the way with which older losses count for less
+FARTHER = 0.005  # of a forecast, for each power of e by which the way still grows
 LEAST = 3  # losses without which nothing is said
 MOST = 64  # losses that are used, evenly spread: of a thousand the matrices would take seconds
 LEVEL = 1.645  # nine of ten lie within so many standard deviations
@@ -65,8 +66,8 @@ def forecast(shares, losses, rates, share: float = 1.0) -> Forecast | None:
     noise = NOISE * came**-OLDER
     found = []
     for power in POWERS:
-        x = np.stack([np.ones(len(came)), came**-power, here], axis=1)
-        at = np.array([1.0, goes**-power, there])
+        x = np.stack([np.ones(len(came)), came**-power, here**RATE_POWER], axis=1)
+        at = np.array([1.0, goes**-power, there**RATE_POWER])
         found.append(regress(x, losses / losses[-1], at, noise))
     evidence, means, variances = np.array(found).T
     weights = np.exp(evidence - evidence.max())
@@ -100,8 +101,8 @@ def strayed(shares, losses, rates) -> Forecast | None:
     The intervals are those that the losses before the three promised. None where all is well.
     """
     known = len(losses) - STRAYED
-    if known < LEAST:
-        return None
+    if known < 2 * LEAST:
+        return None  # of a curve that has hardly begun all is possible
     for share, loss in zip(shares[known:], losses[known:], strict=True):
         expected = forecast(shares[:known], losses[:known], rates, share)
         if not expected or loss <= expected.high:

@@ -1,0 +1,60 @@
+"""What tools.scaling promised of the runs that it recommended, beside what they ended with.
+
+    python -m tools.scaling --data data/NAME --hours 0.1 --minutes 5 ...
+    python train.py checkpoints/scaling/NAME_demo/recommended.py
+    python -m benchmarks.promise checkpoints/scaling/NAME_demo [...]
+
+Takes finished studies, trains nothing. Writes results/promise.json, curves included, which
+benchmarks/forecast.py tries its forecasts on.
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks import argument_parser, print_table, write_json
+from formats import files, run_log
+from tools.scaling_picture import study_of
+from tools.scaling_runs import final_loss
+
+SETTINGS = ("max_steps", "warmup_steps", "learning_rate", "min_lr", "lr_schedule", "decay_fraction")
+
+
+def outcome(folder: Path) -> dict:
+    """The promise of a study and the outcome of its run."""
+    study, log = study_of(folder / "run"), run_log.read(folder / "run")
+    promised, loss = study.recommended, final_loss(folder / "run")
+    c = files.read_json(folder / "run" / "config.json")
+    return {
+        "data": c["data_dir"],
+        "size": f"{promised['size']['n_layer']} x {promised['size']['n_embd']}",
+        "small_runs": len(study.runs),
+        "extrapolation": promised["extrapolation"],
+        "promised": [promised["loss"], promised["low"], promised["high"]],
+        "loss": loss,
+        "off": promised["loss"] / loss - 1,
+        "inside": promised["low"] <= loss <= promised["high"],
+        "settings": {name: c[name] for name in SETTINGS},
+        "curve": [[r["step"], r["val_loss"]] for r in log if r.get("val_loss") is not None],
+    }
+
+
+def main(argv):
+    parser = argument_parser("promise", __doc__)
+    parser.add_argument("studies", nargs="+", type=Path)
+    outcomes = [outcome(folder) for folder in parser.parse_args(argv).studies]
+    rows = [
+        [
+            f"{o['data']}, {o['size']}",
+            f"{o['extrapolation']:.0f}",
+            "{:.3f} ({:.3f} to {:.3f})".format(*o["promised"]),
+            f"{o['loss']:.3f}",
+            f"{o['off']:+.1%}",
+        ]
+        for o in outcomes
+    ]
+    print_table(["run", "times the small ones", "promised", "came out", "off"], rows)
+    write_json("promise", {"runs": outcomes})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
