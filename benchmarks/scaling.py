@@ -178,6 +178,8 @@ def draw(tasks):
             axes.set_xlabel("operations")
             axes.set_ylabel("loss, nats a token")
             axes.legend(fontsize=8)
+        for axes in panels[len(tasks) :]:
+            axes.set_axis_off()
         path = RESULTS / "scaling_cpu.png"
         figure.savefig(path, dpi=110)
         print(f"drawn to {path}")
