@@ -108,7 +108,7 @@ def test_the_best_size_is_looked_for_from_any_start(demo):
     assert len(asked) == 3
 
 
-SMALL = ["--block_size=32", "--batch_size=4", "--device=cpu"]
+SMALL = ["--block_size=16", "--batch_size=2", "--device=cpu"]
 
 
 def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
