@@ -34,7 +34,8 @@ class Corpus:
 
 CATALOG = {
     # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet,
-    # the last of 540,632,672 bytes. Estimates: the others of 2.15 GB, 4.6 bytes of text a token.
+    # the last of 540,632,672 bytes, ten others of 21,520,368,509 together. Estimates: three more
+    # like those, and 4.6 bytes of text a token.
     "fineweb-edu": Corpus(
         repository="HuggingFaceFW/fineweb-edu",
         files="sample/10BT/*.parquet",
@@ -73,22 +74,25 @@ CATALOG = {
         text=0.5,
         heading=r" = [^=]+ = \n?",
     ),
-    # 41 files, 20231101.en/train-00000-of-00041.parquet and so on. Estimates: both sizes.
+    # Card: 41 files, 20231101.en/train-00000-of-00041.parquet and so on, 11,630,929,031 bytes to
+    # download, 20,200,062,385 of text in 6,407,814 rows.
     "wikipedia-en": Corpus(
         repository="wikimedia/wikipedia",
         files="20231101.en/train-*.parquet",
         field="text",
-        licence="CC BY-SA 3.0",
-        download=11.7,
+        licence="CC BY-SA 3.0 and GFDL",
+        download=11.6,
         text=20.2,
     ),
     # 9 files, data/all/train-00000-of-00009.parquet and so on; the first has at most 328 MB.
-    # Estimates: both sizes. Its parts have licences of their own.
+    # 1,043,917 rows. Estimates: both sizes. Card: "All the new datasets (Smol-Magpie-Ultra,
+    # Smol-contraints, Smol-rewrite, Smol-summarize) are licensed under Apache 2.0. For the existing
+    # public datasets, please refer to the original dataset for the license".
     "smoltalk": Corpus(
         repository="HuggingFaceTB/smoltalk",
         files="data/all/train-*.parquet",
         field="messages",
-        licence="as on its card",
+        licence="Apache 2.0 and, of older parts, others (its card)",
         download=2.1,
         text=3.9,
     ),
