@@ -20,14 +20,12 @@ from pathlib import Path
 
 from formats.data_folder import DataError, dtype_for
 from preparing.arguments import parse_args
-from preparing.encoder import encode_pieces, load_tokenizer
+from preparing.encoder import encode_pieces
 from preparing.errors import InputError, PrepareError
 from preparing.folders import verify
 from preparing.job import Job, lock
-from preparing.pieces import Position, batches
-from preparing.pool import Pool
+from preparing.pieces import Position
 from preparing.progress import Progress
-from preparing.readers import read_pieces
 from preparing.summary import describe, summary
 from preparing.tokenizers import obtain_tokenizer
 from preparing.writer import Journal, Output
@@ -60,8 +58,8 @@ def prepare(args: Namespace) -> None:
 def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
     """Tokenise what is asked for and not finished yet into the working folder; says how far.
 
-    Pieces are read here, encoded by worker processes, and written here in order. Raises InputError
-    when nothing is left of the text.
+    Pieces are encoded by worker processes, and written here in order.
+    Raises InputError when nothing is left of the text.
     """
     output = Output(
         job.work,
@@ -75,22 +73,19 @@ def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
     if not journal.complete and not output.is_full:
-        path = job.tokenizer_path
         dtype = dtype_for(tokenizer.vocab_size)
-        encode = functools.partial(encode_pieces, path, dtype, job.options)
+        encode = functools.partial(encode_pieces, tokenizer, dtype, job.options)
         with (
-            job.fetcher(start.source) as files,
-            Pool(job.worker_count(), functools.partial(load_tokenizer, path)) as pool,
+            job.engine(encode, start) as engine,
             Progress(job.total, "tokenising", job.done(journal)) as bar,
         ):
-            pieces = read_pieces(job.sources, start, job.options, files.open)
             output.start_clock()  # the workers are up
-            for parts in pool.map(encode, batches(pieces)):  # read, cleaned and tokenised
+            for parts in engine.results():  # read, cleaned and tokenised
                 for part in parts:
                     if not output.is_full:
                         output.add(part)  # split, without copies, and written
-                files.release(output.saved.source)
-                bar.to(job.done(journal), files.status())
+                engine.release(output.saved.source)
+                bar.to(job.done(journal), engine.status())
                 if output.is_full:
                     break
         output.save()

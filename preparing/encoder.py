@@ -4,11 +4,9 @@ Independent of processes, of files to write, and of what came before: the same p
 the same ids.
 """
 
-import functools
 import hashlib
 import unicodedata
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -51,17 +49,10 @@ class Encoded:
         return self.begins and self.ends
 
 
-@functools.cache
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer at a path, read once a process."""
-    return Tokenizer.load(path)
-
-
 def encode_pieces(
-    tokenizer_path: Path, dtype: str, options: Options, pieces: list[Piece]
+    tokenizer: Tokenizer, dtype: str, options: Options, pieces: list[Piece]
 ) -> list[Encoded]:
     """Encode the documents of each piece. Raises InputError or TokenizerError, naming the file."""
-    tokenizer = load_tokenizer(tokenizer_path)
     return [encode_piece(tokenizer, dtype, options, piece.with_data()) for piece in pieces]
 
 

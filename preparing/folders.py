@@ -125,11 +125,11 @@ def compress(folder: Path, splits: dict[str, Split], workers: int) -> None:
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
     kept = [file for split in splits.values() for file in with_mask(split)]
     size = sum((folder / file.file).stat().st_size for file in kept)
-    with Pool(workers) as pool, Progress(size, "compressing") as bar:
+    with Pool(workers, compress_block) as pool, Progress(size, "compressing") as bar:
         for file in kept:
             path = folder / f"{file.file}.gz"
             with open(path, "wb") as target:
-                for data in pool.map(compress_block, _blocks(folder / file.file)):
+                for data in pool.map(_blocks(folder / file.file)):
                     target.write(data)
                     bar.update(BLOCK)
             sync(path)

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +21,13 @@ from formats.data_folder import Meta, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
 from preparing import corpora, near
 from preparing.cleaning import CleaningReport
+from preparing.engine import Engine
 from preparing.errors import InputError, PrepareError
 from preparing.fetching import Fetcher, check_cache
 from preparing.folders import compress, publish
 from preparing.inputs import Source, find_sources, keep_stdin, sources_of_shard
 from preparing.options import Options
-from preparing.pieces import PIECE
+from preparing.pieces import PIECE, Position
 from preparing.pool import MOST_WORKERS
 from preparing.settings import differences, settings_of
 from preparing.writer import Journal
@@ -141,14 +142,16 @@ class Job:
         """How much of that is done."""
         return journal.text_bytes if self.args.gigabytes else journal.position.on_disk
 
-    def fetcher(self, first: int = 0) -> Fetcher:
-        """What opens the sources from number `first` on, and fetches the remote ones before."""
-        folder = self.work / CACHE
-        return Fetcher(self.sources, folder, self.cache_limit, first, enough=self.most_bytes)
+    def engine(self, function: Callable, start: Position | None = None) -> Engine:
+        """What applies a function to all batches of pieces from `start` on, or all there are.
 
-    def worker_count(self) -> int:
-        """Worker processes for the text: no more than there are pieces to share."""
-        return max(1, min(self.args.workers, MOST_WORKERS, self.text_size // PIECE))
+        There are no more worker processes than there are pieces to share.
+        """
+        start = start or Position()
+        workers = max(1, min(self.args.workers, MOST_WORKERS, self.text_size // PIECE))
+        limits = {"limit": self.cache_limit, "enough": self.most_bytes}
+        files = Fetcher(self.sources, self.work / CACHE, first=start.source, **limits)
+        return Engine(function, start, self.options, files, workers)
 
     def listed_sources(self) -> list[dict]:
         """The sources as meta.json lists them."""

@@ -74,14 +74,11 @@ class Piece:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in lists of about PIECE bytes together, to be sent to workers.
-
-    Small files are not worth a message each.
-    """
+    """Pieces in lists of about PIECE bytes together: small files are not worth a message each."""
     batch = []
     size = 0
     for piece in pieces:
-        batch.append(piece.without_data())
+        batch.append(piece)
         size += piece.size
         if size >= PIECE // 2:
             yield batch

@@ -24,13 +24,13 @@ MOST_WORKERS = 61  # Windows cannot wait for more
 QUEUED = 3  # items that a worker has at a time: it never waits for the next
 AHEAD = 4  # items a worker that may be under way or wait for an earlier one
 END = object()  # in place of an item: there are no more
+READY = "ready"  # what a worker sends when it has the function
 
 
 class Task(NamedTuple):
     """What is sent to a worker: apply the function to the item, which is number `index`."""
 
     index: int
-    function: Callable
     item: object
 
 
@@ -50,8 +50,8 @@ class Pool:
 
     peak = 0
 
-    def __init__(self, count: int, start: Callable[[], object] | None = None):
-        """Start `count` processes. With `start`, wait until each has called it."""
+    def __init__(self, count: int, function: Callable):
+        """Start `count` processes, and wait until each has its copy of the function."""
         context = get_context("spawn")
         self.load = {}  # items under way, for each worker's channel
         self.peaks = {}
@@ -64,11 +64,12 @@ class Pool:
                 theirs.close()
                 self.processes.append(process)
                 self.load[ours] = 0
-        if start:
-            for _ in self.map(_call, [start] * count):  # each is idle, so each takes one
-                pass
+        for worker in self.load:
+            self._give(worker, function)
+        for worker in self.load:
+            self._take(worker)
 
-    def map(self, function: Callable, items: Iterable) -> Iterator:
+    def map(self, items: Iterable) -> Iterator:
         """Yield function(item) for each item, in order.
 
         Takes at most AHEAD items a worker before their turn. Raises what the function raises, and
@@ -85,13 +86,10 @@ class Pool:
                 if item is END:
                     more = False
                 else:
-                    self._send(Task(sent, function, item))
+                    self._send(Task(sent, item))
                     sent += 1
             elif done in results:
-                value = results.pop(done)
-                if isinstance(value, Exception):
-                    raise value
-                yield value
+                yield value_of(results.pop(done))
                 done += 1
             else:
                 for result in self._receive():
@@ -104,10 +102,7 @@ class Pool:
     def _send(self, task):
         """Give the worker with the least to do a task."""
         worker = min(self.load, key=self.load.get)
-        try:
-            worker.send(task)
-        except ConnectionError:
-            raise _death_of_a_worker() from None
+        self._give(worker, task)
         self.load[worker] += 1
 
     def _receive(self):
@@ -115,14 +110,25 @@ class Pool:
         busy = [worker for worker, load in self.load.items() if load]
         results = []
         for worker in connection.wait(busy):
-            try:
-                result = worker.recv()
-            except (EOFError, ConnectionError):
-                raise _death_of_a_worker() from None
+            result = self._take(worker)
             self.load[worker] -= 1
             self.peaks[worker] = result.peak_memory
             results.append(result)
         return results
+
+    def _give(self, worker, message):
+        """Send a worker a message. Raises PrepareError when it is dead."""
+        try:
+            worker.send(message)
+        except ConnectionError:
+            raise _death_of_a_worker() from None
+
+    def _take(self, worker):
+        """What a worker sent. Raises PrepareError when it is dead."""
+        try:
+            return worker.recv()
+        except (EOFError, ConnectionError):
+            raise _death_of_a_worker() from None
 
     def __enter__(self):
         return self
@@ -167,18 +173,30 @@ def signals_held_back():
             signal.raise_signal(received[0])
 
 
-def _call(function):
-    """Call a function for what it does, not for its value, which would have to be sent."""
-    function()
+def attempt(function: Callable, item: object) -> object:
+    """function(item) in a worker process, or the exception to raise for it, to be sent."""
+    try:
+        return function(item)
+    except (InputError, PrepareError, TokenizerError, OSError) as error:
+        return error
+    except Exception as error:
+        return PrepareError(f"{type(error).__name__} in a worker process: {error}")
+
+
+def value_of(result: object) -> object:
+    """What came of attempt(): the value. Raises it when it is an exception."""
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _work(channel):
-    """The life of a worker process.
+    """The life of a worker process, which begins with the function and ends with its channel.
 
     Receiving and sending each have a thread: a worker ends as soon as the main process does, and
     goes on while its results wait to be read.
     """
-    tasks = queue.SimpleQueue()
+    tasks = queue.SimpleQueue()  # after the function
     results = queue.SimpleQueue()
 
     def receive():
@@ -194,15 +212,11 @@ def _work(channel):
 
     threading.Thread(target=receive, daemon=True).start()
     threading.Thread(target=send, daemon=True).start()
+    function = tasks.get()
+    results.put(READY)
     while True:
-        index, function, item = tasks.get()
-        try:
-            value = function(item)
-        except (InputError, PrepareError, TokenizerError, OSError) as error:
-            value = error
-        except Exception as error:
-            value = PrepareError(f"{type(error).__name__} in a worker process: {error}")
-        results.put(Result(index, value, peak_memory()))
+        index, item = tasks.get()
+        results.put(Result(index, attempt(function, item), peak_memory()))
 
 
 def usable_cores() -> int:

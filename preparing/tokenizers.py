@@ -13,7 +13,7 @@ from formats.files import write_text
 from preparing.cutting import character_boundary_after, line_end_after, line_end_before
 from preparing.job import Job
 from preparing.options import Options
-from preparing.pieces import PIECE, Piece, Position, batches
+from preparing.pieces import PIECE, Piece, Position
 from preparing.pool import Pool
 from preparing.progress import Progress
 from preparing.readers import read_pieces
@@ -34,8 +34,9 @@ def obtain_tokenizer(job: Job) -> tuple[Tokenizer, str]:
     if path.exists():
         origin = "as the run before made it"
     elif asked == "bpe":
-        with Pool(1) as pool:  # a process of its own: its memory goes back, and Ctrl-C works
-            (origin,) = pool.map(functools.partial(train_tokenizer, job), [path])
+        train = functools.partial(train_tokenizer, job)
+        with Pool(1, train) as pool:  # a process of its own: its memory goes back, and Ctrl-C works
+            (origin,) = pool.map([path])
     elif asked == "char":
         found = all_characters(job)
         write_text(path, Tokenizer.characters(found).to_json())
@@ -168,16 +169,11 @@ def all_characters(job: Job) -> set[str]:
     found = set()
     size = 0
     find = functools.partial(characters_of, job.options)
-    with (
-        job.fetcher() as files,
-        Pool(job.worker_count()) as pool,
-        Progress(job.input_size, "characters") as bar,
-    ):
-        pieces = read_pieces(job.sources, Position(), job.options, files.open)
-        for characters, text_bytes, after in pool.map(find, batches(pieces)):
+    with job.engine(find) as engine, Progress(job.input_size, "characters") as bar:
+        for characters, text_bytes, after in engine.results():
             found |= characters
             size += text_bytes
-            bar.to(after.on_disk, files.status())
+            bar.to(after.on_disk, engine.status())
             # Where copies are left out, what is written reaches further.
             if size >= job.most_bytes and not job.options.dedupe:
                 break
