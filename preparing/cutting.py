@@ -85,10 +85,12 @@ def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> Cut:
         return Cut(len(buffer), whole=True)
     for limit in range(PIECE, NO_CUT + 1, PIECE):
         many = limit == PIECE and not inside  # as many documents as fit, else only the first
-        separator = next(separators(buffer, limit, ended, backwards=many), None)
+        short = len(buffer) < limit + AHEAD
+        reach = len(buffer) if short and ended else limit
+        separator = next(separators(buffer, reach, ended, backwards=many), None)
         if separator:
             return Cut(separator.end, whole=True)
-        if len(buffer) < limit + AHEAD:
+        if short:
             return Cut(len(buffer) if ended else 0, whole=ended)
         end = _cut_between_tokens(buffer, limit)
         if end:

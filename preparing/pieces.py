@@ -17,8 +17,8 @@ class Position:
     """A place in the input.
 
     source: index of the file. offset: byte in its decompressed content, or the row of a parquet
-    file. line: lines before it. inside: whether a document goes on across it. on_disk: bytes on
-    disk of all input before it.
+    file. line: lines between the byte `counted_from` and it. inside: whether a document goes on
+    across it. on_disk: bytes on disk of all input before it.
     """
 
     source: int = 0
@@ -26,6 +26,13 @@ class Position:
     line: int = 0
     inside: bool = False
     on_disk: int = 0
+    counted_from: int = 0
+
+    def line_name(self, number: int) -> str:
+        """What to call the line of which `number - 1` lines are before it, counted as `line` is."""
+        if self.counted_from:
+            return f"line {number:,} from byte {self.counted_from:,} on"
+        return f"line {number:,}"
 
 
 @dataclass

@@ -20,6 +20,7 @@ from preparing.fetching import open_source
 from preparing.inputs import Source
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
+from preparing.spans import Span, row_groups, text_bounds
 
 LONGEST_LINE = 256 * PIECE
 BOM = b"\xef\xbb\xbf"
@@ -39,26 +40,36 @@ def read_pieces(
     for index in range(start.source, len(sources)):
         source = sources[index]
         at = start if index == start.source else Position(index)
-        read = _read_rows if source.kind == "parquet" else _read_text
-        try:
-            with opened(source) as raw:
-                for piece in read(source, raw, at, options):
-                    read_so_far = source.size if raw.closed else raw.tell()
-                    piece.after.on_disk = before + read_so_far
-                    yield piece
-        except OSError as error:
-            raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
+        yield from read_span(Span(source, at, 0, source.size, before), options, opened)
         before += source.size
 
 
-def _read_text(source, raw, at, options):
-    """Pieces of a .txt or .jsonl file from the position `at`."""
+def read_span(
+    span: Span, options: Options, opened: Callable[[Source], BinaryIO] = open_source
+) -> Iterator[Piece]:
+    """The pieces of a span, as read_pieces() gives them."""
+    source = span.source
+    read = _read_rows if source.kind == "parquet" else _read_text
+    try:
+        with opened(source) as raw:
+            for piece in read(span, raw, options):
+                read_so_far = source.size if raw.closed else raw.tell()
+                piece.after.on_disk = span.before + read_so_far
+                yield piece
+    except OSError as error:
+        raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
+
+
+def _read_text(span, raw, options):
+    """Pieces of a .txt or .jsonl file."""
+    source = span.source
     plain = not (source.compression or source.is_remote or options.encoding)
+    at, until = text_bounds(span, raw)
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
     want = PIECE
     ended = False
-    while True:
+    while at.offset < until:
         while len(buffer) <= want and not ended:
             block = next(blocks, b"")
             buffer += block
@@ -73,10 +84,14 @@ def _read_text(source, raw, at, options):
             want = 2 * len(buffer)
             continue
         want = PIECE
+        if at.offset + cut.end > until:
+            cut = Cut(until - at.offset, whole=True)
         data = bytes(buffer[: cut.end])
         del buffer[: cut.end]
         lines = data.count(b"\n") if source.kind == "jsonl" else 0
-        after = Position(at.source, at.offset + cut.end, at.line + lines, inside=not cut.whole)
+        after = dataclasses.replace(
+            at, offset=at.offset + cut.end, line=at.line + lines, inside=not cut.whole
+        )
         yield Piece(source.path, source.kind, data, at, after, not at.inside, cut.whole, plain)
         at = after
 
@@ -88,8 +103,8 @@ def _cut(source, buffer, ended, at):
     end = cut_lines(buffer, ended)
     if not end and len(buffer) > LONGEST_LINE:
         raise InputError(
-            f"{source.path}, line {at.line + 1}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
-            " has one object a line (jq -c . converts)"
+            f"{source.path}, {at.line_name(at.line + 1)}: longer than {LONGEST_LINE >> 20} MB; JSON"
+            " Lines has one object a line (jq -c . converts)"
         )
     return Cut(end, whole=True)
 
@@ -138,15 +153,16 @@ def _decompressed(source, raw):
     return raw, ()
 
 
-def _read_rows(source, raw, at, options):
+def _read_rows(span, raw, options):
     """Pieces of a parquet file: rows whose texts take about PIECE bytes."""
     import pyarrow
 
+    source = span.source
     rows = []
     size = 0
-    row = at.offset
-    values = _values(source, raw, at.offset, options)
     try:
+        at, values = _values(span, raw, options)
+        row = at.offset
         for column, value, count in _joined(values, source.heading):
             rows.append({column: value})
             row += count
@@ -185,8 +201,8 @@ def _joined(values, heading):
         yield column, "".join(rows), len(rows)
 
 
-def _values(source, raw, start, options):
-    """The text column's name and value, for each row of a parquet file from row `start` on."""
+def _values(span, raw, options):
+    """The first row of a span of parquet, and the text column's name and value for each row."""
     import pyarrow.parquet as parquet
 
     file = parquet.ParquetFile(raw, buffer_size=PIECE, pre_buffer=False)
@@ -194,11 +210,18 @@ def _values(source, raw, start, options):
     column = options.text_column(names)
     if column not in names:
         raise InputError(
-            f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
+            f"{span.source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
             " --text_field"
         )
-    skip = start
-    for batch in file.iter_batches(batch_size=64, columns=[column], use_threads=False):
+    groups, before = row_groups(span, file.metadata)
+    first = max(before, span.at.offset)
+    return Position(span.at.source, first), _values_of(file, column, groups, first - before)
+
+
+def _values_of(file, column, groups, skip):
+    """The column's name and value, for each row of some row groups but the first `skip`."""
+    batches = file.iter_batches(64, groups, [column], use_threads=False)
+    for batch in batches:
         for value in batch.column(0).slice(skip).to_pylist():
             yield column, value
         skip = max(0, skip - len(batch))

@@ -165,7 +165,7 @@ def _documents_of_lines(piece, options, report):
                     raise _line_not_utf8(piece, line, start, broken, options)
                 document = _usable(_parsed(text), options, report)
             except InputError as error:
-                problem = f"{piece.path}, line {number:,}: {error}"
+                problem = f"{piece.path}, {piece.at.line_name(number)}: {error}"
                 _leave_out(problem, len(line), options, report)
             else:
                 if broken is not None:

@@ -81,7 +81,7 @@ def write(path, format, texts):
     """`texts` as a file of the given format."""
     kind, _, packing = format.partition(".")
     if kind == "parquet":
-        import pyarrow
+        import pyarrow.parquet
 
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=37)
         return
