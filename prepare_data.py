@@ -58,7 +58,7 @@ def prepare(args: Namespace) -> None:
 def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
     """Tokenise what is asked for and not finished yet into the working folder; says how far.
 
-    Pieces are encoded by worker processes, and written here in order.
+    Pieces are encoded by worker processes, here or on a Ray cluster, and written here in order.
     Raises InputError when nothing is left of the text.
     """
     output = Output(

@@ -2,8 +2,9 @@
 
 arguments, options, settings and job say what is to be done. inputs and corpora find the files,
 catalog and remote those that lie elsewhere; fetching opens and fetches them, with patience. readers
-bring them in pieces, cut by cutting; records and cleaning turn those into documents.
-tokenizers obtains a tokenizer; encoder encodes, in the processes of pool; writer and seen write the
-tokens in order. folders reads finished folders back, and summary describes them. Nothing here
+bring them, or spans of them, in pieces, cut by cutting; records and cleaning turn those into
+documents. tokenizers obtains a tokenizer; encoder encodes, in the processes of pool, to which
+engine brings the pieces, or on a cluster, by ray_engine; writer and seen write the tokens in
+order. folders reads finished folders back, and summary describes them. Nothing here
 imports torch.
 """

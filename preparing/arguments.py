@@ -126,6 +126,14 @@ def _add_reading_arguments(add):
         help="worker processes; default: one a core, here %(default)s",
     )
     add(
+        "--ray",
+        metavar="ADDRESS",
+        help=(
+            "tokenise on a Ray cluster: HOST:PORT of its head, or auto for this machine's (pip"
+            " install ray)"
+        ),
+    )
+    add(
         "--text_field",
         metavar="NAME",
         help=(

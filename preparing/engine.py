@@ -1,11 +1,14 @@
 """What brings the text to a function in worker processes, and back what it makes of it, in order.
 
-The main process reads. Knows neither what the function does nor what becomes of it.
+Here the main process reads, and the workers are of this machine; ray_engine.py has the same for a
+Ray cluster. Knows neither what the function does nor what becomes of it.
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator
 
+from preparing.errors import InputError
 from preparing.fetching import Fetcher
 from preparing.options import Options
 from preparing.pieces import Position, batches
@@ -52,3 +55,17 @@ class Engine:
     def status(self) -> str:
         """How it goes, in a few words for the progress bar."""
         return self.files.status()
+
+
+def connect_to_ray(address: str) -> None:
+    """Connect to the cluster at an address, for RayEngine.
+
+    Raises InputError where there is none, and where the package is missing.
+    """
+    if not importlib.util.find_spec("ray"):
+        raise InputError(
+            "--ray needs a package that is not installed; run\n  python -m pip install ray"
+        )
+    from preparing import ray_engine
+
+    ray_engine.connect(address)

@@ -26,7 +26,8 @@ from preparing.remote import read_range, state_of
 PART = 16 << 20  # bytes of a request,
 SMALLEST_PART = 1 << 18  # and the fewest, after requests that failed
 UNDER_WAY = 4  # requests at a time
-BUFFER = 4 << 20  # bytes that a reader takes at a time
+BUFFER = 4 << 20  # bytes that a reader takes at a time,
+BEYOND = 1 << 20  # and behind the part of a file that it wants
 TAIL = 64 << 20  # bytes at the end of a file that are asked for by themselves: parquet begins there
 
 
@@ -65,12 +66,27 @@ def _check_length(address, end):
         )
 
 
-class RemoteFile(io.RawIOBase):
-    """A remote file as an open one. read_at: gives the bytes from one offset to another."""
+def check_unchanged(source: Source) -> None:
+    """Raises InputError when a remote file is no longer what it was when it was listed."""
+    now = patiently(functools.partial(state_of, source.path), source.path)
+    if (now.size, now.tag) != (source.size, source.tag):
+        raise InputError(
+            f"{source.path} changed at its source while it was fetched: it was {source.size:,}"
+            f" bytes ({source.tag}), it is {now.size:,} ({now.tag}).\nStart anew with --overwrite"
+        )
 
-    def __init__(self, read_at: Callable[[int, int], bytes], size: int):
+
+class RemoteFile(io.RawIOBase):
+    """A remote file as an open one.
+
+    read_at: gives the bytes from one offset to another. wanted: where the part ends that will be
+    read, most likely.
+    """
+
+    def __init__(self, read_at: Callable[[int, int], bytes], size: int, wanted: int):
         self.read_at = read_at
         self.size = size
+        self.wanted = wanted
         self.at = 0
 
     def readable(self) -> bool:
@@ -93,7 +109,9 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill a buffer with the next bytes; returns how many there were."""
-        end = min(self.at + len(buffer), self.size)
+        end = min(self.at + len(buffer), self.wanted)
+        if self.at >= self.wanted:
+            end = min(self.at + len(buffer), self.at + BEYOND, self.size)
         if end <= self.at:
             return 0
         data = self.read_at(self.at, end)
@@ -102,15 +120,18 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def open_source(source: Source) -> BinaryIO:
-    """A source as an open file; a remote one is asked for what is read of it, and nothing kept."""
+def open_source(source: Source, wanted: int | None = None) -> BinaryIO:
+    """A source as an open file; a remote one is asked for what is read of it, and nothing kept.
+
+    wanted: where the part ends that will be read, most likely; None: all of it.
+    """
     if not source.is_remote:
         return open(source.path, "rb")
-    return _buffered(functools.partial(fetch, source.path), source)
+    return _buffered(functools.partial(fetch, source.path), source.size, wanted)
 
 
-def _buffered(read_at, source):
-    return io.BufferedReader(RemoteFile(read_at, source.size), BUFFER)
+def _buffered(read_at, size, wanted=None):
+    return io.BufferedReader(RemoteFile(read_at, size, wanted or size), BUFFER)
 
 
 class Part(NamedTuple):
@@ -188,7 +209,7 @@ class Fetcher:
         with self.changed:
             self.reading = index
             self.changed.notify_all()
-        return _buffered(functools.partial(self.read, index), source)
+        return _buffered(functools.partial(self.read, index), source.size)
 
     def read(self, index: int, start: int, end: int) -> bytes:
         """The bytes of a source from `start` to before `end`, waited for."""
@@ -322,13 +343,7 @@ class Fetcher:
         source = self.sources[part.index]
         data = fetch(source.path, part.start, part.end)
         if part.end == source.size:
-            now = patiently(functools.partial(state_of, source.path), source.path)
-            if (now.size, now.tag) != (source.size, source.tag):
-                raise InputError(
-                    f"{source.path} changed at its source while it was fetched: it was"
-                    f" {source.size:,} bytes ({source.tag}), it is {now.size:,} ({now.tag}).\nStart"
-                    " anew with --overwrite"
-                )
+            check_unchanged(source)
         return data
 
     def _append(self, part, future):

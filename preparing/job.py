@@ -21,7 +21,7 @@ from formats.data_folder import Meta, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
 from preparing import corpora, near
 from preparing.cleaning import CleaningReport
-from preparing.engine import Engine
+from preparing.engine import Engine, connect_to_ray
 from preparing.errors import InputError, PrepareError
 from preparing.fetching import Fetcher, check_cache
 from preparing.folders import compress, publish
@@ -81,7 +81,10 @@ class Job:
         job = cls(args, options, settings_of(args, options))
         if not job.reads_stdin:
             job._set_sources(find_sources(corpora.resolve(args.input)))
-        check_cache(job.sources, job.cache_limit)
+        if args.ray:
+            connect_to_ray(args.ray)
+        else:
+            check_cache(job.sources, job.cache_limit)
         return job
 
     def _set_sources(self, everything):
@@ -145,9 +148,14 @@ class Job:
     def engine(self, function: Callable, start: Position | None = None) -> Engine:
         """What applies a function to all batches of pieces from `start` on, or all there are.
 
-        There are no more worker processes than there are pieces to share.
+        That is an Engine, with no more worker processes than there are pieces to share, or with
+        --ray a RayEngine, which has the same methods.
         """
         start = start or Position()
+        if self.args.ray:
+            from preparing.ray_engine import RayEngine
+
+            return RayEngine(function, start, self.options, self.sources)
         workers = max(1, min(self.args.workers, MOST_WORKERS, self.text_size // PIECE))
         limits = {"limit": self.cache_limit, "enough": self.most_bytes}
         files = Fetcher(self.sources, self.work / CACHE, first=start.source, **limits)
@@ -274,6 +282,8 @@ class Job:
 
     def _room_for_cache(self):
         """Bytes that remote files will take on the disk beside those that are there."""
+        if self.args.ray:
+            return 0
         sizes = [source.size for source in self.sources if source.is_remote]
         there = sum(path.stat().st_size for path in (self.work / CACHE).glob("*"))
         enough = self.most_bytes + max(sizes, default=0)  # a byte of text takes no more than one

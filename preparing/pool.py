@@ -10,6 +10,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -179,8 +180,18 @@ def attempt(function: Callable, item: object) -> object:
         return function(item)
     except (InputError, PrepareError, TokenizerError, OSError) as error:
         return error
+    except ModuleNotFoundError as error:
+        return lacking(error.name, socket.gethostname())
     except Exception as error:
         return PrepareError(f"{type(error).__name__} in a worker process: {error}")
+
+
+def lacking(package: str, machine: str) -> PrepareError:
+    """The error for a package that a machine of the work has not."""
+    return PrepareError(
+        f"{machine} has no package {package}: install there what is installed here; the same"
+        " command continues"
+    )
 
 
 def value_of(result: object) -> object:

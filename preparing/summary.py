@@ -95,7 +95,8 @@ def summary(
     peak = peak_memory()
     if peak:
         together = (Pool.peak + peak) / 1e6
-        lines.append(f"  memory     {together:,.0f} MB at most, all processes together")
+        whose = "this machine's, not the Ray workers'" if job.args.ray else "all processes together"
+        lines.append(f"  memory     {together:,.0f} MB at most, {whose}")
     first = first_line(job.out / "train.bin", meta.dtype, tokenizer)
     lines.append(f"  begins     {first[:SHOWN]!r}")
     return "\n".join(lines + report_lines(journal.report))
