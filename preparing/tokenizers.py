@@ -11,17 +11,19 @@ from pathlib import Path
 
 from formats.files import write_text
 from preparing.cutting import character_boundary_after, line_end_after, line_end_before
+from preparing.inputs import Source
 from preparing.job import Job
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
 from preparing.pool import Pool
 from preparing.progress import Progress
-from preparing.readers import read_pieces
+from preparing.readers import read_pieces, read_span
 from preparing.records import documents_of
+from preparing.spans import spans_of
 from tokenizer_bpe import Tokenizer
 
 SLICE = 1 << 18  # bytes that a sample takes from one place
-MOST_BEGINNINGS = 32  # remote files of which a sample takes the beginning
+MOST_PLACES = 64  # of remote files, from which a sample is fetched
 
 
 def obtain_tokenizer(job: Job) -> tuple[Tokenizer, str]:
@@ -66,20 +68,44 @@ def train_tokenizer(job: Job, path: Path) -> str:
 
 
 def obtain_sample(job: Job) -> list[Piece]:
-    """Text to train a tokenizer on, of about sample_bytes.
-
-    It is spread over all of the input or, where files have to be fetched, over their beginnings:
-    nothing else is fetched for it.
-    """
+    """Text to train a tokenizer on, of about sample_bytes, spread over all of the input."""
     sample_bytes = job.args.sample_bytes
-    if not any(source.is_remote for source in job.sources):
-        with Progress(job.input_size, "sampling") as bar:
-            pieces = read_pieces(job.sources, Position(), job.options)
-            return spread_sample(_watched(pieces, bar), sample_bytes)
-    chosen = _evenly(job.sources, MOST_BEGINNINGS)
-    with Progress(sample_bytes, "sampling") as bar:
-        pieces = _beginnings(chosen, sample_bytes / len(chosen), job.options, bar)
-        return spread_sample(pieces, sample_bytes)
+    if any(source.is_remote for source in job.sources):
+        with Progress(sample_bytes, "sampling") as bar:
+            return sample_places(job.sources, job.options, sample_bytes, bar)
+    with Progress(job.input_size, "sampling") as bar:
+        pieces = read_pieces(job.sources, Position(), job.options)
+        return spread_sample(_watched(pieces, bar), sample_bytes)
+
+
+def sample_places(
+    sources: list[Source], options: Options, sample_bytes: int, bar: Progress
+) -> list[Piece]:
+    """Slices from at most MOST_PLACES places, evenly spread: nothing else has to be fetched.
+
+    What begins in a span of text makes up for spans in which nothing does, as in a single book.
+    """
+    count = max(1, min(MOST_PLACES, sample_bytes // SLICE))
+    size = 1 + sum(source.size for source in sources) // count
+    places = _evenly(list(spans_of(sources, Position(), options, size)), count)
+    kept = []
+    left = sample_bytes
+    while places:
+        share = left / len(places)
+        for part in _slices_of(places.pop(), options):
+            kept.append(part)
+            bar.update(part.size)
+            left -= part.size
+            share -= part.size
+            if share <= 0:
+                break
+    return kept
+
+
+def _slices_of(span, options):
+    """The slices of a span, in order."""
+    for piece in read_span(span, options):
+        yield from slices(piece, SLICE)
 
 
 def _evenly(items, count):
@@ -87,18 +113,6 @@ def _evenly(items, count):
     if len(items) <= count:
         return items
     return [items[n * len(items) // count] for n in range(count)]
-
-
-def _beginnings(sources, share, options, bar):
-    """The first pieces of each source, of about `share` bytes."""
-    for source in sources:
-        size = 0
-        for piece in read_pieces([source], Position(), options):
-            yield piece
-            size += piece.size
-            bar.update(piece.size)
-            if size >= share:
-                break
 
 
 def _watched(pieces, bar):

@@ -3,11 +3,17 @@
 import os
 import time
 
+import numpy as np
 import pytest
 
 from benchmarks.hub import Faults, Hub
 from formats.data_folder import read_meta
 from preparing.catalog import CATALOG
+from preparing.inputs import find_sources
+from preparing.options import Options
+from preparing.progress import Progress
+from preparing.records import texts_of
+from preparing.tokenizers import sample_places
 from tests.conftest import fails_clearly
 from tests.preparing import torture
 from tests.preparing.conftest import (
@@ -84,6 +90,30 @@ def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
     inputs = [f"{web}{n}.jsonl?download=true" for n in (0, 1)]
     ok(fetch(hub, *inputs, tokenizer="char", out=tmp_path / "web"))
     assert sha(tmp_path / "local") == sha(tmp_path / "web")
+
+
+def test_a_sample_of_remote_text_comes_from_everywhere(tmp_path):
+    folder = tmp_path / "hub/ORG/NAME"
+    folder.mkdir(parents=True)
+    rows = [{"text": f"{n} {'x' * 300}"} for n in range(20_000)]
+    as_jsonl(folder / "0.jsonl", rows)
+    write_rows(folder / "1.parquet", rows)
+    (folder / "book.txt").write_text("a line of a single document\n" * 200_000, newline="\n")
+    with Hub(tmp_path / "hub") as hub, Progress(1, "sampling") as bar:
+
+        def sample(*names):
+            web = f"{hub.address}/datasets/ORG/NAME/resolve/main/"
+            sources = find_sources([web + name for name in names])
+            return sample_places(sources, Options(), 3_000_000, bar)
+
+        found = sample("0.jsonl", "1.parquet")
+        assert 2_500_000 < sum(part.size for part in found) < 3_500_000
+        for kind in ("jsonl", "parquet"):
+            texts = [text for p in found if p.kind == kind for text in texts_of(p, Options())[0]]
+            numbers = [int(text.split()[0]) for text in texts]
+            assert (np.histogram(numbers, 4, (0, len(rows)))[0] > 200).all(), kind
+        assert found == sample("0.jsonl", "1.parquet")
+        assert 2_500_000 < sum(part.size for part in sample("book.txt")) < 3_500_000
 
 
 def test_a_connection_that_stalls_is_given_up(tmp_path, tokenizer, hub):
