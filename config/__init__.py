@@ -40,7 +40,7 @@ class Config:
     dry_run: bool = setting(False, "print the memory, disk, hours and money it will take, and end")
     # model
     init_from: str | None = setting(
-        None, "weights to start from: a run, a step, or a Hugging Face folder"
+        None, "weights to start from: a run, a step, a Hugging Face folder, or the address of one"
     )
     arch: str = setting(
         "gpt2", "qwen3: RMSNorm, rotary positions, SwiGLU, no biases", ["gpt2", "qwen3"]

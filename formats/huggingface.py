@@ -8,6 +8,7 @@ are trained.
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -72,6 +73,10 @@ QWEN3_REST = {
     "ln_f.weight": ["model.norm.weight"],
     "lm_head.weight": ["lm_head.weight"],
 }
+# The files of a folder.
+BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
+SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+BINARIES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 # The types of safetensors.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -259,6 +264,13 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
         raise CheckpointError(
             f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
         )
+
+
+def needed(names: Iterable[str]) -> list[str]:
+    """Those of the files of a folder in this format that are read."""
+    forms = (SAFETENSORS, BINARIES)
+    weights = ([name for name in names if form.fullmatch(name)] for form in forms)
+    return [name for name in names if name in BESIDE_WEIGHTS] + next(filter(None, weights), [])
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from formats import files, run_folder, run_log
@@ -119,14 +120,21 @@ def find(path: str | Path | None) -> Path:
     """
     if not protocol_of(str(path)):
         return run_folder.find(path)
-    try:
+    with reading(path):
         return _fetched(path.rstrip("/"))
+
+
+@contextlib.contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Have CheckpointError for whatever is raised by reading from an address."""
+    try:
+        yield
     except (CheckpointError, *BUGS):
         raise
     except AddressError as error:
         raise CheckpointError(str(error)) from None
     except Exception as error:  # whatever the packages raise
-        raise CheckpointError(f"{path} cannot be read: {why(error, path)}") from None
+        raise CheckpointError(f"{address} cannot be read: {why(error, address)}") from None
 
 
 def _fetched(address):

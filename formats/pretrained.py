@@ -1,14 +1,18 @@
-"""Weights to start from: a checkpoint of ours, or a local folder in Hugging Face's format.
+"""Weights to start from: a checkpoint of ours, or a folder in Hugging Face's format.
 
-What the folders look like is in formats/run_folder.py and formats/huggingface.py.
+What the folders look like is in formats/run_folder.py and formats/huggingface.py. Of what lies at
+an address there will be a copy on this disk.
 """
 
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from formats import files, huggingface, run_folder
+from formats import files, huggingface, mirror, run_folder
+from formats.address import Folder, copy_of, protocol_of
 from model import GPTConfig
 from tokenizer_bpe import Tokenizer
 
@@ -38,10 +42,10 @@ def load(path: str | Path) -> Pretrained:
     """The weights at `path`.
 
     path: a run (its best step, else its newest), a step of one, or a folder in Hugging Face's
-    format. Raises CheckpointError for what is missing, damaged or of another architecture, and for
-    files that hold more than tensors.
+    format; also the address of one. Raises CheckpointError for what is missing, damaged or of
+    another architecture, and for files that hold more than tensors.
     """
-    path = Path(path)
+    path = Path(fetched(path) if protocol_of(str(path)) else path)
     if "model_type" in (files.read_json(path / "config.json") or {}):
         return load_hf(path)
     folder = run_folder.find(path)
@@ -59,3 +63,38 @@ def load_hf(folder: Path) -> Pretrained:
     huggingface.check_tensors(folder, config, tensors)
     has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
     return Pretrained(folder, config, tensors, Tokenizer.load(folder) if has_tokenizer else None)
+
+
+def fetched(address: str) -> Path:
+    """A copy of what lies at an address: a folder in Hugging Face's format, or a step of a run.
+
+    Of several processes one fetches. Raises as `load` does.
+    """
+    asked = time.time()
+    here = copy_of(address)
+    with mirror.reading(address):
+        there = Folder(address)
+        here.mkdir(parents=True, exist_ok=True)
+        with open(here / ".lock", "w") as lock:
+            while files.try_lock(lock) is False:
+                time.sleep(0.1)
+            there.get_small(("config.json",), here)
+            if "model_type" not in (files.read_json(here / "config.json") or {}):
+                return mirror.find(address)
+            finished = here / ".finished"
+            if not finished.exists() or finished.stat().st_mtime < asked:
+                _fetch(there, here)
+                finished.touch()
+    return here
+
+
+def _fetch(there, here):
+    """Copy what is needed of a folder in Hugging Face's format to this disk."""
+    sizes = there.list()
+    names = huggingface.needed(sizes)
+    size = sum(sizes[name] for name in names)
+    files.check_room(here, size, "choose another disk")
+    print(f"fetching {there.address}, {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+    for name in names:
+        with files.whole(here / name) as partial:
+            there.get(name, partial)

@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
 from formats import gguf, pretrained, run_folder
+from formats.address import Folder
 from formats.data_folder import read_meta
+from formats.run_folder import CheckpointError
 from generating.load import load_model
 from tests.conftest import SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved
@@ -48,6 +51,27 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
         and "does not read again" in second.stdout
         and "continues at step 1" in second.stdout
     ), second.stderr
+
+
+def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch):
+    from tests.training.store import Store
+
+    monkeypatch.chdir(tmp_path)
+    folder = saved(hf_model, tmp_path / "hf")
+    hf_model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    (folder / "flax_model.msgpack").write_text("not needed")
+    with Store():
+        for name in ("hf", "shards"):
+            there = Folder(f"s3://bucket/{name}")
+            for file in (tmp_path / name).iterdir():
+                there.put(file, file.name)
+            found = pretrained.load(f"s3://bucket/{name}")
+            here = pretrained.load(tmp_path / name)
+            assert found.config == here.config and found.tensors.keys() == here.tensors.keys()
+            assert all(torch.equal(t, here.tensors[n]) for n, t in found.tensors.items())
+        assert not (found.path.parent / "hf/flax_model.msgpack").exists()
+        with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
+            pretrained.load("s3://bucket/none")
 
 
 def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp_path):

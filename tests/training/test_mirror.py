@@ -9,7 +9,7 @@ import torch
 from config import Config, ConfigError
 from formats import address, files, mirror, run_folder, run_log
 from formats.run_folder import CheckpointError
-from tests.conftest import ROOT, run_script, train_small
+from tests.conftest import ROOT, SMALL, run_script, train_small
 from tests.training.mirror_torture import torture
 from tests.training.store import Store
 from training.errors import RunError
@@ -182,5 +182,9 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(tmp_path, store, ch
     assert report.returncode == 0 and (tmp_path / "report.html").exists(), report.stderr
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
         mirror.find("s3://bucket/none")
+    where_and_when = [f"--checkpoint_dir={tmp_path / 'tuned'}", "--max_steps=1"]
+    start = [ROOT / "train.py", f"--data_dir={char_data}", *SMALL, *where_and_when]
+    tuned = run_script(*start, f"--init_from={where}/run", cwd=tmp_path)
+    assert tuned.returncode == 0 and "weights of checkpoints/.fetched" in tuned.stdout, tuned.stderr
     again = train_small(char_data, run, *settings)
     assert again.returncode == 0 and "finished already, at step 20" in again.stdout
