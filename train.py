@@ -69,6 +69,7 @@ def train(config: Config) -> None:
     except Stop as stop:
         leave(stop.signum, what_is_saved(folder))
     finally:
+        signals.hold()  # there is nothing left to end
         if lock:
             lock.release()
 
