@@ -4,6 +4,7 @@ Independent of processes, of files to write, and of what came before: the same p
 the same ids.
 """
 
+import functools
 import hashlib
 import unicodedata
 from dataclasses import dataclass
