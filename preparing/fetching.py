@@ -1,4 +1,4 @@
-"""Remote files as open files: fetched ahead of their reader, into a cache of bounded size.
+"""Remote files fetched ahead of their reader, into a cache of bounded size.
 
 Fetches in parts, several at a time, and appends them in order: what a stopped run had fetched of a
 file is its beginning, and the next run goes on there. Knows no format of files.
@@ -6,13 +6,12 @@ file is its beginning, and the next run goes on there. Knows no format of files.
 
 import functools
 import hashlib
-import io
 import math
 import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -20,118 +19,11 @@ from typing import BinaryIO, NamedTuple
 from formats.files import sync
 from preparing.errors import InputError, PrepareError
 from preparing.inputs import Source
-from preparing.patience import patiently
-from preparing.remote import read_range, state_of
+from preparing.remote_file import buffered, check_unchanged, fetch
 
-PART = 16 << 20  # bytes of a request,
-SMALLEST_PART = 1 << 18  # and the fewest, after requests that failed
+PART = 16 << 20  # bytes of a request
 UNDER_WAY = 4  # requests at a time
-BUFFER = 4 << 20  # bytes that a reader takes at a time,
-BEYOND = 1 << 20  # and behind the part of a file that it wants
 TAIL = 64 << 20  # bytes at the end of a file that are asked for by themselves: parquet begins there
-
-
-def fetch(address: str, start: int, end: int) -> bytes:
-    """The bytes of a remote file from `start` to before `end`.
-
-    After a failure in smaller requests, so that a connection that breaks every few MB gets on.
-    """
-    data = bytearray()
-    size = end - start
-    while len(data) < end - start:
-        at = start + len(data)
-
-        def read(at=at):
-            nonlocal size
-            asked = min(size, end - at)
-            size = max(SMALLEST_PART, size // 2)
-            got = read_range(address, at, at + asked)
-            if not 0 < len(got) <= asked:
-                _check_length(address, end)
-                raise OSError(f"{len(got):,} bytes came of {asked:,}")
-            size = 2 * asked
-            return got
-
-        data += patiently(read, address)
-    return bytes(data)
-
-
-def _check_length(address, end):
-    """Raises InputError when a file has fewer than `end` bytes by now."""
-    size = state_of(address).size
-    if size < end:
-        raise InputError(
-            f"{address} changed at its source: it has only {size:,} bytes now. Start anew with"
-            " --overwrite"
-        )
-
-
-def check_unchanged(source: Source) -> None:
-    """Raises InputError when a remote file is no longer what it was when it was listed."""
-    now = patiently(functools.partial(state_of, source.path), source.path)
-    if (now.size, now.tag) != (source.size, source.tag):
-        raise InputError(
-            f"{source.path} changed at its source while it was fetched: it was {source.size:,}"
-            f" bytes ({source.tag}), it is {now.size:,} ({now.tag}).\nStart anew with --overwrite"
-        )
-
-
-class RemoteFile(io.RawIOBase):
-    """A remote file as an open one.
-
-    read_at: gives the bytes from one offset to another. wanted: where the part ends that will be
-    read, most likely.
-    """
-
-    def __init__(self, read_at: Callable[[int, int], bytes], size: int, wanted: int):
-        self.read_at = read_at
-        self.size = size
-        self.wanted = wanted
-        self.at = 0
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always."""
-        return True
-
-    def tell(self) -> int:
-        """The offset of the next byte."""
-        return self.at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to an offset; returns it."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}
-        self.at = origin[whence] + offset
-        return self.at
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer with the next bytes; returns how many there were."""
-        end = min(self.at + len(buffer), self.wanted)
-        if self.at >= self.wanted:
-            end = min(self.at + len(buffer), self.at + BEYOND, self.size)
-        if end <= self.at:
-            return 0
-        data = self.read_at(self.at, end)
-        buffer[: len(data)] = data
-        self.at += len(data)
-        return len(data)
-
-
-def open_source(source: Source, wanted: int | None = None) -> BinaryIO:
-    """A source as an open file; a remote one is asked for what is read of it, and nothing kept.
-
-    wanted: where the part ends that will be read, most likely; None: all of it.
-    """
-    if not source.is_remote:
-        return open(source.path, "rb")
-    return _buffered(functools.partial(fetch, source.path), source.size, wanted)
-
-
-def _buffered(read_at, size, wanted=None):
-    return io.BufferedReader(RemoteFile(read_at, size, wanted or size), BUFFER)
 
 
 class Part(NamedTuple):
@@ -209,7 +101,7 @@ class Fetcher:
         with self.changed:
             self.reading = index
             self.changed.notify_all()
-        return _buffered(functools.partial(self.read, index), source.size)
+        return buffered(functools.partial(self.read, index), source.size)
 
     def read(self, index: int, start: int, end: int) -> bytes:
         """The bytes of a source from `start` to before `end`, waited for."""

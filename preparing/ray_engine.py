@@ -23,12 +23,12 @@ import ray
 
 from formats.address import short
 from preparing.errors import InputError, PrepareError
-from preparing.fetching import check_unchanged, open_source
 from preparing.inputs import Source
 from preparing.options import Options
 from preparing.pieces import Piece, Position, batches
 from preparing.pool import attempt, lacking, value_of
 from preparing.readers import read_span
+from preparing.remote_file import check_unchanged, open_source
 from preparing.spans import Span, shares_of, spans_of
 
 ROOT = Path(__file__).parent.parent

@@ -16,10 +16,10 @@ from formats.files import first_line
 from preparing.cutting import Cut, cut_documents, cut_lines
 from preparing.encodings import recoded
 from preparing.errors import InputError
-from preparing.fetching import open_source
 from preparing.inputs import Source
 from preparing.options import Options
 from preparing.pieces import PIECE, Piece, Position
+from preparing.remote_file import open_source
 from preparing.spans import Span, row_groups, text_bounds
 
 LONGEST_LINE = 256 * PIECE

@@ -27,11 +27,12 @@ HEALTH = {
 
 
 @pytest.fixture
-def cluster():
-    """A cluster of two nodes with a core each."""
+def cluster(monkeypatch):
+    """A cluster of two nodes with a core each, which `auto` does not find."""
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray")  # the names of sockets in it may not become long
+    monkeypatch.setenv("RAY_TMPDIR", folder)
     head = NODE | {"include_dashboard": False, "temp_dir": folder, "_system_config": HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
