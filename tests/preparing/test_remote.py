@@ -12,7 +12,7 @@ from preparing.catalog import CATALOG
 from preparing.inputs import find_sources
 from preparing.options import Options
 from preparing.progress import Progress
-from preparing.records import texts_of
+from preparing.records import documents_of
 from preparing.tokenizers import sample_places
 from tests.conftest import fails_clearly
 from tests.preparing import torture
@@ -109,7 +109,9 @@ def test_a_sample_of_remote_text_comes_from_everywhere(tmp_path):
         found = sample("0.jsonl", "1.parquet")
         assert 2_500_000 < sum(part.size for part in found) < 3_500_000
         for kind in ("jsonl", "parquet"):
-            texts = [text for p in found if p.kind == kind for text in texts_of(p, Options())[0]]
+            of_kind = [p for p in found if p.kind == kind]
+            kept = [document for p in of_kind for document in documents_of(p, Options())[0]]
+            texts = [document.text for document in kept]
             numbers = [int(text.split()[0]) for text in texts]
             assert (np.histogram(numbers, 4, (0, len(rows)))[0] > 200).all(), kind
         assert found == sample("0.jsonl", "1.parquet")

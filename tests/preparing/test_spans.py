@@ -13,7 +13,7 @@ from preparing.inputs import find_sources
 from preparing.options import Options
 from preparing.pieces import Position
 from preparing.readers import read_pieces, read_span
-from preparing.records import texts_of
+from preparing.records import documents_of
 from preparing.spans import spans_of
 from tests.preparing.conftest import DOCUMENTS, write
 from tokenizer_bpe import EOT
@@ -28,7 +28,8 @@ def contents(pieces):
     """What the documents of some pieces are, and where those of several pieces are cut."""
     found = []
     for piece in pieces:
-        found += [(text, piece.begins, piece.ends) for text in texts_of(piece, Options())[0]]
+        documents, _ = documents_of(piece, Options())
+        found += [(document.text, piece.begins, piece.ends) for document in documents]
     return found
 
 
@@ -80,7 +81,7 @@ def test_a_line_is_named_by_where_its_span_begins(tmp_path):
     path.write_text("\n".join(lines), newline="\n")
     span = list(spans_of(find_sources([str(path)]), Position(), Options(), 1000))[-1]
     (piece,) = read_span(span, Options())
-    _, report = texts_of(piece, Options(on_error="skip"))
+    _, report = documents_of(piece, Options(on_error="skip"))
     (problem,) = report.rules["unusable records"][2]
     words = problem.replace(",", "").split()
     number, start = int(words[2]), int(words[5])
