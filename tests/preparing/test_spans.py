@@ -74,10 +74,11 @@ def test_spans_of_records_are_together_the_file(tmp_path, format, size):
         assert contents(rest) == contents(part[n + 1 :])
 
 
-def test_a_line_is_named_by_where_its_span_begins(tmp_path):
+def test_a_line_is_named_by_where_its_span_begins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a report cuts long names
     lines = [json.dumps({"text": f"line {n} of the file"}) for n in range(100)]
     lines[97] = "{broken"
-    path = tmp_path / "a.jsonl"
+    path = Path("a.jsonl")
     path.write_text("\n".join(lines), newline="\n")
     span = list(spans_of(find_sources([str(path)]), Position(), Options(), 1000))[-1]
     (piece,) = read_span(span, Options())
