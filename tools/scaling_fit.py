@@ -18,7 +18,7 @@ FARTHER = 0.02  # the same for each power of four by which a run's compute excee
 # What is known before the first run, which is little. The exponents were 0.34 and 0.28 in the
 # paper, 0.35 and 0.37 where its data were fitted again (Besiroglu et al., 2024, "Chinchilla
 # Scaling: A replication attempt"); E lies far below the losses of small runs. A dozen of these
-# alone settle neither.
+# alone settle neither. FLOOR and SPREAD are those that did best on the runs of docs/scaling.md.
 EXPONENT, FLOOR = 0.3, 0.15  # FLOOR: E as a share of the lowest loss seen
 SPREAD = 0.8  # of the logarithms of all three
 DRAWS = 200  # of the bootstrap
