@@ -4,6 +4,7 @@ import shutil
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,7 @@ def cluster(monkeypatch):
 
     folder = tempfile.mkdtemp(prefix="ray")  # the names of sockets in it may not become long
     monkeypatch.setenv("RAY_TMPDIR", folder)
+    Path(folder, "ray").mkdir()  # where Ray writes down the address, and expects a folder
     head = NODE | {"include_dashboard": False, "temp_dir": folder, "_system_config": HEALTH}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
