@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from formats import run_log
+from tests import warm_start
 
 # Models this small gain nothing from a second thread, and processes side by side lose.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -45,13 +46,21 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 
 
-def run_script(*command, cwd=ROOT, timeout=300, **env):
-    """Run `python *command` to its end; returns the CompletedProcess, its output as text."""
+def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):
+    """Run `python *command` to its end; returns the CompletedProcess, its output as text.
+
+    Python starts anew where variables are given, as libraries read some only once.
+    """
+    command = [str(word) for word in command]
+    if warm_start.suits(command) and not env:
+        return warm_start.run(command, cwd, timeout, stdin)
     return subprocess.run(
-        [sys.executable, *map(str, command)],
+        [sys.executable, *command],
         cwd=cwd,
+        input=stdin,
         capture_output=True,
         text=True,
+        encoding="utf-8",
         timeout=timeout,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
     )

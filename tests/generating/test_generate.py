@@ -19,15 +19,7 @@ from tokenizer_bpe import Tokenizer
 
 def generate(*arguments, stdin=""):
     """Run generate.py; returns the finished process."""
-    return subprocess.run(
-        [sys.executable, "generate.py", *map(str, arguments)],
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+    return run_script("generate.py", *arguments, stdin=stdin)
 
 
 @pytest.mark.parametrize("kind", ["char_run", "bpe_run"])
