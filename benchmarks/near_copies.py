@@ -1,6 +1,6 @@
 """What `prepare_data.py --dedupe near` finds, what it costs, and what the loss gains by it.
 
-    python -m benchmarks.near_copies [--megabytes 20] [--seeds 2] [--steps 600]
+    python -m benchmarks.near_copies [--megabytes 20] [--seeds 3] [--steps 150]
 
 The text is real: sources and documentation of this machine. A third of it are copies planted for
 the purpose, in which one, two or five words of a hundred are replaced by others of the same
@@ -51,21 +51,15 @@ def main(argv: list[str]) -> None:
     """The command line's work."""
     args = parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
-        work = Path(temporary)
-        texts, held_back = collect(args.megabytes * 10**6)
-        write_texts(work / "held_back.txt", held_back)
-        write_texts(work / "text.txt", [text.text for text in texts])
-        flags = ["--out", work / "held_back", "--vocab_size", 4096, "--val_fraction", 0.9]
-        prepare(work / "held_back.txt", *flags)
-        flags = ["--tokenizer", work / "held_back", "--val_fraction", 0]
-        result = {"documents": len(texts), "megabytes": args.megabytes}
-        for dedupe in ("exact", "near"):
-            out = work / dedupe
-            done = prepare(work / "text.txt", *flags, "--dedupe", dedupe, "--out", out)
-            result[f"{dedupe}_mb_s"] = done["tokenising_mb_s"]
-        result |= judge(texts, set(kept_texts(work / "near")))
+        found = Path(temporary, "found")
+        texts, speeds = prepare_both(found, args.megabytes)
+        result = {"documents": len(texts), "megabytes": args.megabytes} | speeds
+        result |= judge(texts, set(kept_texts(found / "near")))
         if args.seeds:
-            result["loss"] = losses(work, args.seeds, args.steps)
+            trained = Path(temporary, "trained")
+            prepare_both(trained, args.training_megabytes)
+            result["loss"] = {"megabytes": args.training_megabytes, "steps": args.steps}
+            result["loss"] |= losses(trained, args.seeds, args.steps)
     for name, value in result.items():
         print(f"{name:24}{value}")
     write("near_copies", torch.device("cpu"), result)
@@ -75,9 +69,29 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argument_parser("near_copies", __doc__)
     parser.add_argument("--megabytes", type=int, default=20, help="of text, copies included")
-    parser.add_argument("--seeds", type=int, default=2, help="trainings a folder; 0: none")
-    parser.add_argument("--steps", type=int, default=600, help="of each training")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings a folder; 0: none")
+    parser.add_argument("--steps", type=int, default=150, help="of each training")
+    parser.add_argument("--training_megabytes", type=int, default=3, help="of text for them")
     return parser.parse_args(argv)
+
+
+def prepare_both(work: Path, megabytes: int) -> tuple[list[Text], dict]:
+    """Prepare a text with both kinds of --dedupe, and what is held back.
+
+    In work/exact, near and held_back. Returns the text's documents, and the speeds.
+    """
+    work.mkdir()
+    texts, held_back = collect(megabytes * 10**6)
+    write_texts(work / "held_back.txt", held_back)
+    write_texts(work / "text.txt", [text.text for text in texts])
+    flags = ["--out", work / "held_back", "--vocab_size", 4096, "--val_fraction", 0.9]
+    prepare(work / "held_back.txt", *flags)
+    flags = ["--tokenizer", work / "held_back", "--val_fraction", 0]
+    speeds = {}
+    for dedupe in ("exact", "near"):
+        done = prepare(work / "text.txt", *flags, "--dedupe", dedupe, "--out", work / dedupe)
+        speeds[f"{dedupe}_mb_s"] = done["tokenising_mb_s"]
+    return texts, speeds
 
 
 def collect(size: int) -> tuple[list[Text], list[str]]:
@@ -159,16 +173,21 @@ def losses(work: Path, seeds: int, steps: int) -> dict:
     rounds = {"exact": [], "near": []}
     for seed in range(1, seeds + 1):
         for dedupe, found in rounds.items():
-            run_dir = work / f"run_{dedupe}_{seed}"
-            settings = {"data_dir": work / dedupe, "checkpoint_dir": run_dir, "seed": seed}
-            settings |= {"max_steps": steps, "eval_interval": 0, "report_minutes": 0}
-            words = [f"--{name}={value}" for name, value in settings.items()]
-            run(["train.py", "config/demo.py", *words])
-            found.append(round(loss_of(run_folder.find(run_dir), work / "held_back"), 4))
+            found.append(loss_after(work, dedupe, seed, steps))
             print(f"seed {seed}, {dedupe}: {found[-1]}", flush=True)
     return {
-        name: {"mean": statistics.mean(found), "seeds": found} for name, found in rounds.items()
+        name: {"mean": round(statistics.mean(found), 4), "seeds": found}
+        for name, found in rounds.items()
     }
+
+
+def loss_after(work: Path, dedupe: str, seed: int, steps: int) -> float:
+    """The loss after one training."""
+    run_dir = work / f"run_{dedupe}_{seed}"
+    settings = {"data_dir": work / dedupe, "checkpoint_dir": run_dir, "seed": seed}
+    settings |= {"max_steps": steps, "eval_interval": 0, "report_minutes": 0}
+    run(["train.py", "config/demo.py", *(f"--{name}={value}" for name, value in settings.items())])
+    return round(loss_of(run_folder.find(run_dir), work / "held_back"), 4)
 
 
 def loss_of(folder: Path, data: Path) -> float:
