@@ -10,7 +10,7 @@ from pathlib import Path
 
 # Turns for which PyTorch's threads (libgomp's, on Linux) spin while they wait for each other,
 # before they sleep. With its default of 300,000 a step beside busy programs takes several times as
-# long: they spin on the core that the thread they wait for could have. 20,000 cost nothing where
+# long: they spin on the core that the thread they wait for could have. 20,000 cost up to 4% where
 # all is quiet, 1,000 a sixth, and beside busy programs these are faster (docs/results.md).
 SPIN, SPIN_SHARED = 20_000, 1_000
 
