@@ -1,7 +1,8 @@
 """Scripts in processes that begin with PyTorch imported, which takes three seconds otherwise.
 
 multiprocessing's fork server imports it once. Each process is a fork of that one, in which the
-script then runs as its own main program.
+script then runs as its own main program: for tests of what a script says and writes. What happens
+while it starts, or when it is killed, is tested with a Python of its own.
 """
 
 import io
@@ -29,7 +30,9 @@ def run(
     """Run `python *command` to its end, as subprocess.run does with its output as text."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = context.Process(target=work, args=(command, cwd, stdin, out, err))
+        process = context.Process(
+            target=work, args=(command, cwd, dict(os.environ), stdin, out, err)
+        )
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -39,8 +42,12 @@ def run(
         return subprocess.CompletedProcess(command, process.exitcode, *texts)
 
 
-def work(command: list[str], cwd: Path, stdin: str, out: Path, err: Path) -> None:
+def work(
+    command: list[str], cwd: Path, environment: dict, stdin: str, out: Path, err: Path
+) -> None:
     """The life of such a process."""
+    os.environ.clear()
+    os.environ.update(environment)
     for fd, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), fd)
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()))
