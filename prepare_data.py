@@ -148,6 +148,8 @@ def main(argv: list[str]) -> int:
         return complain(STOPPED, 143)
     except KeyboardInterrupt:
         return complain(STOPPED, 130)
+    finally:
+        startup.done()
     return 0
 
 

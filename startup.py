@@ -40,6 +40,15 @@ def end() -> None:
         signal.signal(signum, handler)
 
 
+def done() -> None:
+    """All is written: a signal in the moments that Python takes to end does not change the status.
+
+    Python would give signals back to the system there, which ends the process by them.
+    """
+    for signum in before:
+        signal.signal(signum, signal.SIG_IGN)
+
+
 def leave(signum, frame):
     """End with the status that the scripts have for the signal later; there is nothing to save."""
     os._exit(128 + signum)

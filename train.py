@@ -271,7 +271,9 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
+        startup.done()
         ranks.end(0)
     except SystemExit as end:
+        startup.done()
         ranks.end(end.code)
         raise

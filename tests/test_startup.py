@@ -41,6 +41,14 @@ def test_a_signal_during_imports_ends_it_quietly(name, signum):
     assert not out and "Traceback" not in err
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_python_ends_changes_no_status(signum):
+    late = "class Late:\n def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, %d)" % signum
+    code = f"import os, startup\nstartup.begin()\n{late}\nlate = Late()\nstartup.done()"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, preexec_fn=heed_ctrl_c)
+    assert result.returncode == 0
+
+
 @pytest.mark.parametrize("name", ["train.py", "generate.py"])
 def test_threads_do_not_spin_for_long(name):
     result = run_script(name, "--help", OMP_DISPLAY_ENV="verbose")
