@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 
 from formats.data_folder import read_meta
-from tests.conftest import fails_clearly, prose
+from tests.conftest import ROOT, fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -153,3 +156,20 @@ def test_shards_in_order_are_the_whole(tmp_path):
     assert read_meta(out).splits["train"].tokens == read_meta(whole).splits["train"].tokens
     assert "is good" in ok(prepare(verify=out)).stdout
     fails_clearly(prepare(texts, shard="1/9", out=tmp_path / "x", **with_it), "only 5 files")
+
+
+def test_the_slurm_array_of_the_docs_prepares_all_shares(tmp_path, tokenizer):
+    texts, out = tmp_path / "texts", tmp_path / "data/big"
+    texts.mkdir()
+    for n in range(4):
+        write(texts / f"{n}.txt", "txt", DOCUMENTS[n * 40 : n * 40 + 40])
+    out.mkdir(parents=True)
+    shutil.copy(tokenizer, out)
+    page = (ROOT / "docs/preparing.md").read_text(encoding="utf-8")
+    script = page[page.index("#!/bin/bash") :].partition("```")[0]
+    script = script.replace("python prepare_data.py", f"{sys.executable} {ROOT}/prepare_data.py")
+    for task in range(1, 5):
+        variables = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "4"}
+        command = ["bash", "-c", script]
+        subprocess.run(command, cwd=tmp_path, env=os.environ | variables, check=True)
+    assert "4-of-4/train.bin" in ok(prepare(verify=out)).stdout
