@@ -6,7 +6,7 @@ The text is real: sources and documentation of this machine. A third of it are c
 the purpose, in which one, two or five words of a hundred are replaced by others of the same
 document. Found are planted copies that were dropped; wrong are other documents that were, though
 they share less than half of their runs of five words with each one before them. The loss is that of
-the demo's model on text held back, after as many steps on either folder. Writes
+a small model on text held back, after as many steps on either folder. Writes
 benchmarks/results/near_copies_cpu.json.
 """
 
@@ -36,6 +36,7 @@ from training.dataset import Dataset
 SHARES = (0.01, 0.02, 0.05)  # of the words of a copy that are others
 HELD_BACK = 10  # of so many documents one is for validation alone
 SIZES = (1_000, 50_000)  # bytes of a document that is taken
+SHAPE = {"n_head": 4, "n_embd": 256}
 
 
 @dataclass
@@ -169,7 +170,7 @@ def alike(one: set, other: set) -> float:
 
 
 def losses(work: Path, seeds: int, steps: int) -> dict:
-    """Nats a token on the text held back, of the demo's model after training on either folder."""
+    """Nats a token on the text held back, of a small model after training on either folder."""
     rounds = {"exact": [], "near": []}
     for seed in range(1, seeds + 1):
         for dedupe, found in rounds.items():
@@ -186,6 +187,7 @@ def loss_after(work: Path, dedupe: str, seed: int, steps: int) -> float:
     run_dir = work / f"run_{dedupe}_{seed}"
     settings = {"data_dir": work / dedupe, "checkpoint_dir": run_dir, "seed": seed}
     settings |= {"max_steps": steps, "eval_interval": 0, "report_minutes": 0}
+    settings |= SHAPE
     run(["train.py", "config/demo.py", *(f"--{name}={value}" for name, value in settings.items())])
     return round(loss_of(run_folder.find(run_dir), work / "held_back"), 4)
 
