@@ -22,7 +22,15 @@ from training.setup import Run
 from training.trial import measure
 
 # Dense bf16 TFLOP/s (fp16 on T4 and V100), memory in GB.
-GPUS = {"T4": (65, 16), "V100": (125, 16), "A100": (312, 40), "H100": (989, 80), "H200": (989, 141)}
+GPUS = {
+    "T4": (65, 16),
+    "V100": (125, 16),
+    "RTX 3090": (71, 24),
+    "RTX 4090": (165, 24),
+    "A100": (312, 40),
+    "H100": (989, 80),
+    "H200": (989, 141),
+}
 SHARE = 8  # GPUs for which the plan of a run with shard = True has a table
 UTILISATION = 0.4  # of the peak; tokens/s of published runs of this class lie between 0.3 and 0.5
 
