@@ -1,10 +1,10 @@
-# make demo: a small model on the standard library's sources, on a CPU, in about two minutes.
+# make demo: a small model on the standard library's sources, on a CPU, in about a minute.
 # The modern recipe, as in gpt2_small_modern.py.
 data_dir = "data/python_stdlib"
 arch = "qwen3"
 n_layer = 4
-n_head = 4
-n_embd = 256
+n_head = 2
+n_embd = 128
 block_size = 256
 tie_weights = False
 zero_init = True
@@ -17,6 +17,6 @@ beta2_tokens = 280_000
 weight_decay = 0.0
 warmup_steps = 0
 lr_schedule = "wsd"
-max_steps = 150
+max_steps = 200
 eval_interval = 50
 sample_prompts = ["def read("]
