@@ -1,6 +1,6 @@
 """What a budget will buy on your text: which size, how many tokens, which loss.
 
-    python -m tools.scaling --data data/main --hours 2 [--preset config/demo.py] [--key=value ...]
+    python -m tools.scaling --data data/main --hours 2 [--preset config/laptop.py] [--key=value ...]
     python -m tools.scaling --data data/main --max_cost 50 --cost_per_hour 8
     python -m tools.scaling --data data/main --flops 1e18
 
@@ -41,7 +41,7 @@ from training.plan import check_ram
 from training.setup import build
 from training.trial import measure
 
-PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/demo.py"}
+PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/laptop.py"}
 EVALUATED = 1 << 17  # tokens of an evaluation, the same ones for small runs and large
 SWEPT = 4  # times at most that the learning rate is doubled, or halved
 # Of every small run: what costs time and shows nothing, and what hides how long a step takes.
@@ -64,6 +64,7 @@ class Study:
     def __init__(self, data: str, preset: str, extra: list[str], folder: Path | None):
         self.arguments = [preset, f"--data_dir={data}", *extra]
         self.config = settings.load([*self.arguments, "--checkpoint_dir=checkpoints/none"])
+        self.config.epochs = None  # a run's length is in steps here
         refuse_other_shapes(self.config)
         self.meta = read_meta(data)
         self.sizes = family(self.config, self.meta)
@@ -122,7 +123,7 @@ class Study:
         try:
             run = build(c)
             check_ram(run)
-            trial = measure(run, seconds=3.0 if steps else 1.0)
+            trial = measure(run, seconds=3.0 if steps else 2.0)
         except (RuntimeError, MemoryError) as error:
             if not hardware.out_of_memory(error) and not isinstance(error, RunError):
                 raise
@@ -303,7 +304,9 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         allow_abbrev=False,
     )
     parser.add_argument("--data", required=True, help="a prepared folder, such as data/main")
-    parser.add_argument("--preset", help="the recipe; default: the demo's, on a GPU the modern one")
+    parser.add_argument(
+        "--preset", help="the recipe; default: config/laptop.py, on a GPU gpt2_small_modern.py"
+    )
     parser.add_argument("--hours", type=positive, help="of this machine")
     parser.add_argument("--max_cost", type=positive, help="in the unit of --cost_per_hour")
     parser.add_argument("--cost_per_hour", type=positive, help="the price of this machine")

@@ -125,6 +125,7 @@ def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
     preset = tmp_path / "study" / "recommended.py"
     chosen = config.load([str(preset)])
     assert chosen.n_embd == study["recommended"]["size"]["n_embd"]
+    assert (chosen.max_steps, chosen.epochs) == (study["recommended"]["steps"], None)
     again = run_script(*command)  # nothing is trained a second time
     assert again.returncode == 0 and "after" not in again.stdout, again.stdout
     trained = run_script("train.py", preset, "--max_steps=40", "--report_minutes=0")

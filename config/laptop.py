@@ -1,0 +1,25 @@
+# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, an evening of a
+# CPU. Text that is shorter ends sooner, after eight passes.
+#   python prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine
+#   python train.py config/laptop.py
+data_dir = "data/mine"
+arch = "qwen3"
+n_layer = 6
+n_head = 4
+n_embd = 256
+block_size = 512
+tie_weights = False
+zero_init = True
+optimizer = "muon"
+batch_size = 8  # x 512 = 4,096 tokens a step
+learning_rate = 4e-3
+muon_lr = 0.03
+muon_momentum = 0.9
+beta2_tokens = 1_000_000
+weight_decay = 0.0
+warmup_steps = 20
+lr_schedule = "wsd"
+epochs = 8
+max_steps = 6000  # 24.6 million tokens
+eval_interval = 500
+sample_prompts = ["The ", "I "]

@@ -1,0 +1,24 @@
+# Your own text on one card at home: 100 MB to 2 GB, a model of 55 million parameters, a night of an
+# RTX 3090 or a T4. Text that is shorter ends sooner, after four passes.
+#   python prepare_data.py YOUR_TEXT --vocab_size 16384 --out data/mine
+#   python train.py config/one_gpu.py
+data_dir = "data/mine"
+arch = "qwen3"
+n_layer = 12
+n_head = 8
+n_embd = 512
+block_size = 512
+tie_weights = False
+zero_init = True
+optimizer = "muon"
+batch_size = 64  # x 512 = 32,768 tokens a step
+learning_rate = 3e-3
+muon_lr = 0.02
+beta2_tokens = 3_000_000
+weight_decay = 0.0
+warmup_steps = 50
+lr_schedule = "wsd"
+epochs = 4
+max_steps = 30_000  # a billion tokens
+eval_interval = 500
+sample_prompts = ["The ", "I "]
