@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -129,30 +130,51 @@ def prepare(home: Path, source: str, vocab_size: int, gigabytes: float) -> Path:
 
 
 def uploaded(folder: Path) -> Path:
-    """The folder of the uploaded texts; asks for them where it is empty."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    """The folder of the uploaded texts; asks for them where there is none.
+
+    It has its name once all files are in it: a Drive takes them one after the other.
+    """
+    if folder.exists() and any(folder.iterdir()):
         return folder
     try:
         from google.colab import files
     except ImportError:
         raise Stopped(f"only Colab uploads; copy the texts into {folder}") from None
-    for name in files.upload():
-        shutil.move(name, folder / name)
-    if not any(folder.iterdir()):
+    names = files.upload()
+    if not names:
         raise Stopped("nothing was uploaded; run the cell again and choose files")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an upload that was cut off
+    partial.mkdir(parents=True)
+    with room_needed(folder):
+        for name in names:
+            shutil.move(name, partial / name)
+        os.replace(partial, folder)
     return folder
 
 
 def copy_data(work: Path, data: Path) -> None:
     """Copy a prepared folder, meta.json last: its presence says that the folder is whole."""
-    data.mkdir(parents=True, exist_ok=True)
     files = sorted(work.iterdir(), key=lambda path: path.name == "meta.json")
-    for path in files:
-        partial = data / f"{path.name}.partial"
-        shutil.copyfile(path, partial)
-        os.replace(partial, data / path.name)
+    with room_needed(data):
+        data.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            partial = data / f"{path.name}.partial"
+            shutil.copyfile(path, partial)
+            os.replace(partial, data / path.name)
     shutil.rmtree(work)
+
+
+@contextlib.contextmanager
+def room_needed(folder: Path) -> Iterator[None]:
+    """A disk that fills up under it, or takes no files, ends the cell with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Stopped(
+            f"{folder}: {error.strerror}; make room there and run the cell again: what is prepared"
+            " stays on this machine"
+        ) from None
 
 
 def show_report(folder: Path) -> None:
@@ -212,7 +234,7 @@ def publish(exported: Path, repository: str, private: bool) -> None:
 
 
 def hub_token() -> str | None:
-    """The token of the environment, or of Colab's secrets; None where there is none."""
+    """The token of Colab's secrets, or of the environment; None where there is none."""
     with contextlib.suppress(Exception):  # Colab's own: none there, or not granted
         from google.colab import userdata
 

@@ -151,11 +151,11 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     }
     place = {"metadata": {"path": str(content)}}
     first = NotebookClient(opened(**fields), timeout=120, resources=place)
-    killer = threading.Thread(target=kill_while_training, args=(home / "run",))
+    killer = threading.Thread(target=kill_while_training, args=(home / "run",), daemon=True)
     killer.start()
     with pytest.raises(DeadKernelError):
         first.execute(env=environment)
-    killer.join()
+    killer.join(10)
     killed_at = run_folder.step_of(run_folder.steps(home / "run")[-1])
     assert 0 < killed_at < 600
     data = (home / "data/train.bin").stat()
