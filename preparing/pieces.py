@@ -80,14 +80,14 @@ class Piece:
         return dataclasses.replace(self, data=data)
 
 
-def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in lists of about PIECE bytes together: small files are not worth a message each."""
+def batches(pieces: Iterable, enough: int = PIECE // 2) -> Iterator[list]:
+    """Pieces or spans in lists of `enough` bytes and more: small files are no work of their own."""
     batch = []
     size = 0
     for piece in pieces:
         batch.append(piece)
         size += piece.size
-        if size >= PIECE // 2:
+        if size >= enough:
             yield batch
             batch = []
             size = 0

@@ -29,7 +29,7 @@ from preparing.pieces import Piece, Position, batches
 from preparing.pool import attempt, lacking, value_of
 from preparing.readers import read_span
 from preparing.remote_file import check_unchanged, open_source
-from preparing.spans import Span, shares_of, spans_of
+from preparing.spans import Span, spans_of
 
 ROOT = Path(__file__).parent.parent
 CODE = ("preparing", "formats", "tokenizer_bpe.py")  # what the nodes get
@@ -124,7 +124,7 @@ class RayEngine:
         left = sum(source.size for source in self.sources[self.start.source :])
         size = min(LARGEST_SHARE, max(SMALLEST_SHARE, left // (SHARES * self.cores)))
         spans = spans_of(self.sources, self.start, self.work.options, size)
-        self.shares = shares_of(spans, size)
+        self.shares = batches(spans, size // 2)
         self.task = ray.remote(results_of).options(num_returns="streaming", max_retries=RETRIES)
         self.reference = ray.put(self.work)
         self._begin_tasks()

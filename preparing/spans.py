@@ -58,18 +58,6 @@ def spans_of(sources: list[Source], start: Position, options: Options, size: int
         before += source.size
 
 
-def shares_of(spans: Iterator[Span], size: int) -> Iterator[list[Span]]:
-    """Spans in lists of about `size` bytes together: small files are not worth a task each."""
-    share = []
-    for span in spans:
-        share.append(span)
-        if sum(span.size for span in share) >= size // 2:
-            yield share
-            share = []
-    if share:
-        yield share
-
-
 def text_bounds(span: Span, raw: BinaryIO) -> tuple[Position, float]:
     """Where the first document of a span of text begins, and the byte where the last one ends.
 
