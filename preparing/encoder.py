@@ -4,7 +4,6 @@ Independent of processes, of files to write, and of what came before: the same p
 the same ids.
 """
 
-import functools
 import hashlib
 import unicodedata
 from dataclasses import dataclass
@@ -114,30 +113,17 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
     turns = document.turns
     if tokenizer.composes:
         turns = [unicodedata.normalize("NFC", part) for part in turns]
-    begins, in_reply = [], []  # of each part
-    at, reply = 0, False
-    for name, said in zip(turns[::2], turns[1::2], strict=True):
-        begins.append(at)
-        in_reply.append(reply)  # the turn before
-        at += len(name.encode())
-        reply = name == REPLY
-        begins.append(at)
-        in_reply.append(reply)
-        at += len(said.encode())
-    lengths = _token_lengths(tokenizer)[ids]
+    sizes = np.array([len(part.encode()) for part in turns])  # names and what they say, in turn
+    begins = np.cumsum(sizes) - sizes
+    replies = np.array([name == REPLY for name in turns[::2]])
+    in_reply = np.concatenate(([False], np.repeat(replies, 2)[:-1]))  # a name ends the turn before
+    lengths = token_lengths(tokenizer)[ids]
     first_bytes = np.cumsum(lengths) - lengths
     part_of = np.searchsorted(begins, first_bytes, side="right") - 1
-    mask[: len(ids)] = np.where(np.array(in_reply)[part_of], IN_REPLY, 0)
-    mask[len(ids) :] = IN_REPLY if reply else 0
-    by_others = np.array(begins[::2])[~np.array(in_reply[1::2])]
-    mask[np.searchsorted(first_bytes, by_others)] |= TURN_BEGINS
+    mask[: len(ids)] = np.where(in_reply[part_of], IN_REPLY, 0)
+    mask[len(ids) :] = IN_REPLY if replies[-1] else 0
+    mask[np.searchsorted(first_bytes, begins[::2][~replies])] |= TURN_BEGINS
     return mask
-
-
-@functools.cache
-def _token_lengths(tokenizer):
-    """folders.token_lengths of a tokenizer, counted once a process."""
-    return token_lengths(tokenizer)
 
 
 def _check_range(ids, tokenizer, dtype):

@@ -95,6 +95,7 @@ def scan_mask(folder: Path, split: Split, dtype: str, tokenizer: Tokenizer) -> M
     )
 
 
+@functools.cache
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes of each id's text, int64 [vocab_size].
 
