@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
         checkpoint = open_checkpoint(path, device, args.dtype)
         terminal.note(checkpoint.summary)
         checkpoints.append(checkpoint)
-        if args.chat and chat.saw_conversations(checkpoint.state, checkpoint.tokenizer) is False:
+        if args.chat and not chat.saw_conversations(checkpoint.state):
             terminal.note(
                 f"{checkpoint.name} was not trained on conversations: to --chat it may reply"
                 " anything"

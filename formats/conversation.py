@@ -41,8 +41,3 @@ def turns_of(messages: list[dict]) -> list[str]:
 def format_chat(messages: list[dict]) -> str:
     """A conversation as text, [{"role", "content"}]. For the next answer, add REPLY to it."""
     return "".join(turns_of(messages))
-
-
-def is_chat(text: str) -> bool:
-    """Whether a document is a conversation as format_chat writes it."""
-    return text.startswith(("User: ", "System: ")) and f"\n\n{REPLY} " in text

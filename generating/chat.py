@@ -1,13 +1,7 @@
 """The turns of a conversation -> the prompt of a model's next reply."""
 
-from pathlib import Path
-
-import numpy as np
-
-from formats.conversation import REPLY, format_chat, is_chat
-from formats.data_folder import DataError, read_meta
+from formats.conversation import REPLY, format_chat
 from generating.load import Checkpoint
-from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 
 class Conversation:
@@ -56,17 +50,9 @@ def reply_prompt(messages: list[dict], checkpoint: Checkpoint) -> str:
         turns = turns[later[0] :]
 
 
-def saw_conversations(state: dict, tokenizer: Tokenizer) -> bool | None:
-    """Whether the data of a run begins with a conversation; None where it is not there any more.
+def saw_conversations(state: dict) -> bool:
+    """Whether a run's data held conversations. state: of a step folder.
 
-    Only what was prepared from `messages` reads so. state: of a step folder.
+    What was prepared before there were masks of the assistant's tokens does not tell.
     """
-    folder = Path(state["settings"]["data_dir"])
-    try:
-        meta = read_meta(folder)
-        first = meta.splits["train"].files()[0]
-        ids = np.fromfile(folder / first.file, meta.dtype, 10_000).tolist()
-        text = tokenizer.decode(ids)
-    except (DataError, TokenizerError, OSError):  # gone, or prepared anew
-        return None
-    return is_chat(text.removeprefix(EOT))
+    return "masks" in state["data"]

@@ -162,7 +162,7 @@ def main(argv):
     source = pretrained.load(folder)
     chat = args.chat
     if chat is None:
-        chat = bool(saw_conversations(run_folder.read_state(folder, ()), source.tokenizer))
+        chat = saw_conversations(run_folder.read_state(folder, ()))
     if args.out:
         check_folder(args.out)
     if args.gguf:  # what it cannot hold is said before the folder is written

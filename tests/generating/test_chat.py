@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from generating.chat import first_prompts, reply_prompt, saw_conversations
+from generating.chat import first_prompts, reply_prompt
 from generating.load import Checkpoint
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, fails_clearly, run_script
@@ -88,8 +88,6 @@ def test_a_model_that_saw_no_conversations_says_so(bpe_run, byte_tokenizer, tmp_
     ask = ["generate.py", "--checkpoint", bpe_run, "--prompt", "Hi", "--max_new_tokens=2"]
     assert "was not trained on conversations" in run_script(*ask, "--chat").stderr
     assert "conversations" not in run_script(*ask).stderr
-    gone = {"settings": {"data_dir": str(tmp_path)}}
-    assert saw_conversations(gone, byte_tokenizer) is None
     wrong = run_script(*ask, "--top_p=x")
     fails_clearly(wrong, "--top_p")
     assert len(wrong.stderr.splitlines()) == 2  # the usage is one of them
