@@ -177,7 +177,7 @@ def _check_size(folder, described, tokens, dtype):
     if size == expected:
         return
     other = "int32" if dtype == "uint16" else "uint16"
-    if size == tokens * np.dtype(other).itemsize:
+    if dtype != "uint8" and size == tokens * np.dtype(other).itemsize:
         hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
     elif size < expected:
         hint = "it is cut off or still being copied"

@@ -233,9 +233,8 @@ def evaluate_checkpoint(
             file=sys.stderr,
         )
     if not val.tokens:
-        raise DataError(
-            f"{data_dir} has no validation split; prepare it with a --val_fraction above 0"
-        )
+        what = "replies to validate on" if loss_on == "assistant" else "validation split"
+        raise DataError(f"{data_dir} has no {what}; prepare it with a --val_fraction above 0")
     kind = Conversations if loss_on == "assistant" else Dataset
     data = kind(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
     loss = Estimate(*validation_loss(model, data, cast))
