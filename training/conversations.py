@@ -49,12 +49,13 @@ class Conversations(Dataset):
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As of Dataset, but a sequence begins at the first turn within its window.
 
-        A turn that is not the assistant's. Where none begins there, it begins with the window.
+        A turn that is not the assistant's. Where none begins there, it begins with the window. So
+        an epoch leaves out some tokens before such turns, and has some behind them twice.
         """
         starts = self._starts(first, batch_size, seed)
         window = starts[:, None] + torch.arange(self.block_size, device=starts.device)
         begins = take(self.mask, window) & TURN_BEGINS
-        moved = starts + begins.to(starts.device).argmax(dim=1)  # the first; 0 where none is
+        moved = starts + begins.argmax(dim=1)  # the first; 0 where none is
         starts = torch.where(moved < self.length - self.block_size, moved, starts)
         return self._at(starts[:, None] + torch.arange(self.block_size + 1, device=starts.device))
 
