@@ -10,11 +10,12 @@ from pathlib import Path
 
 # Turns for which PyTorch's threads (libgomp's, on Linux) spin while they wait for each other,
 # before they sleep. With its default of 300,000 a step beside busy programs takes several times as
-# long: they spin on the core that the thread they wait for could have. 20,000 cost up to 4% where
-# all is quiet, 1,000 a sixth, and beside busy programs these are faster (docs/results.md).
+# long: they spin on the core that the thread they wait for could have. 20,000 cost 2 to 4% where
+# all is quiet, no turns a sixth, and beside busy programs these are faster (docs/results.md).
 SPIN, SPIN_SHARED = 20_000, 1_000
 
 before = {}  # what was called at each signal
+chosen = {}  # what was decided for the threads of this process
 
 
 def begin() -> None:
@@ -26,12 +27,13 @@ def begin() -> None:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
             before[signum] = signal.signal(signum, leave)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = str(SPIN_SHARED if shared() else SPIN)
+        chosen["asleep"] = shared()
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN_SHARED if chosen["asleep"] else SPIN)
 
 
 def waits_asleep() -> bool:
     """Whether threads soon sleep while they wait, because other programs kept the CPU busy."""
-    return os.environ.get("GOMP_SPINCOUNT") == str(SPIN_SHARED)
+    return chosen.get("asleep", False)
 
 
 def end() -> None:

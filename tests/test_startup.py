@@ -43,8 +43,9 @@ def test_a_signal_during_imports_ends_it_quietly(name, signum):
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_python_ends_changes_no_status(signum):
-    late = "class Late:\n def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, %d)" % signum
-    code = f"import os, startup\nstartup.begin()\n{late}\nlate = Late()\nstartup.done()"
+    late = f"def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(signum)})"
+    code = f"import os, startup\nclass Late:\n {late}\nlate = Late()\nstartup.begin()"
+    code += "\nstartup.done()"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, preexec_fn=heed_ctrl_c)
     assert result.returncode == 0
 
@@ -61,9 +62,12 @@ def test_threads_do_not_spin_for_long(name):
 
 @pytest.mark.skipif(not os.path.exists("/proc/loadavg"), reason="Linux says what runs")
 def test_busy_programs_are_noticed():
-    command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command) for _ in range(os.cpu_count())]
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    pipe = subprocess.PIPE
+    busy = [subprocess.Popen(command, stdout=pipe) for _ in range(os.cpu_count())]
     try:
+        for process in busy:
+            process.stdout.readline()  # it has begun
         assert startup.shared()
     finally:
         for process in busy:
