@@ -151,6 +151,18 @@ def test_preparing_does_without_torch():
             assert "torch" not in map(part_of, reached_from(module)), module
 
 
+def test_the_nodes_of_a_ray_cluster_get_all_code_that_they_import():
+    # In the tests of clusters they are on this machine, and would find the rest of it.
+    sent = set(
+        re.findall(
+            r'"([\w.]+)"',
+            re.search(r"^CODE = .*", read("preparing/ray_engine.py"), re.MULTILINE)[0],
+        )
+    )
+    needed = reached_from("preparing.ray_engine") & MODULES.keys()
+    assert {part_of(module) for module in needed} == {name.removesuffix(".py") for name in sent}
+
+
 # -- style -----------------------------------------------------------------------------------------
 
 
