@@ -91,9 +91,12 @@ def test_an_idle_page_leaves_the_processor_to_others(served):
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     time.sleep(1)  # what the start leaves to do
-    before = seconds_of_processor()
-    time.sleep(3)
-    assert seconds_of_processor() - before <= 0.06  # gradio's own polling took 0.16 s and more
+    taken = []
+    for _ in range(3):  # on a busy machine one of them may see something else
+        before = seconds_of_processor()
+        time.sleep(2)
+        taken.append(seconds_of_processor() - before)
+    assert min(taken) <= 0.04  # gradio's own polling took 0.1 s and more
 
 
 def test_choose_type_generate_and_see_text_of_two_models(page):
