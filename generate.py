@@ -10,7 +10,7 @@ For other programs, generating.load.load_model and generating.text.complete do t
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import argparse
 import contextlib

@@ -3,8 +3,10 @@
 Knows neither PyTorch nor what the scripts do.
 """
 
+import importlib.util
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,21 +16,45 @@ from pathlib import Path
 # all is quiet, no turns a sixth, and beside busy programs these are faster (docs/results.md).
 SPIN, SPIN_SHARED = 20_000, 1_000
 
+PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # that each script needs
+ROOT = Path(__file__).parent
+
 before = {}  # what was called at each signal
 chosen = {}  # what was decided for the threads of this process
 
 
-def begin() -> None:
+def begin(*packages: str) -> None:
     """Ctrl-C and SIGTERM end the script quietly from here on, and threads wait as suits the load.
+
+    packages: what it needs beside PACKAGES; a missing one ends it with a sentence.
 
     libgomp reads its variables once, when it is loaded. What a user has chosen counts more.
     """
+    require([*PACKAGES, *packages])
     for signum in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
             before[signum] = signal.signal(signum, leave)
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         chosen["asleep"] = shared()
         os.environ["GOMP_SPINCOUNT"] = str(SPIN_SHARED if chosen["asleep"] else SPIN)
+
+
+def require(packages: list[str]) -> None:
+    """Ends the script with a sentence where one of them is not installed."""
+    missing = [name for name in packages if not importlib.util.find_spec(name)]
+    if not missing:
+        return
+    print(
+        f"{Path(sys.argv[0]).name}: {sys.executable} has no {', '.join(missing)}; install what is"
+        " missing:\n  pip install -r requirements.txt -c constraints.txt",
+        file=sys.stderr,
+    )
+    filled = [path for path in ROOT.glob(".venv/*/python*") if path.stem == "python"]
+    if filled:
+        print(
+            f"or use {filled[0].relative_to(ROOT)}, which has what make installed", file=sys.stderr
+        )
+    sys.exit(2)
 
 
 def waits_asleep() -> bool:

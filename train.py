@@ -10,7 +10,7 @@ puts together; here is what happens with it, in order. All settings: config/__in
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import gc
 import sys

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import startup
-from tests.conftest import ROOT, run_script
+from tests.conftest import ROOT, fails_clearly, run_script
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo"]
@@ -39,6 +39,12 @@ def test_a_signal_during_imports_ends_it_quietly(name, signum):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
     assert not out and "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_missing_packages_are_named_with_what_installs_them(name):
+    result = run_script("-S", name)  # without site-packages
+    fails_clearly(result, f"{name}: ", "has no numpy, tiktoken", "pip install -r requirements.txt")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -9,7 +9,7 @@ Listens on loopback alone and loads nothing from the internet.
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import argparse
 import contextlib

@@ -9,7 +9,7 @@ HellaSwag's format.
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import argparse
 import contextlib

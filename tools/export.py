@@ -10,7 +10,7 @@ packages safetensors and gguf.
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import argparse
 import os

@@ -9,7 +9,7 @@ charts.py, words and numbers those of page.py; templates/report.html.j2 lays the
 import startup
 
 if __name__ == "__main__":
-    startup.begin()  # before the slow imports
+    startup.begin("torch")  # before the slow imports
 
 import argparse
 import base64
