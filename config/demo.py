@@ -1,5 +1,6 @@
 # make demo: a small model on the standard library's sources, on a CPU, in about a minute.
 # The modern recipe, as in gpt2_small_modern.py.
+#   python prepare_data.py --vocab_size 4096 --out data/python_stdlib
 data_dir = "data/python_stdlib"
 arch = "qwen3"
 n_layer = 4

@@ -281,11 +281,18 @@ def _what_to_run(folder, weights):
     there = "prepared here: " + ", ".join(prepared) if prepared else "nothing is prepared yet"
     if weights:
         command = f"python prepare_data.py YOUR_TEXT --tokenizer {weights} --out {folder}"
-    elif folder.name == "shakespeare_char":
-        command = f"python prepare_data.py shakespeare --tokenizer char --out {folder}"
-    elif folder.name == "python_stdlib":
-        command = "python prepare_data.py"
     else:
-        command = f"python prepare_data.py YOUR_TEXT --out {folder}"
+        command = _of_a_preset(folder) or f"python prepare_data.py YOUR_TEXT --out {folder}"
     state = "is not a finished data set (no meta.json)" if folder.exists() else "does not exist"
     return f"data folder {folder} {state}; run\n  {command}\n({there})"
+
+
+def _of_a_preset(folder):
+    """The command that prepares a folder, from the first lines of the presets; None if of none."""
+    out = f"--out {folder.as_posix()}"
+    for preset in sorted((Path(__file__).parent.parent / "config").glob("*.py")):
+        for line in preset.read_text(encoding="utf-8").splitlines():
+            command = line.removeprefix("#").strip()
+            if command.startswith("python prepare_data.py") and command.endswith(out):
+                return command
+    return None

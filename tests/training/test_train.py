@@ -256,6 +256,8 @@ def test_no_data(tmp_path):
         f"prepare_data.py YOUR_TEXT --tokenizer models/gpt2 --out {tmp_path}/none",
     )
     assert not (tmp_path / "run").exists()
+    unprepared = run_script(ROOT / "train.py", "--data_dir=data/mine", cwd=tmp_path)
+    fails_clearly(unprepared, "prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine")
 
 
 @pytest.mark.parametrize(
