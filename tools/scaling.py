@@ -11,6 +11,7 @@ same command continues what was interrupted. docs/scaling.md explains the table.
 
 import argparse
 import copy
+import importlib
 import math
 import sys
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from formats.data_folder import DataError, read_meta
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from tools.scaling_family import Size, family, settings_of
+from tools.scaling_fit import effective_tokens, fit
 from tools.scaling_plan import (
     LEAST_STEPS,
     TRAINING,
@@ -193,8 +195,6 @@ def best_factor(study: Study, size: Size, steps: int) -> float:
 
 def fit_small_runs(study: Study, minutes: float) -> tuple:
     """The law, the small runs that it was fitted to, and the factor on the learning rates."""
-    from tools.scaling_fit import effective_tokens, fit
-
     plan = study.plan(minutes)
     sizes = [str(size) for size in dict.fromkeys(run.size for run in plan)]
     print(f"{len(plan)} small runs of the sizes {', '.join(sizes)} (layers x width)", flush=True)
@@ -334,6 +334,7 @@ def positive(text: str) -> float:
 def main(argv: list[str]) -> None:
     """The command line's work."""
     args, extra = parse_args(argv)
+    importlib.import_module("scipy")  # without it nothing is trained: the fit comes last
     device = hardware.find_device(settings.load([*extra, "--checkpoint_dir=x"]).device)
     preset = args.preset or PRESETS["cuda" if device.type == "cuda" else "cpu"]
     study = Study(args.data, preset, extra, args.out)

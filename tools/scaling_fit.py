@@ -7,7 +7,6 @@ text. Plain numbers in, plain numbers out; knows no model, no files and no machi
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import least_squares
 
 # Muennighoff et al., 2023, "Scaling Data-Constrained Language Models", section 3: what further
 # passes over the same text are worth wears off with this many of them.
@@ -108,6 +107,7 @@ def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
 
 def solve(start, n, d, observed, prior):
     """scipy's result for the fit from one start. prior: what logs[2:] are expected to be."""
+    from scipy.optimize import least_squares  # no other part of the tools needs scipy
 
     def misses(logs):
         residuals = (log_loss(logs, n, d) - observed) / NOISE

@@ -144,3 +144,12 @@ def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
     fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
     fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
     fails_clearly(run_script(*tool, "--hours", "1", "--widht=3"), "widht")
+
+
+def test_without_scipy_its_command_is_named_before_anything_is_trained(bpe_data, tmp_path):
+    code = "import runpy, sys; sys.modules['scipy'] = None; sys.argv[1:] = {}\n"
+    code += "runpy.run_module('tools.scaling', run_name='__main__')"
+    words = ["--data", str(bpe_data), "--hours", "1", "--out", str(tmp_path / "none")]
+    result = run_script("-c", code.format(words))
+    fails_clearly(result, "scipy is missing", "pip install scipy", status=1)
+    assert not (tmp_path / "none").exists()
