@@ -134,7 +134,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
         if profiler:
             profiler.step()
         if schedule.check_due:
-            check_numbers(run, checkpointer)
+            check_numbers(run, recorder, checkpointer)
         if schedule.log_due:
             with signals.held():
                 recorder.step(clock.lap())
@@ -151,10 +151,11 @@ def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     recorder.evaluation(loss, best, answers)
 
 
-def check_numbers(run: Run, checkpointer: Checkpointer) -> None:
+def check_numbers(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
     """Raises RunError after max_bad_steps steps in a row whose loss or gradients are NaN."""
     problem = run.trainer.bad_numbers()
     if problem:
+        recorder.record({"event": "diverged"})
         checkpointer.wait()
         last = "There is no checkpoint yet"
         if checkpointer.saved_step:

@@ -27,6 +27,7 @@ from tokenizer_bpe import TokenizerError
 from tools.scaling_family import Size, family, settings_of
 from tools.scaling_fit import effective_tokens, fit
 from tools.scaling_plan import (
+    LEAST_RUNS,
     LEAST_STEPS,
     TRAINING,
     PlanError,
@@ -36,7 +37,7 @@ from tools.scaling_plan import (
     offers,
     small_runs,
 )
-from tools.scaling_runs import RunFailed, seconds_of, train
+from tools.scaling_runs import RunFailed, final_loss, seconds_of, train
 from tools.wording import duration, short, table
 from training.errors import RunError
 from training.plan import check_ram
@@ -135,18 +136,21 @@ class Study:
         return trial.step_s
 
     def train(self, size: Size, steps: int, factor: float) -> dict:
-        """The small run of a size, by name of what the fit and the report need."""
+        """The small run of a size, by name of what the fit and the report need.
+
+        Its loss is infinite where it diverged.
+        """
         name = f"{size.n_layer}x{size.n_embd}_{steps}_steps_{factor:g}"
         values = settings_of(self.config, size, steps, factor) | QUIET
         values["eval_batches"] = self.eval_batches
-        known = (self.folder / name).exists()
+        known = final_loss(self.folder / name) is not None
         loss = train(self.folder / name, self.arguments, values)
         seconds = seconds_of(self.folder / name)
         if not known:
             rates = "" if factor == 1 else f", learning rates x {factor:g}"
+            outcome = f"loss {loss:.4f}" if math.isfinite(loss) else "diverged"
             print(
-                f"{size}, {steps:,} steps{rates}: loss {loss:.4f} after {duration(seconds)}",
-                flush=True,
+                f"{size}, {steps:,} steps{rates}: {outcome} after {duration(seconds)}", flush=True
             )
         tokens = steps * self.tokens_a_step
         return asdict(size) | {
@@ -202,11 +206,22 @@ def fit_small_runs(study: Study, minutes: float) -> tuple:
     swept = smallest[len(smallest) // 2]
     factor = best_factor(study, swept.size, swept.steps)
     print(f"learning rates: {factor:g} times those that follow from the preset", flush=True)
-    runs = [study.train(run.size, run.steps, factor) for run in plan]
+    runs = finite([study.train(run.size, run.steps, factor) for run in plan])
     for run in runs:
         run["effective"] = effective_tokens(run["tokens"], study.unique)
     columns = [[run[name] for run in runs] for name in ("weights", "effective", "loss", "compute")]
     return fit(*columns), runs, factor
+
+
+def finite(runs: list[dict]) -> list[dict]:
+    """The small runs that did not diverge. Raises PlanError where they are too few for a law."""
+    found = [run for run in runs if math.isfinite(run["loss"])]
+    if len(found) < LEAST_RUNS:
+        raise PlanError(
+            f"{len(runs) - len(found)} of {len(runs)} small runs diverged, and {LEAST_RUNS} are"
+            " needed; lower --learning_rate, and --muon_lr where the preset has Muon"
+        )
+    return found
 
 
 def offers_for(study: Study, law, hours: float | None, flops: float | None, runs: list[dict]):

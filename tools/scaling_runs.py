@@ -4,6 +4,7 @@ A run that is finished is read from its log, one that was cut off goes on. Knows
 not what follows from them.
 """
 
+import math
 import signal
 import subprocess
 import sys
@@ -19,12 +20,17 @@ class RunFailed(RuntimeError):
 
 
 def final_loss(folder: Path) -> float | None:
-    """The validation loss at a run's last step, in nats a token; None of one that is not done."""
+    """The validation loss at a run's last step, in nats a token; None of one that is not done.
+
+    Infinite of a run that diverged: that loss is NaN, or train.py gave up before.
+    """
     total, loss = None, None
     for record in run_log.iterate(folder):
         total = record.get("total_steps", total)
-        if record.get("val_loss") is not None and record["step"] == total:
-            loss = record["val_loss"]
+        if "val_loss" in record and record["step"] == total:
+            loss = math.inf if record["val_loss"] is None else record["val_loss"]
+        elif record.get("event") == "diverged":
+            loss = math.inf
     return loss
 
 
@@ -37,7 +43,8 @@ def train(folder: Path, arguments: list[str], settings: dict) -> float:
     """The final loss of the run in `folder`, trained to its end where it is not there yet.
 
     arguments: a preset and settings as on the command line of train.py; settings: more, by name.
-    What the run prints goes to output.txt there. Raises RunFailed with its last words.
+    What the run prints goes to output.txt there. Infinite where it diverges; raises RunFailed with
+    its last words where it ends for another reason.
     """
     loss = final_loss(folder)
     if loss is not None:
@@ -50,7 +57,7 @@ def train(folder: Path, arguments: list[str], settings: dict) -> float:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         status = wait(process)
     loss = final_loss(folder)
-    if status or loss is None:
+    if loss is None or (status and math.isfinite(loss)):
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
         raise RunFailed(f"{folder} ended with status {status}: {lines[-1]}; all of it: {output}")
     return loss

@@ -2,14 +2,16 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
 
 import config
+from formats import run_log
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
-from tools import scaling_family, scaling_fit, scaling_plan
+from tools import scaling, scaling_family, scaling_fit, scaling_plan, scaling_runs
 
 TRUE = np.log([0.3, 0.9, 1.2, 0.4, 0.45])  # A, B, E, alpha, beta
 
@@ -153,3 +155,40 @@ def test_without_scipy_its_command_is_named_before_anything_is_trained(bpe_data,
     result = run_script("-c", code.format(words))
     fails_clearly(result, "scipy is missing", "pip install scipy", status=1)
     assert not (tmp_path / "none").exists()
+
+
+def test_small_runs_that_diverge_are_worse_than_all_others(bpe_data, tmp_path):
+    arguments = ["config/demo.py", f"--data_dir={bpe_data}", "--n_layer=1", "--n_embd=32"]
+    arguments += ["--block_size=16", "--batch_size=2", "--device=cpu", "--max_bad_steps=2"]
+    settings = {"max_steps": 30, "eval_batches": 2, "optimizer": "adamw", "learning_rate": 1e30}
+    settings |= {"sample_prompts": [], "report_minutes": 0}
+    assert scaling_runs.train(tmp_path / "run", arguments, settings) == math.inf
+    (tmp_path / "run" / "output.txt").unlink()
+    assert scaling_runs.train(tmp_path / "run", arguments, settings) == math.inf
+    assert not (tmp_path / "run" / "output.txt").exists()  # it was not trained again
+
+    start = {"step": 0, "event": "start", "total_steps": 5}
+    run_log.write(tmp_path, [start, {"step": 5, "val_loss": None}])
+    assert scaling_runs.final_loss(tmp_path) == math.inf
+    run_log.write(tmp_path, [start, {"step": 4, "val_loss": 2.0}])
+    assert scaling_runs.final_loss(tmp_path) is None
+
+    with pytest.raises(scaling_runs.RunFailed, match="n_layer"):
+        scaling_runs.train(tmp_path / "other", [*arguments, "--n_layer=0"], settings)
+
+
+def test_the_best_factor_is_below_those_that_diverge():
+    losses = {2.0: math.inf, 1.0: math.inf, 0.5: 3.0, 0.25: 2.5, 0.125: 2.6}
+
+    class Study:
+        def train(self, size, steps, factor):
+            return {"loss": losses[factor]}
+
+    assert scaling.best_factor(Study(), None, 50) == 0.25
+
+
+def test_a_law_is_fitted_to_what_did_not_diverge():
+    well = [{"loss": 3.0}] * scaling_plan.LEAST_RUNS
+    assert scaling.finite([*well, {"loss": math.inf}]) == well
+    with pytest.raises(scaling_plan.PlanError, match=r"1 of 6 small runs diverged"):
+        scaling.finite([*well[1:], {"loss": math.inf}])

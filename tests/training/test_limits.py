@@ -120,7 +120,7 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
     with torch.no_grad():
         weight[0, 0] = good
     assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
-    check_numbers(run, checkpointer)
+    check_numbers(run, recorder, checkpointer)
     run.trainer.step()
     recorder.step(seconds=1.0)
     assert "left, 1 of the steps skipped for NaN or infinity" in capsys.readouterr().out
@@ -134,8 +134,9 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
         weight[0, 0] = good
     run.trainer.step()  # a good one between the third and the look does not hide them
     with pytest.raises(RunError, match="3 steps in a row, by step 6") as error:
-        check_numbers(run, checkpointer)
+        check_numbers(run, recorder, checkpointer)
     assert "learning_rate" in str(error.value)
+    assert run_log.read(run.folder)[-1]["event"] == "diverged"
 
 
 def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
