@@ -21,7 +21,7 @@ import config as settings
 import hardware
 from config import Config, ConfigError
 from formats import files
-from formats.data_folder import DataError, read_meta
+from formats.data_folder import DataError, Meta, read_meta
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from tools.scaling_family import Size, family, settings_of
@@ -39,6 +39,7 @@ from tools.scaling_plan import (
 )
 from tools.scaling_runs import RunFailed, final_loss, seconds_of, train
 from tools.wording import duration, short, table
+from training.conversations import check_masked
 from training.errors import RunError
 from training.plan import check_ram
 from training.setup import build
@@ -70,6 +71,7 @@ class Study:
         self.config.epochs = None  # a run's length is in steps here
         refuse_other_shapes(self.config)
         self.meta = read_meta(data)
+        refuse_without_validation(data, self.meta, self.config.loss_on)
         self.sizes = family(self.config, self.meta)
         self.tokens_a_step = self.config.batch_size * self.config.block_size
         self.unique = self.meta.splits["train"].tokens
@@ -177,6 +179,16 @@ def refuse_other_shapes(c: Config) -> None:
                 f"{name} = {getattr(c, name)}: a family has widths and depths alone; leave it out"
                 f" with --{name}=None"
             )
+
+
+def refuse_without_validation(data: str, meta: Meta, loss_on: str) -> None:
+    """Raises DataError for text of which no loss can be told. loss_on: the setting of that name."""
+    if loss_on == "assistant":
+        check_masked(data, meta)
+    if not meta.splits["val"].counted(loss_on).tokens:
+        raise DataError(
+            f"{data} has nothing to validate on; prepare it with a --val_fraction above 0"
+        )
 
 
 def best_factor(study: Study, size: Size, steps: int) -> float:

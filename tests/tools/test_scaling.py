@@ -145,6 +145,17 @@ def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
     fails_clearly(run_script(*tool, "--max_cost", "5"), "--cost_per_hour")
     fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
     fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
+    replies = run_script(*tool, "--hours", "1", "--loss_on=assistant")
+    fails_clearly(replies, "no mask of the assistant's tokens")
+
+
+def test_text_without_a_validation_split_is_refused_before_anything_is_trained(text_file, tmp_path):
+    prepared = ("--tokenizer", "char", "--val_fraction", "0", "--out", tmp_path / "data")
+    assert run_script("prepare_data.py", text_file, *prepared).returncode == 0
+    tool = ["-m", "tools.scaling", "--data", tmp_path / "data", "--out", tmp_path / "none"]
+    result = run_script(*tool, "--hours", "1")
+    fails_clearly(result, tmp_path / "data", "nothing to validate on", "--val_fraction")
+    assert not (tmp_path / "none").exists()
     fails_clearly(run_script(*tool, "--hours", "1", "--widht=3"), "widht")
 
 
