@@ -120,22 +120,21 @@ class Study:
 
     def _measure(self, size: Size, steps: int) -> float | None:
         c = copy.copy(self.config)
-        values = settings_of(c, size, steps or LEAST_STEPS) | {"checkpoint_dir": str(self.folder)}
+        values = settings_of(c, size, steps or LEAST_STEPS)
+        values["checkpoint_dir"] = str(self.folder / "none")
         if not steps:
             values["compile"] = False
-        for name, value in (values | {"checkpoint_dir": str(self.folder / "none")}).items():
+        for name, value in values.items():
             setattr(c, name, value)
         try:
             run = build(c)
             check_ram(run)
-            trial = measure(run, seconds=3.0 if steps else 2.0)
+            # Ctrl-C passes through it: only train.py turns signals into a Stop.
+            return measure(run, seconds=3.0 if steps else 2.0).step_s
         except (RuntimeError, MemoryError) as error:
-            if not hardware.out_of_memory(error) and not isinstance(error, RunError):
+            if not hardware.out_of_memory(error):
                 raise
             return None
-        if not trial:
-            raise KeyboardInterrupt
-        return trial.step_s
 
     def train(self, size: Size, steps: int, factor: float) -> dict:
         """The small run of a size, by name of what the fit and the report need.

@@ -12,6 +12,7 @@ from formats import run_log
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
 from tools import scaling, scaling_family, scaling_fit, scaling_plan, scaling_runs
+from training.errors import RunError
 
 TRUE = np.log([0.3, 0.9, 1.2, 0.4, 0.45])  # A, B, E, alpha, beta
 
@@ -203,3 +204,21 @@ def test_a_law_is_fitted_to_what_did_not_diverge():
     assert scaling.finite([*well, {"loss": math.inf}]) == well
     with pytest.raises(scaling_plan.PlanError, match=r"1 of 6 small runs diverged"):
         scaling.finite([*well[1:], {"loss": math.inf}])
+
+
+def test_what_ends_a_measurement_is_no_lack_of_memory_unless_it_says_so(
+    bpe_data, tmp_path, monkeypatch
+):
+    study = scaling.Study(str(bpe_data), "config/demo.py", SMALL, tmp_path / "study")
+
+    def fails_with(message):
+        def check(run):
+            raise RunError(message)
+
+        monkeypatch.setattr(scaling, "check_ram", check)
+
+    fails_with("out of memory on cpu with a single sequence of 16 tokens")
+    assert study.step_seconds(study.sizes[0]) is None
+    fails_with("another trainer is at work")
+    with pytest.raises(RunError, match="another trainer"):
+        study.step_seconds(study.sizes[1])
