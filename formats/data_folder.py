@@ -7,6 +7,7 @@ the files. Knows neither text nor tensors, so that preparing need not import tor
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,14 @@ class Meta:
         }
         masks = {name: split.mask.sha256 for name, split in self.splits.items() if split.mask}
         return values | {"masks": masks} if masks else values
+
+    def bits_per_byte(self, loss: float, loss_on: str) -> float:
+        """A validation loss in nats a token as bits a byte of text.
+
+        It compares across tokenizers. loss_on: the setting of that name.
+        """
+        val = self.splits["val"].counted(loss_on)
+        return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
 
 def dtype_for(vocab_size: int) -> str:

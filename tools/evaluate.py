@@ -225,25 +225,23 @@ def evaluate_checkpoint(
             f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that"
             f" it was trained on, or one prepared with --tokenizer {folder}"
         )
-    val = meta.splits["val"].counted(loss_on)
     if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
         print(
             f"note: {data_dir} was prepared anew since {folder} was trained; the model may have"
             " seen some of this validation text",
             file=sys.stderr,
         )
-    if not val.tokens:
+    if not meta.splits["val"].counted(loss_on).tokens:
         what = "replies to validate on" if loss_on == "assistant" else "validation split"
         raise DataError(f"{data_dir} has no {what}; prepare it with a --val_fraction above 0")
     kind = Conversations if loss_on == "assistant" else Dataset
     data = kind(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
     loss = Estimate(*validation_loss(model, data, cast))
     perplexity = math.exp(loss.mean)
-    bits = val.tokens / val.text_bytes / math.log(2)
     return {
         "loss": loss,
         "perplexity": Estimate(perplexity, perplexity * loss.error),
-        "bits per byte": loss.times(bits),
+        "bits per byte": loss.times(meta.bits_per_byte(1.0, loss_on)),
     }
 
 

@@ -164,11 +164,6 @@ class Study:
             "seconds": seconds,
         }
 
-    def bits_per_byte(self, loss: float) -> float:
-        """Nats a token of this text as bits a byte."""
-        val = self.meta.splits["val"]
-        return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
-
 
 def refuse_other_shapes(c: Config) -> None:
     """Raises ConfigError for settings of the shape that do not grow with width and depth."""
@@ -277,7 +272,8 @@ def print_offers(study: Study, found: list, best, price: float) -> None:
     head = ["size", "parameters", "tokens", "epochs", "hours", "cost", "loss", "bits per byte"]
     rows = []
     for o in found:
-        bits = [study.bits_per_byte(loss) for loss in (o.loss, o.low, o.high)]
+        losses = (o.loss, o.low, o.high)
+        bits = [study.meta.bits_per_byte(loss, study.config.loss_on) for loss in losses]
         rows.append(
             [
                 f"{o.size}{' <<' if o is best else ''}",

@@ -196,7 +196,7 @@ class Recorder:
         val_loss: in nats a token. best: the lowest so far, this one included.
         """
         run, finite = self.run, math.isfinite(val_loss)
-        bits = self.bits_per_byte(val_loss)
+        bits = run.meta.bits_per_byte(val_loss, run.config.loss_on)
         training_loss = sum(self.losses) / len(self.losses) if self.losses else None
         if finite:
             self.curve.append((run.state.progress.step, training_loss, val_loss))
@@ -256,11 +256,6 @@ class Recorder:
             f" {expected.low:.4f} to {expected.high:.4f} by now;"
             f" {usual_causes(training, self.run.epoch)}"
         )
-
-    def bits_per_byte(self, val_loss: float) -> float:
-        """Nats a token as bits a byte of UTF-8 text, which compares across tokenizers."""
-        val = self.run.meta.splits["val"].counted(self.run.config.loss_on)
-        return val_loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
     def profile(self, table: str, seconds: dict) -> None:
         """Show what --profile found, and keep it in the log."""

@@ -222,3 +222,17 @@ def test_what_ends_a_measurement_is_no_lack_of_memory_unless_it_says_so(
     fails_with("another trainer is at work")
     with pytest.raises(RunError, match="another trainer"):
         study.step_seconds(study.sizes[1])
+
+
+def test_the_table_counts_the_bytes_of_replies_alone_where_the_loss_does(
+    chat_data, tmp_path, capsys, demo
+):
+    _, sizes = demo
+    law = scaling_fit.fit(*runs_of_a_law(noise=0.002))
+    offer = scaling_plan.offer(sizes[0], 100, 1.0, 1000, 10**9, law)
+    replies = read_meta(chat_data).splits["val"].mask
+    arguments = [*SMALL, "--loss_on=assistant"]
+    study = scaling.Study(str(chat_data), "config/demo.py", arguments, tmp_path / "study")
+    scaling.print_offers(study, [offer], offer, 0.0)
+    bits = offer.loss / math.log(2) * replies.tokens / replies.text_bytes
+    assert f"{bits:.3f} (" in capsys.readouterr().out
