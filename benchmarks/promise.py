@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import argument_parser, print_table, write_json
 from formats import files, run_log
-from tools.scaling_picture import study_of
+from tools import scaling_study
 from tools.scaling_runs import final_loss
 
 SETTINGS = ("max_steps", "warmup_steps", "learning_rate", "min_lr", "lr_schedule", "decay_fraction")
@@ -21,20 +21,24 @@ SETTINGS = ("max_steps", "warmup_steps", "learning_rate", "min_lr", "lr_schedule
 
 def outcome(folder: Path) -> dict:
     """The promise of a study and the outcome of its run."""
-    study, log = study_of(folder / "run"), run_log.read(folder / "run")
-    promised, loss = study.recommended, final_loss(folder / "run")
-    c = files.read_json(folder / "run" / "config.json")
+    found, run = scaling_study.read(folder), folder / scaling_study.RUN
+    promised, loss = found.recommended, final_loss(run)
+    c = files.read_json(run / "config.json")
     return {
         "data": c["data_dir"],
         "size": f"{promised['size']['n_layer']} x {promised['size']['n_embd']}",
-        "small_runs": len(study.runs),
+        "small_runs": len(found.runs),
         "extrapolation": promised["extrapolation"],
         "promised": [promised["loss"], promised["low"], promised["high"]],
         "loss": loss,
         "off": promised["loss"] / loss - 1,
         "inside": promised["low"] <= loss <= promised["high"],
         "settings": {name: c[name] for name in SETTINGS},
-        "curve": [[r["step"], r["val_loss"]] for r in log if r.get("val_loss") is not None],
+        "curve": [
+            [r["step"], r["val_loss"]]
+            for r in run_log.iterate(run)
+            if r.get("val_loss") is not None
+        ],
     }
 
 

@@ -89,12 +89,12 @@ def small_pictures(runs: list[History]) -> list[SmallPicture]:
 
 def promise_picture(run: Path) -> str | None:
     """What tools.scaling promised of a run, beside how it went; None where it promised nothing."""
-    from tools import charts, scaling_picture
+    from tools import charts, scaling_picture, scaling_study
 
-    study = scaling_picture.study_of(run)
-    if not study:
+    found = scaling_study.behind(run)
+    if not found:
         return None
-    return address(charts.svg(*WIDE, scaling_picture.draw_study, study, run))
+    return address(charts.svg(*WIDE, scaling_picture.draw_promise, found, run))
 
 
 def write(folders: list[Path], out: Path) -> None:

@@ -24,6 +24,7 @@ from formats import files
 from formats.data_folder import DataError, Meta, read_meta
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
+from tools import scaling_study
 from tools.scaling_family import Size, family, settings_of
 from tools.scaling_fit import effective_tokens, fit
 from tools.scaling_plan import (
@@ -296,7 +297,7 @@ def write_preset(study: Study, best, factor: float, price: float) -> Path:
     values |= {
         "eval_batches": study.eval_batches,
         "eval_interval": max(1, best.steps // 40),
-        "checkpoint_dir": str(study.folder / "run"),
+        "checkpoint_dir": str(study.folder / scaling_study.RUN),
         "cost_per_hour": price,
     }
     for name, value in values.items():
@@ -369,10 +370,7 @@ def main(argv: list[str]) -> None:
     for sentence in doubts(found, best, len(runs)):
         print(sentence)
     path = write_preset(study, best, factor, price)
-    files.write_json(
-        study.folder / "scaling.json",
-        {"law": law.to_json(), "runs": runs, "recommended": asdict(best)},
-    )
+    scaling_study.write(study.folder, law, study.unique, runs, best)
     print(f"recommended: {best.size}, in {path}\n  python train.py {path}")
 
 

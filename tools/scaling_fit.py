@@ -21,6 +21,7 @@ FARTHER = 0.02  # the same for each power of four by which a run's compute excee
 EXPONENT, FLOOR = 0.3, 0.15  # FLOOR: E as a share of the lowest loss seen
 SPREAD = 0.8  # of the logarithms of all three
 DRAWS = 200  # of the bootstrap
+NAMES = ("A", "B", "E", "alpha", "beta")  # in the order of Law.logs
 
 
 @dataclass
@@ -29,12 +30,13 @@ class Law:
 
     N: parameters that multiply, those of the blocks and the head. D: effective tokens. logs: the
     logarithms of A, B, E, alpha and beta, float [5]. draws: the same for each resample of the
-    bootstrap, float [DRAWS, 5]. compute: the most that a run of the fit had, in operations.
+    bootstrap, float [DRAWS, 5]. compute: the most that a run of the fit had, in operations. A law
+    from JSON has neither of the two, and so no intervals.
     """
 
     logs: np.ndarray
-    draws: np.ndarray
-    compute: float
+    draws: np.ndarray | None = None
+    compute: float | None = None
 
     def loss(self, parameters: float, tokens: float) -> float:
         """The loss expected of so many parameters and effective tokens."""
@@ -56,7 +58,12 @@ class Law:
 
     def to_json(self) -> dict[str, float]:
         """The law's five numbers by name."""
-        return dict(zip(("A", "B", "E", "alpha", "beta"), np.exp(self.logs).tolist(), strict=True))
+        return dict(zip(NAMES, np.exp(self.logs).tolist(), strict=True))
+
+    @classmethod
+    def from_json(cls, values: dict[str, float]) -> "Law":
+        """The law of such five numbers."""
+        return cls(np.log([values[name] for name in NAMES]))
 
 
 def effective_tokens(tokens: float, unique: float) -> float:

@@ -1,67 +1,42 @@
 """A run beside what was promised of it: small runs, the law, the prediction and its own curve.
 
-Reads what tools/scaling.py wrote beside the run; draws with charts.py's colours.
+Reads logs; draws with charts.py's colours.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from formats import files, run_log
+from formats import run_log
 from tools.charts import BLUE, COLOURS, RED, smooth, thin
+from tools.scaling_fit import effective_tokens
+from tools.scaling_study import Findings
 
 SIZES = [colour for colour in COLOURS if colour not in (BLUE, RED)]
 
-PLAN, RUN = "scaling.json", "run"  # names in the folder of a study
 
-
-@dataclass
-class Study:
-    """What scaling.json holds, with the folder that it lies in."""
-
-    folder: Path
-    law: dict
-    runs: list[dict]
-    recommended: dict
-
-
-def study_of(run: Path) -> Study | None:
-    """The study that recommended a run; None of a run that was never predicted."""
-    folder = run.resolve().parent
-    if run.resolve().name != RUN:
-        return None
-    known = files.read_json(folder / PLAN, law=dict, runs=list, recommended=dict)
-    if not known:
-        return None
-    return Study(folder, known["law"], known["runs"], known["recommended"])
-
-
-def loss_of(law: dict, weights: float, tokens: np.ndarray) -> np.ndarray:
-    """scaling_fit.Law.loss, from the numbers that scaling.json keeps."""
-    of_size = law["A"] * (1e6 / weights) ** law["alpha"]
-    return law["E"] + of_size + law["B"] * (1e6 / tokens) ** law["beta"]
-
-
-def draw_study(axes: Axes, study: Study, run: Path) -> None:
+def draw_promise(axes: Axes, found: Findings, run: Path) -> None:
     """Losses over operations, small runs to the left and the real one to the right."""
-    promised = study.recommended
+    promised = found.recommended
     flops = promised["size"]["flops"]
-    sizes = dict.fromkeys((r["n_layer"], r["n_embd"]) for r in study.runs)
+    sizes = dict.fromkeys((r["n_layer"], r["n_embd"]) for r in found.runs)
     colours = {size: SIZES[n % len(SIZES)] for n, size in enumerate(sizes)}
     lowest = []
-    for small in study.runs:
+    for small in found.runs:
         size = small["n_layer"], small["n_embd"]
-        operations, losses = curve_of(study.folder / small["run"], small["flops"])
+        operations, losses = curve_of(found.folder / small["run"], small["flops"])
         axes.plot(operations, losses, color=colours[size], linewidth=0.8, alpha=0.5)
         axes.plot(small["compute"], small["loss"], "o", color=colours[size], markersize=4)
         lowest.append(small["loss"])
     for size, colour in colours.items():
-        of_size = [r for r in study.runs if (r["n_layer"], r["n_embd"]) == size]
+        of_size = [r for r in found.runs if (r["n_layer"], r["n_embd"]) == size]
         to_the_promise = promised["tokens"] * flops / of_size[0]["flops"]
         tokens = np.geomspace(min(r["tokens"] for r in of_size), to_the_promise)
-        losses = loss_of(study.law, of_size[0]["weights"], tokens)
+        losses = [
+            found.law.loss(of_size[0]["weights"], effective_tokens(seen, found.unique))
+            for seen in tokens
+        ]
         label = f"{size[0]} x {size[1]}"
         axes.plot(
             tokens * of_size[0]["flops"], losses, "--", color=colour, linewidth=1, label=label

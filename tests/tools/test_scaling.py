@@ -1,7 +1,6 @@
 """What will my money buy: the law, the plan, and the tool itself on a small text."""
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -11,7 +10,14 @@ import config
 from formats import run_log
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
-from tools import scaling, scaling_family, scaling_fit, scaling_plan, scaling_runs
+from tools import (
+    scaling,
+    scaling_family,
+    scaling_fit,
+    scaling_plan,
+    scaling_runs,
+    scaling_study,
+)
 from training.errors import RunError
 
 TRUE = np.log([0.3, 0.9, 1.2, 0.4, 0.45])  # A, B, E, alpha, beta
@@ -124,12 +130,15 @@ def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
             break
     assert result.returncode == 0, result.stderr
     assert "bits per byte" in result.stdout and "<<" in result.stdout
-    study = json.loads((tmp_path / "study" / "scaling.json").read_text())
-    assert len(study["runs"]) >= scaling_plan.LEAST_RUNS
+    found = scaling_study.read(tmp_path / "study")
+    assert len(found.runs) >= scaling_plan.LEAST_RUNS
+    best = found.recommended
+    effective = scaling_fit.effective_tokens(best["tokens"], found.unique)
+    assert found.law.loss(best["size"]["weights"], effective) == pytest.approx(best["loss"])
     preset = tmp_path / "study" / "recommended.py"
     chosen = config.load([str(preset)])
-    assert chosen.n_embd == study["recommended"]["size"]["n_embd"]
-    assert (chosen.max_steps, chosen.epochs) == (study["recommended"]["steps"], None)
+    assert chosen.n_embd == best["size"]["n_embd"]
+    assert (chosen.max_steps, chosen.epochs) == (best["steps"], None)
     again = run_script(*command)  # nothing is trained a second time
     assert again.returncode == 0 and "after" not in again.stdout, again.stdout
     trained = run_script("train.py", preset, "--max_steps=40", "--report_minutes=0")
