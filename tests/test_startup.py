@@ -11,7 +11,7 @@ import startup
 from tests.conftest import ROOT, fails_clearly, run_script
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
-TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo"]
+TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.scaling"]
 
 
 def heed_ctrl_c():

@@ -31,6 +31,7 @@ from generating.arguments import add_device
 from generating.load import Checkpoint, open_checkpoint
 from generating.text import Completion, complete
 from tokenizer_bpe import Tokenizer, TokenizerError
+from tools import command
 from training.dataset import read_tokens
 
 try:
@@ -390,11 +391,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        startup.end()
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (CheckpointError, hardware.DeviceError) as error:
-        print(f"tools.demo: {error}", file=sys.stderr)
-        sys.exit(2)
+    command.run("tools.demo", main)

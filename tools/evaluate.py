@@ -28,12 +28,12 @@ import torch.nn.functional as F
 import hardware
 from formats import mirror, run_folder
 from formats.data_folder import DataError, read_meta
-from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.cpu_kernels import pack
 from generating.load import load_model
 from model import IGNORE
-from tokenizer_bpe import Tokenizer, TokenizerError
+from tokenizer_bpe import Tokenizer
+from tools import command
 from training.conversations import Conversations, check_masked
 from training.dataset import Dataset, read_tokens
 
@@ -372,17 +372,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        startup.end()
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (
-        ChoicesError,
-        CheckpointError,
-        DataError,
-        TokenizerError,
-        hardware.DeviceError,
-    ) as error:
-        print(f"tools.evaluate: {error}", file=sys.stderr)
-        sys.exit(2)
+    command.run("tools.evaluate", main, mistakes=(ChoicesError,))

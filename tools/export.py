@@ -15,7 +15,6 @@ if __name__ == "__main__":
 import argparse
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from formats import files, huggingface, mirror, pretrained, run_folder
@@ -23,8 +22,8 @@ from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from generating.chat import saw_conversations
-from tokenizer_bpe import EOT, TokenizerError
-from tools import model_card
+from tokenizer_bpe import EOT
+from tools import command, model_card
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
@@ -206,21 +205,4 @@ def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        startup.end()
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (CheckpointError, TokenizerError) as error:
-        print(f"tools.export: {error}", file=sys.stderr)
-        sys.exit(2)
-    except ImportError as error:
-        print(
-            f"tools.export: {error.name} is missing; pip install -r requirements-dev.txt -c"
-            " constraints.txt",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    except OSError as error:
-        print(f"tools.export: {files.in_words(error)}", file=sys.stderr)
-        sys.exit(1)
+    command.run("tools.export", main)

@@ -14,13 +14,13 @@ if __name__ == "__main__":
 import argparse
 import base64
 import os
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from formats import files
-from formats.address import AddressError, protocol_of, run_here
+from formats.address import protocol_of, run_here
+from tools import command
 from tools.history import History, HistoryError, read
 from tools.page import page_of
 
@@ -169,17 +169,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        startup.end()
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (HistoryError, AddressError) as error:
-        print(f"tools.report: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"tools.report: {files.in_words(error)}", file=sys.stderr)
-        sys.exit(1)
-    except ImportError as error:
-        print(f"tools.report: {error.name} is missing; pip install {error.name}", file=sys.stderr)
-        sys.exit(1)
+    command.run("tools.report", main, mistakes=(HistoryError,))

@@ -9,11 +9,15 @@ measures the speed of larger ones here, and recommends one as a preset that is r
 same command continues what was interrupted. docs/scaling.md explains the table.
 """
 
+import startup
+
+if __name__ == "__main__":
+    startup.begin("torch")  # before the slow imports
+
 import argparse
 import copy
 import importlib
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,9 +26,7 @@ import hardware
 from config import Config, ConfigError
 from formats import files
 from formats.data_folder import DataError, Meta, read_meta
-from hardware import DeviceError
-from tokenizer_bpe import TokenizerError
-from tools import scaling_study
+from tools import command, scaling_study
 from tools.scaling_family import Size, family, settings_of
 from tools.scaling_fit import effective_tokens, fit
 from tools.scaling_plan import (
@@ -375,20 +377,10 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ConfigError, DataError, TokenizerError, DeviceError, PlanError) as error:
-        print(f"tools.scaling: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (RunFailed, RunError) as error:
-        print(f"tools.scaling: {error}", file=sys.stderr)
-        sys.exit(1)
-    except OSError as error:
-        print(f"tools.scaling: {files.in_words(error)}", file=sys.stderr)
-        sys.exit(1)
-    except ImportError as error:
-        print(f"tools.scaling: {error.name} is missing; pip install {error.name}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    command.run(
+        "tools.scaling",
+        main,
+        mistakes=(ConfigError, PlanError),
+        failures=(RunFailed, RunError),
+        stopped="stopped; the same command goes on from here",
+    )

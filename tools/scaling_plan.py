@@ -182,5 +182,8 @@ def doubts(offered: list[Offer], best: Offer, runs: int) -> list[str]:
             " hours"
         )
     if best is offered[-1]:
-        found.append("nothing larger was tried, as it fits neither memory nor budget")
+        found.append(
+            f"{best.size} is the largest tried: what is larger exceeds the memory, the budget or"
+            " the family"
+        )
     return found
