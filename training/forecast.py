@@ -50,14 +50,11 @@ def forecast(shares, losses, rates, share: float = 1.0) -> Forecast | None:
     rates = np.asarray(rates, dtype=float)
     if not rates.max() > 0:
         return None
-    points, rates = np.linspace(0, 1, len(rates)), rates / rates.max()
-    warm = points[np.argmax(rates > 0.999)]
-    used = (shares > 1.2 * warm) & np.isfinite(losses)
-    shares, losses = shares[used], losses[used]
+    rates = rates / rates.max()
+    points = np.linspace(0, 1, len(rates))
+    shares, losses = usable(shares, losses, warm=points[np.argmax(rates > 0.999)])
     if len(losses) < LEAST:
         return None
-    kept = np.unique(np.linspace(0, len(losses) - 1, MOST).astype(int))
-    shares, losses = shares[kept], losses[kept]
     ways = np.cumsum(rates)
     so_far = np.interp(shares[-1], points, ways)
     came = np.interp(shares, points, ways) / so_far
@@ -76,6 +73,19 @@ def forecast(shares, losses, rates, share: float = 1.0) -> Forecast | None:
     variance = weights @ (variances + (means - mean) ** 2)
     spread = LEVEL * math.sqrt(variance + NOISE**2 + (FARTHER * math.log(goes)) ** 2)
     return Forecast(*(float(losses[-1] * value) for value in (mean, mean - spread, mean + spread)))
+
+
+def usable(shares, losses, warm: float) -> tuple[np.ndarray, np.ndarray]:
+    """The evaluations to go by: finite ones behind the warm-up, at most MOST, evenly spread.
+
+    warm: the share of the run at which the warm-up ends.
+    """
+    good = (shares > 1.2 * warm) & np.isfinite(losses)
+    shares, losses = shares[good], losses[good]
+    if len(losses) > LEAST:
+        kept = np.unique(np.linspace(0, len(losses) - 1, MOST).astype(int))
+        shares, losses = shares[kept], losses[kept]
+    return shares, losses
 
 
 def regress(x, y, at, noise) -> tuple[float, float, float]:

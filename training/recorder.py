@@ -326,6 +326,7 @@ def curve_of(log: list[dict]) -> list[tuple[int, float | None, float]]:
         if record.get("val_loss") is not None:
             training = sum(losses) / len(losses) if losses else None
             curve.append((record["step"], training, record["val_loss"]))
+        if "val_loss" in record:
             losses = []
     return curve
 
