@@ -17,9 +17,8 @@ import numpy as np
 import config as settings
 from benchmarks import RESULTS, argument_parser, print_table, scaling, write_json
 from training.forecast import Forecast, forecast, strayed
-from training.schedule import learning_rate_at
+from training.schedule import learning_rates
 
-POINTS = 1001
 STAGES = [0.25, 0.5, 0.75]
 AIM = 0.02
 
@@ -35,11 +34,8 @@ class Finished(NamedTuple):
 
 def finished(name, c, curve) -> Finished:
     """A run from its settings and [(step, loss)]."""
-    steps = np.linspace(0, c.max_steps - 1, POINTS).round()
-    rates = [learning_rate_at(step, c.max_steps, c) for step in steps]
-    return Finished(
-        name, [step / c.max_steps for step, _ in curve], [loss for _, loss in curve], rates
-    )
+    shares, losses = [step / c.max_steps for step, _ in curve], [loss for _, loss in curve]
+    return Finished(name, shares, losses, learning_rates(c.max_steps, c))
 
 
 def finished_runs():

@@ -20,6 +20,7 @@ from training import ranks, terminal
 from training.forecast import Forecast, forecast, strayed, usual_causes
 from training.loggers import Loggers
 from training.report_process import ReportProcess
+from training.schedule import learning_rates
 from training.setup import Run
 from training.terminal import Evaluation, duration
 
@@ -241,7 +242,8 @@ class Recorder:
         """Evaluations as shares of the run and losses, and the learning rates of all of it."""
         schedule = self.run.schedule
         shares = [step / schedule.total_steps for step, _, _ in self.curve]
-        return shares, [loss for _, _, loss in self.curve], schedule.learning_rates()
+        rates = learning_rates(schedule.total_steps, schedule.config)
+        return shares, [loss for _, _, loss in self.curve], rates
 
     def warn_off_course(self) -> None:
         """Say it, once in a run, when the curve has left its interval."""

@@ -35,6 +35,15 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
+def learning_rates(total_steps: int, config, points: int = 1001) -> list[float]:
+    """Those of evenly spread steps of a run, the first and the last among them.
+
+    config: as in learning_rate_at.
+    """
+    steps = [round(n * (total_steps - 1) / (points - 1)) for n in range(points)]
+    return [learning_rate_at(step, total_steps, config) for step in steps]
+
+
 class Schedule:
     """What is due at which step.
 
@@ -63,12 +72,6 @@ class Schedule:
     def learning_rate(self) -> float:
         """That of the coming step."""
         return learning_rate_at(self.progress.step, self.total_steps, self.config)
-
-    def learning_rates(self, points: int = 1001) -> list[float]:
-        """Those of evenly spread steps of the run, the first and the last among them."""
-        last = self.total_steps - 1
-        steps = [round(n * last / (points - 1)) for n in range(points)]
-        return [learning_rate_at(step, self.total_steps, self.config) for step in steps]
 
     @property
     def evaluation_due(self) -> bool:

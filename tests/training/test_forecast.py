@@ -10,7 +10,7 @@ import config
 from formats import run_log
 from tests.conftest import ROOT, train_small
 from training import forecast
-from training.schedule import learning_rate_at
+from training.schedule import learning_rates
 
 
 def finished_runs():
@@ -20,8 +20,7 @@ def finished_runs():
         result = json.loads(path.read_text())
         for recipe in ("GPT-2", "modern"):
             c = config.load(result["settings"][recipe])
-            steps = np.linspace(0, c.max_steps - 1, 1001).round()
-            rates = [learning_rate_at(step, c.max_steps, c) for step in steps]
+            rates = learning_rates(c.max_steps, c)
             for curve in result["curves"][recipe]:
                 losses = [loss for _, loss in curve]
                 shares = [min(1, n * c.eval_interval / c.max_steps) for n in range(1, len(losses))]
