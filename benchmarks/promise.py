@@ -4,14 +4,15 @@
     python train.py checkpoints/scaling/NAME_demo/recommended.py
     python -m benchmarks.promise checkpoints/scaling/NAME_demo [...]
 
-Takes finished studies, trains nothing. Writes results/promise.json, curves included, which
+Takes finished studies, trains nothing. Adds to results/promise.json, curves included, which
 benchmarks/forecast.py tries its forecasts on.
 """
 
+import json
 import sys
 from pathlib import Path
 
-from benchmarks import argument_parser, print_table, write_json
+from benchmarks import RESULTS, argument_parser, print_table, write_json
 from formats import files, run_log
 from tools import scaling_study
 from tools.scaling_runs import final_loss
@@ -22,7 +23,11 @@ SETTINGS = ("max_steps", "warmup_steps", "learning_rate", "min_lr", "lr_schedule
 def outcome(folder: Path) -> dict:
     """The promise of a study and the outcome of its run."""
     found, run = scaling_study.read(folder), folder / scaling_study.RUN
+    if not found:
+        sys.exit(f"{folder} holds no {scaling_study.FINDINGS}; give the folder of a finished study")
     promised, loss = found.recommended, final_loss(run)
+    if loss is None:
+        sys.exit(f"{run} is not done; python train.py {folder / 'recommended.py'}")
     c = files.read_json(run / "config.json")
     return {
         "data": c["data_dir"],
@@ -42,10 +47,19 @@ def outcome(folder: Path) -> dict:
     }
 
 
+def earlier() -> list[dict]:
+    """The outcomes that are known already: a new call adds to them."""
+    path = RESULTS / "promise.json"
+    return json.loads(path.read_text())["runs"] if path.exists() else []
+
+
 def main(argv):
     parser = argument_parser("promise", __doc__)
     parser.add_argument("studies", nargs="+", type=Path)
-    outcomes = [outcome(folder) for folder in parser.parse_args(argv).studies]
+    outcomes = {}
+    for known in earlier() + [outcome(folder) for folder in parser.parse_args(argv).studies]:
+        outcomes[known["data"], known["size"], known["settings"]["max_steps"]] = known
+    outcomes = list(outcomes.values())
     rows = [
         [
             f"{o['data']}, {o['size']}",

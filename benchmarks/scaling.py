@@ -7,10 +7,11 @@
 
 For each text and recipe: small runs of at most C operations are fitted, and runs of 4 C and 16 C,
 of other shapes and tokens, are predicted. Each of them is train.py in a process of its own, in
---work; those that are finished are not trained again. Writes results/scaling_cpu.json and a
-picture.
+--work; those that are finished are not trained again. Writes results/scaling_cpu.json, where the
+tasks of earlier calls stay, and a picture.
 """
 
+import json
 import math
 import sys
 from dataclasses import asdict
@@ -41,6 +42,8 @@ SHARED = [
     "--report_minutes=0",
     "--save_interval=0",
     "--keep_last=1",
+    "--n_head=4",  # heads of 32 at all widths, and
+    "--n_embd=128",  # the width whose learning rates those of the recipes are
 ]
 TASKS = [f"{text}:{recipe}" for text in ("stdlib_1024", "headers_1024") for recipe in RECIPES]
 # Layers and widths. Each of those fitted is trained on C, C / 2, C / 4 and C / 8, as far as that
@@ -50,14 +53,10 @@ PREDICTED = {4: [(2, 96), (4, 96), (4, 128)], 16: [(2, 128), (4, 128), (4, 192)]
 LEAST_STEPS = 40
 EVALUATIONS = 12  # of a predicted run: its curve is one that training/forecast.py is tried on
 AIMS = {4: 0.02, 16: 0.04}
-HEAD = 32
 
 
-def runs_of(recipe, data, compute):
-    """All runs of a task: what is fitted first, then the predicted ones; plain values each."""
-    c = settings.load([*RECIPES[recipe], *SHARED, f"--data_dir={data}"])
-    c.n_head, c.n_embd = 1, HEAD  # so that all heads are equally wide
-    meta = read_meta(data)
+def runs_of(c, meta, compute):
+    """All runs of a task: what is fitted first, then the predicted ones; (size, plain values)."""
     wanted = [(shape, compute / 2**n, 1) for shape in FITTED for n in range(4)]
     wanted += [(shape, compute * times, times) for times in PREDICTED for shape in PREDICTED[times]]
     found = []
@@ -68,27 +67,22 @@ def runs_of(recipe, data, compute):
         if steps < LEAST_STEPS:
             continue
         tokens = steps * tokens_a_step
-        found.append(
-            asdict(size)
-            | {"times": times, "steps": steps, "tokens": tokens, "compute": tokens * size.flops}
-        )
+        values = {"times": times, "steps": steps, "tokens": tokens}
+        found.append((size, asdict(size) | values | {"compute": tokens * size.flops}))
     return found
 
 
 def train_all(recipe, data, compute, work):
     """The same with the final loss and the seconds of each."""
-    c = settings.load([*RECIPES[recipe], *SHARED, f"--data_dir={data}"])
-    c.n_head, c.n_embd = 4, 128  # whose learning rates those of the recipe are
-    meta = read_meta(data)
-    runs = runs_of(recipe, data, compute)
-    for run in runs:
-        size = size_of(c, meta, run["n_layer"], run["n_embd"])
+    arguments = [*RECIPES[recipe], *SHARED, f"--data_dir={data}"]
+    c = settings.load(arguments)
+    runs = []
+    for size, run in runs_of(c, read_meta(data), compute):
         values = settings_of(c, size, run["steps"])
         values["eval_interval"] = 0
         if run["times"] > 1:
             values["eval_interval"] = run["steps"] // EVALUATIONS
         name = f"{run['times']}C_{run['n_layer']}x{run['n_embd']}_{run['steps']}"
-        arguments = [*RECIPES[recipe], *SHARED, f"--data_dir={data}"]
         run["loss"] = round(train(work / name, arguments, values), 4)
         run["seconds"] = round(seconds_of(work / name), 1)
         run["warmup_steps"] = values["warmup_steps"]
@@ -96,6 +90,7 @@ def train_all(recipe, data, compute, work):
             log = run_log.read(work / name)
             run["curve"] = [[r["step"], round(r["val_loss"], 4)] for r in log if "val_loss" in r]
         print(f"{name}: {run['loss']} after {run['seconds']} s", flush=True)
+        runs.append(run)
     return runs
 
 
@@ -185,6 +180,13 @@ def draw(tasks):
         print(f"drawn to {path}")
 
 
+def finished_tasks(compute):
+    """The tasks of earlier calls with so many operations, by name: a new call adds to them."""
+    path = RESULTS / "scaling_cpu.json"
+    known = json.loads(path.read_text()) if path.exists() else {"compute": None}
+    return known["tasks"] if known["compute"] == compute else {}
+
+
 def main(argv):
     parser = argument_parser("scaling", __doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TEXT:RECIPE")
@@ -192,7 +194,7 @@ def main(argv):
     parser.add_argument("--compute", type=float, default=2e11, help="C, in operations")
     parser.add_argument("--work", type=Path, default=Path("checkpoints/scaling_benchmark"))
     args = parser.parse_args(argv)
-    found = {}
+    found = finished_tasks(args.compute)
     for task in args.tasks:
         text, recipe = task.split(":")
         data = args.data / text
