@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 
 import config as settings
+import hardware
 from benchmarks import argument_parser, print_table, write
+from tools.scaling_family import WIDTH_POWER
 from training.setup import build
 
 BASE = 64  # the width from which the others follow
@@ -91,7 +93,7 @@ def use_mu_parametrisation(run, width):
         if others:
             groups.append(options | {"params": others, "scale": group["scale"]})
     optimizer.param_groups[:] = groups
-    if optimizer.param_groups and not run.config.zero_init:
+    if not run.config.zero_init:
         for name, p in model.named_parameters():
             if p.dim() == 2 and scales(name):
                 p.data *= ratio if name == "lm_head.weight" else ratio**0.5
@@ -145,10 +147,10 @@ def loss_at(points, log_factor):
 
 
 def compare(runs, recipe):
-    """What a rule fitted at the smaller widths, and mu-parametrisation, choose for the largest.
+    """What rules and mu-parametrisation choose for the largest width, from the smaller ones.
 
-    Each beside the best of the sweep as train.py has it, and beside the same learning rate as at
-    the smallest width.
+    A rule fitted at two of them; the one that tools.scaling has, whose powers are fitted to all
+    three; the same learning rate as at the smallest. Each beside the best of the sweeps.
     """
     plain = {w: points_of(runs, recipe, mu=False, width=w) for w in WIDTHS}
     mu = {w: points_of(runs, recipe, mu=True, width=w) for w in WIDTHS[1:]}
@@ -157,8 +159,11 @@ def compare(runs, recipe):
     small, middle, large = WIDTHS
     slope = (best[middle][0] - best[small][0]) / math.log2(middle / small)
     ruled = best[middle][0] + slope * math.log2(large / middle)
+    power = WIDTH_POWER[settings.load(RECIPES[recipe]).optimizer]
+    shipped = best[small][0] + power * math.log2(large / small)
     chosen = {
         "fitted rule": (ruled, loss_at(plain[large], ruled)),
+        "tools.scaling's rule": (shipped, loss_at(plain[large], shipped)),
         "mu-parametrisation": (best[small][0], loss_at(mu[large], best[small][0])),
         "the same": (best[small][0], loss_at(plain[large], best[small][0])),
     }
@@ -207,13 +212,14 @@ def main(argv):
     args, extra = parser.parse_known_args(argv)
     args.work.mkdir(parents=True, exist_ok=True)
     kept = args.work / "runs.jsonl"
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     runs = []
-    if kept.exists():
-        runs = [json.loads(line) for line in kept.read_text().splitlines()]
     for case in cases():
-        if any(case.items() <= run.items() for run in runs):
+        case |= {"data": args.data, "extra": extra}
+        done = [run for run in known if case.items() <= run.items()]
+        runs.append(done[0] if done else case | train(case, args.data, extra))
+        if done:
             continue
-        runs.append(case | train(case, args.data, extra))
         print(json.dumps(runs[-1]), flush=True)
         with open(kept, "a", encoding="utf-8") as file:
             file.write(json.dumps(runs[-1]) + "\n")
@@ -225,14 +231,8 @@ def main(argv):
             for name, c in result[recipe]["chosen"].items()
         ]
         print_table([f"{recipe} at width {WIDTHS[-1]}", "factor", "loss", "off the best"], rows)
-    write("learning_rates", build_device(extra), {"result": result, "runs": runs})
-
-
-def build_device(extra):
-    """The device that the runs took."""
-    import hardware
-
-    return hardware.find_device(settings.load(extra).device)
+    device = hardware.find_device(settings.load(extra).device)
+    write("learning_rates", device, {"result": result, "runs": runs})
 
 
 if __name__ == "__main__":
