@@ -10,7 +10,7 @@ n_embd = 1600
 block_size = 1024
 shard = True
 batch_size = 128  # x 1024 = 131,072 tokens a step
-micro_batch_size = 8  # in 29 GB on each of 8 GPUs, in 52 GB on one
+micro_batch_size = 8  # in 26 GB on each of 8 GPUs, in 50 GB on one
 learning_rate = 2e-4
 min_lr = 2e-5
 warmup_steps = 2000
