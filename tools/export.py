@@ -22,7 +22,7 @@ from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from generating.chat import saw_conversations
-from tokenizer_bpe import EOT
+from tokenizer_bpe import EOT, TokenizerError
 from tools import command, model_card
 
 
@@ -144,7 +144,7 @@ def parse_args(argv):
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="with a chat template; default: where the run's data is there and holds conversations",
+        help="with a chat template; default: where the run was trained on conversations",
     )
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
@@ -205,4 +205,4 @@ def write_gguf(path: Path, source: Pretrained, kind: str, chat: bool) -> None:
 
 
 if __name__ == "__main__":
-    command.run("tools.export", main)
+    command.run("tools.export", main, mistakes=(CheckpointError, TokenizerError))
