@@ -216,13 +216,13 @@ def main(argv):
     runs = []
     for case in cases():
         case |= {"data": args.data, "extra": extra}
-        done = [run for run in known if case.items() <= run.items()]
-        runs.append(done[0] if done else case | train(case, args.data, extra))
-        if done:
-            continue
-        print(json.dumps(runs[-1]), flush=True)
-        with open(kept, "a", encoding="utf-8") as file:
-            file.write(json.dumps(runs[-1]) + "\n")
+        run = next((run for run in known if case.items() <= run.items()), None)
+        if not run:
+            run = case | train(case, args.data, extra)
+            print(json.dumps(run), flush=True)
+            with open(kept, "a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+        runs.append(run)
     result = {recipe: compare(runs, recipe) for recipe in RECIPES}
     result["GPT-2"]["exponents"] = exponents(runs)
     for recipe in RECIPES:
@@ -231,7 +231,7 @@ def main(argv):
             for name, c in result[recipe]["chosen"].items()
         ]
         print_table([f"{recipe} at width {WIDTHS[-1]}", "factor", "loss", "off the best"], rows)
-    device = hardware.find_device(settings.load(extra).device)
+    device = hardware.find_device(settings.load([*RECIPES["GPT-2"], *SHARED, *extra]).device)
     write("learning_rates", device, {"result": result, "runs": runs})
 
 

@@ -9,26 +9,27 @@ benchmarks/forecast.py tries its forecasts on.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
 from benchmarks import RESULTS, argument_parser, print_table, write_json
-from formats import files, run_log
+from formats import files
 from tools import scaling_study
-from tools.scaling_runs import final_loss
+from tools.scaling_runs import evaluations, final_loss
 
 SETTINGS = ("max_steps", "warmup_steps", "learning_rate", "min_lr", "lr_schedule", "decay_fraction")
 
 
 def outcome(folder: Path) -> dict:
     """The promise of a study and the outcome of its run."""
-    found, run = scaling_study.read(folder), folder / scaling_study.RUN
+    found = scaling_study.read(folder)
     if not found:
         sys.exit(f"{folder} holds no {scaling_study.FINDINGS}; give the folder of a finished study")
-    promised, loss = found.recommended, final_loss(run)
-    if loss is None:
-        sys.exit(f"{run} is not done; python train.py {folder / 'recommended.py'}")
-    c = files.read_json(run / "config.json")
+    promised, loss = found.recommended, final_loss(found.run)
+    if loss is None or not math.isfinite(loss):
+        sys.exit(f"{found.run} did not come to its end; python train.py {folder}/recommended.py")
+    c = files.read_json(found.run / "config.json")
     return {
         "data": c["data_dir"],
         "size": f"{promised['size']['n_layer']} x {promised['size']['n_embd']}",
@@ -39,11 +40,7 @@ def outcome(folder: Path) -> dict:
         "off": promised["loss"] / loss - 1,
         "inside": promised["low"] <= loss <= promised["high"],
         "settings": {name: c[name] for name in SETTINGS},
-        "curve": [
-            [r["step"], r["val_loss"]]
-            for r in run_log.iterate(run)
-            if r.get("val_loss") is not None
-        ],
+        "curve": evaluations(found.run),
     }
 
 

@@ -22,11 +22,10 @@ import numpy as np
 import config as settings
 import hardware
 from benchmarks import RESULTS, argument_parser, can_draw, print_table, write
-from formats import run_log
 from formats.data_folder import read_meta
 from tools.scaling_family import settings_of, size_of
-from tools.scaling_fit import effective_tokens, fit
-from tools.scaling_runs import seconds_of, train
+from tools.scaling_fit import effective_tokens, fit_runs
+from tools.scaling_runs import evaluations, seconds_of, train
 
 RECIPES = {
     "gpt2": ["config/shakespeare_char.py", "--learning_rate=1.6e-3"],
@@ -73,7 +72,7 @@ def runs_of(c, meta, compute):
 
 
 def train_all(recipe, data, compute, work):
-    """The same with the final loss and the seconds of each."""
+    """The runs of a task, trained: plain values, with the final loss and the seconds of each."""
     arguments = [*RECIPES[recipe], *SHARED, f"--data_dir={data}"]
     c = settings.load(arguments)
     runs = []
@@ -87,8 +86,7 @@ def train_all(recipe, data, compute, work):
         run["seconds"] = round(seconds_of(work / name), 1)
         run["warmup_steps"] = values["warmup_steps"]
         if run["times"] > 1:
-            log = run_log.read(work / name)
-            run["curve"] = [[r["step"], round(r["val_loss"], 4)] for r in log if "val_loss" in r]
+            run["curve"] = [[step, round(loss, 4)] for step, loss in evaluations(work / name)]
         print(f"{name}: {run['loss']} after {run['seconds']} s", flush=True)
         runs.append(run)
     return runs
@@ -98,9 +96,7 @@ def judge(runs, unique):
     """The law of the small runs, and what it says of the others, in place. unique: tokens."""
     for run in runs:
         run["effective"] = effective_tokens(run["tokens"], unique)
-    small = [run for run in runs if run["times"] == 1]
-    columns = [[run[name] for run in small] for name in ("weights", "effective", "loss", "compute")]
-    law = fit(*columns)
+    law = fit_runs([run for run in runs if run["times"] == 1], unique)
     for run in runs:
         run["predicted"] = law.loss(run["weights"], run["effective"])
         run["low"], run["high"] = law.interval(run["weights"], run["effective"], run["compute"])
@@ -145,7 +141,7 @@ def show(task, runs, result):
         )
 
 
-def draw(tasks):
+def draw(tasks, path):
     """Loss over operations, a panel a task: what was fitted, predicted and came out."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -175,14 +171,12 @@ def draw(tasks):
             axes.legend(fontsize=8)
         for axes in panels[len(tasks) :]:
             axes.set_axis_off()
-        path = RESULTS / "scaling_cpu.png"
         figure.savefig(path, dpi=110)
         print(f"drawn to {path}")
 
 
-def finished_tasks(compute):
+def finished_tasks(path, compute):
     """The tasks of earlier calls with so many operations, by name: a new call adds to them."""
-    path = RESULTS / "scaling_cpu.json"
     known = json.loads(path.read_text()) if path.exists() else {"compute": None}
     return known["tasks"] if known["compute"] == compute else {}
 
@@ -194,7 +188,9 @@ def main(argv):
     parser.add_argument("--compute", type=float, default=2e11, help="C, in operations")
     parser.add_argument("--work", type=Path, default=Path("checkpoints/scaling_benchmark"))
     args = parser.parse_args(argv)
-    found = finished_tasks(args.compute)
+    device = hardware.find_device("auto")
+    path = RESULTS / f"scaling_{device.type}.json"
+    found = finished_tasks(path, args.compute)
     for task in args.tasks:
         text, recipe = task.split(":")
         data = args.data / text
@@ -202,10 +198,9 @@ def main(argv):
         result = judge(runs, read_meta(data).splits["train"].tokens)
         show(task, runs, result)
         found[task] = {"result": result, "runs": runs}
-    device = hardware.find_device("auto")
     write("scaling", device, {"compute": args.compute, "tasks": found})
     if can_draw():
-        draw(found)
+        draw(found, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

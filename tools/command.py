@@ -1,20 +1,16 @@
 """A tool as a command: what a user can mend ends it with a sentence on stderr and a status.
 
-2: what was asked for cannot be had. 1: it went wrong on the way. 130: Ctrl-C.
+2: what was asked for cannot be had. 1: it went wrong on the way. 130: Ctrl-C. Imports no PyTorch:
+a report is drawn beside the run, again and again.
 """
 
 import sys
 from collections.abc import Callable
 
-import hardware
 import startup
 from formats import files
 from formats.address import AddressError
 from formats.data_folder import DataError
-from formats.run_folder import CheckpointError
-from tokenizer_bpe import TokenizerError
-
-MISTAKES = (AddressError, CheckpointError, DataError, TokenizerError, hardware.DeviceError)
 
 
 def run(
@@ -37,7 +33,7 @@ def run(
     try:
         startup.end()
         main(sys.argv[1:])
-    except (*MISTAKES, *mistakes) as error:
+    except (AddressError, DataError, *mistakes) as error:
         leave(2, error)
     except failures as error:
         leave(1, error)

@@ -391,4 +391,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    command.run("tools.demo", main)
+    mistakes = (CheckpointError, TokenizerError, hardware.DeviceError)
+    command.run("tools.demo", main, mistakes)

@@ -28,13 +28,14 @@ import torch.nn.functional as F
 import hardware
 from formats import mirror, run_folder
 from formats.data_folder import DataError, read_meta
+from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.cpu_kernels import pack
 from generating.load import load_model
 from model import IGNORE
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
-from training.conversations import Conversations, check_masked
+from training.conversations import Conversations, check_validated
 from training.dataset import Dataset, read_tokens
 
 SEQUENCES = 8  # in a forward
@@ -218,8 +219,7 @@ def evaluate_checkpoint(
     split.
     """
     meta = read_meta(data_dir)
-    if loss_on == "assistant":
-        check_masked(data_dir, meta)
+    check_validated(data_dir, meta, loss_on)
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
         raise DataError(
             f"{data_dir} was made with another tokenizer than {folder}; give --data the folder that"
@@ -231,9 +231,6 @@ def evaluate_checkpoint(
             " seen some of this validation text",
             file=sys.stderr,
         )
-    if not meta.splits["val"].counted(loss_on).tokens:
-        what = "replies to validate on" if loss_on == "assistant" else "validation split"
-        raise DataError(f"{data_dir} has no {what}; prepare it with a --val_fraction above 0")
     kind = Conversations if loss_on == "assistant" else Dataset
     data = kind(data_dir, meta, "val", model.config.block_size, model.wte.weight.device)
     loss = Estimate(*validation_loss(model, data, cast))
@@ -372,4 +369,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run("tools.evaluate", main, mistakes=(ChoicesError,))
+    mistakes = (ChoicesError, CheckpointError, TokenizerError, hardware.DeviceError)
+    command.run("tools.evaluate", main, mistakes)

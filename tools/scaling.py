@@ -25,10 +25,11 @@ import config as settings
 import hardware
 from config import Config, ConfigError
 from formats import files
-from formats.data_folder import DataError, Meta, read_meta
+from formats.data_folder import read_meta
+from tokenizer_bpe import TokenizerError
 from tools import command, scaling_study
 from tools.scaling_family import Size, family, settings_of
-from tools.scaling_fit import effective_tokens, fit
+from tools.scaling_fit import fit_runs
 from tools.scaling_plan import (
     LEAST_RUNS,
     LEAST_STEPS,
@@ -42,7 +43,7 @@ from tools.scaling_plan import (
 )
 from tools.scaling_runs import RunFailed, final_loss, seconds_of, train
 from tools.wording import duration, short, table
-from training.conversations import check_masked
+from training.conversations import check_validated
 from training.errors import RunError
 from training.plan import check_ram
 from training.setup import build
@@ -59,7 +60,13 @@ QUIET = {
     "keep_last": 1,
     "report_minutes": 0,
     "sample_prompts": [],
+    "epochs": None,  # a run's length is in steps here
+    "mirror": None,
+    "wandb": None,
+    "tensorboard": False,
+    "profile": False,
 }
+PATHS = ("data_dir", "checkpoint_dir")  # the same text may lie elsewhere
 
 
 class Study:
@@ -71,10 +78,10 @@ class Study:
     def __init__(self, data: str, preset: str, extra: list[str], folder: Path | None):
         self.arguments = [preset, f"--data_dir={data}", *extra]
         self.config = settings.load([*self.arguments, "--checkpoint_dir=checkpoints/none"])
-        self.config.epochs = None  # a run's length is in steps here
+        self.config.epochs = None
         refuse_other_shapes(self.config)
         self.meta = read_meta(data)
-        refuse_without_validation(data, self.meta, self.config.loss_on)
+        check_validated(data, self.meta, self.config.loss_on)
         self.sizes = family(self.config, self.meta)
         self.tokens_a_step = self.config.batch_size * self.config.block_size
         self.unique = self.meta.splits["train"].tokens
@@ -87,13 +94,17 @@ class Study:
         """Write down whose small runs the folder holds. Raises ConfigError for another family's."""
         mine = {"settings": asdict(self.config), "data": self.meta.identity()}
         known = files.read_json(self.folder / "family.json", settings=dict, data=dict)
-        if known and known != mine:
-            before, now = known["settings"], mine["settings"]
-            differ = [name for name in now if before.get(name) != now[name]]
-            raise ConfigError(
-                f"{self.folder} holds small runs of other {', '.join(differ) or 'text'}; give"
-                " --out another folder, or delete that one"
-            )
+        if known:
+            before = asdict(Config()) | known["settings"]  # that had fewer, perhaps
+            now = mine["settings"].items()
+            differ = [name for name, value in now if name not in PATHS and before[name] != value]
+            if known["data"] != mine["data"]:
+                differ.append("text")
+            if differ:
+                raise ConfigError(
+                    f"{self.folder} holds small runs of other {', '.join(differ)}; give --out"
+                    " another folder, or delete that one"
+                )
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_json(self.folder / "family.json", mine)
 
@@ -102,14 +113,15 @@ class Study:
 
         Speeds measured again would be others, and so would the runs.
         """
-        path = self.folder / "plan.json"
-        known = files.read_json(path, minutes=float, runs=list)
-        if known and known["minutes"] == minutes:
-            return [SmallRun(self.sizes[index], steps) for index, steps in known["runs"]]
+        path = self.folder / "plans.json"
+        known = files.read_json(path) or {}
+        if f"{minutes:g} minutes" in known:
+            numbered = known[f"{minutes:g} minutes"]
+            return [SmallRun(self.sizes[index], steps) for index, steps in numbered]
         tokens = (self.tokens_a_step, self.unique)
         runs = small_runs(self.sizes, self.step_seconds, 60 * minutes, *tokens)
-        numbered = [[self.sizes.index(run.size), run.steps] for run in runs]
-        files.write_json(path, {"minutes": minutes, "runs": numbered})
+        known[f"{minutes:g} minutes"] = [[self.sizes.index(run.size), run.steps] for run in runs]
+        files.write_json(path, known)
         return runs
 
     def step_seconds(self, size: Size, steps: int = 0) -> float | None:
@@ -178,16 +190,6 @@ def refuse_other_shapes(c: Config) -> None:
             )
 
 
-def refuse_without_validation(data: str, meta: Meta, loss_on: str) -> None:
-    """Raises DataError for text of which no loss can be told. loss_on: the setting of that name."""
-    if loss_on == "assistant":
-        check_masked(data, meta)
-    if not meta.splits["val"].counted(loss_on).tokens:
-        raise DataError(
-            f"{data} has nothing to validate on; prepare it with a --val_fraction above 0"
-        )
-
-
 def best_factor(study: Study, size: Size, steps: int) -> float:
     """The factor on the preset's learning rates that does best at the smallest size.
 
@@ -216,10 +218,7 @@ def fit_small_runs(study: Study, minutes: float) -> tuple:
     factor = best_factor(study, swept.size, swept.steps)
     print(f"learning rates: {factor:g} times those that follow from the preset", flush=True)
     runs = finite([study.train(run.size, run.steps, factor) for run in plan])
-    for run in runs:
-        run["effective"] = effective_tokens(run["tokens"], study.unique)
-    columns = [[run[name] for run in runs] for name in ("weights", "effective", "loss", "compute")]
-    return fit(*columns), runs, factor
+    return fit_runs(runs, study.unique), runs, factor
 
 
 def finite(runs: list[dict]) -> list[dict]:
@@ -299,7 +298,7 @@ def write_preset(study: Study, best, factor: float, price: float) -> Path:
     values |= {
         "eval_batches": study.eval_batches,
         "eval_interval": max(1, best.steps // 40),
-        "checkpoint_dir": str(study.folder / scaling_study.RUN),
+        "checkpoint_dir": str(scaling_study.run_folder(study.folder, asdict(best))),
         "cost_per_hour": price,
     }
     for name, value in values.items():
@@ -339,6 +338,9 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--minutes", type=positive, default=10.0, help="for small runs; default 10")
     parser.add_argument("--out", type=Path, help="default: checkpoints/scaling/DATA_PRESET")
     args, extra = parser.parse_known_args(argv)
+    for word in extra:
+        if not word.startswith("--"):
+            parser.error(f"{word}: a preset stands behind --preset, a setting is --key=value")
     if sum(bool(value) for value in (args.hours, args.max_cost, args.flops)) != 1:
         parser.error("give one budget: --hours, --max_cost with --cost_per_hour, or --flops")
     if args.max_cost:
@@ -346,6 +348,13 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             parser.error(f"--max_cost {args.max_cost} needs --cost_per_hour, the machine's price")
         args.hours = args.max_cost / args.cost_per_hour
     return args, extra
+
+
+def preset_for(extra: list[str]) -> str:
+    """The recipe of the machine. extra: settings for train.py, of which --device counts."""
+    chosen = [word for word in extra if word.startswith("--device=")]
+    device = hardware.find_device(settings.load([*chosen, "--checkpoint_dir=none"]).device)
+    return PRESETS["cuda" if device.type == "cuda" else "cpu"]
 
 
 def positive(text: str) -> float:
@@ -360,19 +369,17 @@ def main(argv: list[str]) -> None:
     """The command line's work."""
     args, extra = parse_args(argv)
     importlib.import_module("scipy")  # without it nothing is trained: the fit comes last
-    device = hardware.find_device(settings.load([*extra, "--checkpoint_dir=x"]).device)
-    preset = args.preset or PRESETS["cuda" if device.type == "cuda" else "cpu"]
-    study = Study(args.data, preset, extra, args.out)
+    study = Study(args.data, args.preset or preset_for(extra), extra, args.out)
     study.claim_folder()
     law, runs, factor = fit_small_runs(study, args.minutes)
     found = offers_for(study, law, args.hours, args.flops, runs)
     best = min(found, key=lambda o: o.loss)
-    price = args.cost_per_hour or 0.0
+    price = args.cost_per_hour or study.config.cost_per_hour
     print_offers(study, found, best, price)
     for sentence in doubts(found, best, len(runs)):
         print(sentence)
     path = write_preset(study, best, factor, price)
-    scaling_study.write(study.folder, law, study.unique, runs, best)
+    scaling_study.write(study.folder, law, study.unique, runs, asdict(best))
     print(f"recommended: {best.size}, in {path}\n  python train.py {path}")
 
 
@@ -380,7 +387,7 @@ if __name__ == "__main__":
     command.run(
         "tools.scaling",
         main,
-        mistakes=(ConfigError, PlanError),
+        mistakes=(ConfigError, PlanError, TokenizerError, hardware.DeviceError),
         failures=(RunFailed, RunError),
         stopped="stopped; the same command goes on from here",
     )

@@ -83,6 +83,13 @@ def log_loss(logs: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
     return np.logaddexp(np.logaddexp(a - np.exp(alpha) * n, b - np.exp(beta) * d), e)
 
 
+def fit_runs(runs: list[dict], unique: int) -> Law:
+    """The law of runs by name of weights, tokens, loss and compute. unique: tokens of the text."""
+    effective = [effective_tokens(run["tokens"], unique) for run in runs]
+    weights, losses, compute = ([run[n] for run in runs] for n in ("weights", "loss", "compute"))
+    return fit(weights, effective, losses, compute)
+
+
 def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
     """The law that finished runs follow.
 

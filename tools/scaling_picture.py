@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from formats import run_log
 from tools.charts import BLUE, COLOURS, RED, smooth, thin
 from tools.scaling_fit import effective_tokens
+from tools.scaling_runs import evaluations
 from tools.scaling_study import Findings
 
 SIZES = [colour for colour in COLOURS if colour not in (BLUE, RED)]
@@ -53,7 +54,9 @@ def draw_promise(axes: Axes, found: Findings, run: Path) -> None:
     )
     operations, losses = curve_of(run, flops)
     axes.plot(operations, losses, color=RED, linewidth=0.8, alpha=0.5)
-    evaluated, losses = evaluations_of(run, flops * promised["tokens"] / promised["steps"])
+    a_step = flops * promised["tokens"] / promised["steps"]
+    steps, losses = zip(*evaluations(run), strict=True)
+    evaluated = [step * a_step for step in steps]
     axes.plot(
         evaluated, losses, color=RED, linewidth=1.6, marker="o", markersize=3, label="the run"
     )
@@ -73,9 +76,3 @@ def curve_of(run: Path, flops: float) -> tuple[np.ndarray, np.ndarray]:
     losses = smooth(losses)
     kept = thin(losses)
     return tokens[kept] * flops, losses[kept]
-
-
-def evaluations_of(run: Path, a_step: float) -> tuple[list[float], list[float]]:
-    """The validation losses of a run against operations, so many a step."""
-    known = [r for r in run_log.iterate(run) if r.get("val_loss") is not None]
-    return [r["step"] * a_step for r in known], [r["val_loss"] for r in known]

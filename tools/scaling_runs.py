@@ -34,6 +34,12 @@ def final_loss(folder: Path) -> float | None:
     return loss
 
 
+def evaluations(folder: Path) -> list[tuple[int, float]]:
+    """The validation losses of a run, (step, nats a token), those that are NaN left out."""
+    known = [r for r in run_log.iterate(folder) if r.get("val_loss") is not None]
+    return [(r["step"], r["val_loss"]) for r in known]
+
+
 def seconds_of(folder: Path) -> float:
     """Seconds of training that a run took."""
     return max((record.get("elapsed_s", 0.0) for record in run_log.iterate(folder)), default=0.0)

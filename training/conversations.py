@@ -75,3 +75,16 @@ def check_masked(folder: str, meta: Meta) -> None:
         f" line, with\n  python prepare_data.py CONVERSATIONS.jsonl --tokenizer {folder} --out"
         " data/chat\nor take loss_on = all"
     )
+
+
+def check_validated(folder: str, meta: Meta, loss_on: str) -> None:
+    """Raises DataError for text of which no validation loss can be told.
+
+    loss_on: the setting of that name.
+    """
+    if loss_on == "assistant":
+        check_masked(folder, meta)
+    if not meta.splits["val"].counted(loss_on).tokens:
+        raise DataError(
+            f"{folder} has nothing to validate on; prepare it with a --val_fraction above 0"
+        )

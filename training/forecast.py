@@ -82,7 +82,7 @@ def usable(shares, losses, warm: float) -> tuple[np.ndarray, np.ndarray]:
     """
     good = (shares > 1.2 * warm) & np.isfinite(losses)
     shares, losses = shares[good], losses[good]
-    if len(losses) > LEAST:
+    if len(losses) > MOST:
         kept = np.unique(np.linspace(0, len(losses) - 1, MOST).astype(int))
         shares, losses = shares[kept], losses[kept]
     return shares, losses

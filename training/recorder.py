@@ -37,8 +37,7 @@ class Recorder:
         self.unwritten = []  # records that the disk did not take
         self.complained = False
         self.last_step = {}  # its record
-        self.losses = losses_since_evaluation(run.log)
-        self.curve = curve_of(run.log)
+        self.curve, self.losses = curve_of(run.log)
         self.warned = any(record.get("event") == "off course" for record in run.log)
         self.logged_step = run.state.progress.step
         self.printed_at = 0.0
@@ -308,19 +307,11 @@ class Recorder:
             self.loggers.close()
 
 
-def losses_since_evaluation(log: list[dict]) -> list[float]:
-    """The training losses of a log after its last evaluation."""
-    losses = []
-    for record in log:
-        if "val_loss" in record:
-            losses.clear()
-        elif record.get("loss") is not None:
-            losses.append(record["loss"])
-    return losses
+def curve_of(log: list[dict]) -> tuple[list[tuple[int, float | None, float]], list[float]]:
+    """The evaluations of a log, and the training losses since the last one.
 
-
-def curve_of(log: list[dict]) -> list[tuple[int, float | None, float]]:
-    """The evaluations of a log: step, mean training loss since the one before, validation loss."""
+    Each evaluation: the step, the mean training loss since the one before, the validation loss.
+    """
     curve, losses = [], []
     for record in log:
         if record.get("loss") is not None:
@@ -330,7 +321,7 @@ def curve_of(log: list[dict]) -> list[tuple[int, float | None, float]]:
             curve.append((record["step"], training, record["val_loss"]))
         if "val_loss" in record:
             losses = []
-    return curve
+    return curve, losses
 
 
 def generate_command(folder: Path) -> str:

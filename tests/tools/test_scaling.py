@@ -143,9 +143,9 @@ def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path):
     assert again.returncode == 0 and "after" not in again.stdout, again.stdout
     trained = run_script("train.py", preset, "--max_steps=40", "--report_minutes=0")
     assert trained.returncode == 0, trained.stderr
-    drawn = run_script("-m", "tools.report", tmp_path / "study" / "run")
+    drawn = run_script("-m", "tools.report", found.run)
     assert drawn.returncode == 0, drawn.stderr
-    page = (tmp_path / "study" / "run" / "report.html").read_text(encoding="utf-8")
+    page = (found.run / "report.html").read_text(encoding="utf-8")
     assert "What was promised" in page
 
 
@@ -155,6 +155,7 @@ def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
     fails_clearly(run_script(*tool, "--max_cost", "5"), "--cost_per_hour")
     fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
     fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
+    fails_clearly(run_script(*tool, "--hours", "1", "config/demo.py"), "stands behind --preset")
     replies = run_script(*tool, "--hours", "1", "--loss_on=assistant")
     fails_clearly(replies, "no mask of the assistant's tokens")
 
