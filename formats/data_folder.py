@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +132,9 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
     folder = Path(folder)
     path = folder / "meta.json"
     if not path.exists():
-        if any(folder.glob("shard-*-of-*")):
-            return _join_shards(folder)
+        shards = [re.fullmatch(r"shard-\d+-of-(\d+)", p.name) for p in folder.glob("shard-*")]
+        if any(shards):
+            return _join_shards(folder, max(int(found[1]) for found in shards if found))
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -214,12 +216,11 @@ def _check_copy(folder, described):
         )
 
 
-def _join_shards(folder):
-    """One Meta for the shards of a folder, in their order.
+def _join_shards(folder, count):
+    """One Meta for the shards of a folder, in their order. count: how many there are to be.
 
     Raises DataError when one is missing or was made with another tokenizer.
     """
-    count = max(int(p.name.rpartition("-")[2]) for p in folder.glob("shard-*-of-*"))
     names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
     missing = [name for name in names if not (folder / name / "meta.json").exists()]
     if missing:

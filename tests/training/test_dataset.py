@@ -109,6 +109,7 @@ def test_what_does_not_fit_together_is_named(tmp_path):
 def test_shards_and_copies_that_are_not_whole_are_named(tmp_path):
     make(tmp_path / "shards", shards=3)
     shutil.rmtree(tmp_path / "shards/shard-2-of-3")
+    (tmp_path / "shards/shard-2-of-3.tar").write_bytes(b"copied, not unpacked")
     with pytest.raises(DataError, match="lacks shard-2-of-3"):
         read_meta(tmp_path / "shards")
     make(tmp_path / "packed", compressed=True)
