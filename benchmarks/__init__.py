@@ -6,6 +6,7 @@ in common stands here: contenders that take turns, ratios round by round, runs o
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -23,10 +24,12 @@ import torch
 
 import config
 import hardware
-from formats import run_log
+from formats import run_folder, run_log
 from generating import cpu_kernels
+from generating.load import load_model
 from model import GPTConfig
 from tools import wording
+from tools.evaluate import evaluate_checkpoint
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -88,6 +91,18 @@ def train(*arguments: str) -> list[dict]:
         command = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={run}"]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return run_log.read(run)
+
+
+def loss_of(run: Path, data: Path, loss_on: str) -> float:
+    """A run's loss on a folder's validation split, in nats a token, as tools.evaluate has it.
+
+    On the CPU. loss_on: the setting of that name.
+    """
+    device = torch.device("cpu")
+    cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
+    folder = run_folder.find(run)
+    model, _, state = load_model(folder, device)
+    return round(evaluate_checkpoint(model, state, folder, data, loss_on, cast)["loss"].mean, 4)
 
 
 def measure_apart(name: str, *arguments: str) -> dict:

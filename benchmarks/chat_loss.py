@@ -21,15 +21,10 @@ from pathlib import Path
 
 import torch
 
-import hardware
-from benchmarks import argument_parser, write
+from benchmarks import argument_parser, loss_of, write
 from benchmarks.prepare import run
-from formats import run_folder
 from formats.data_folder import read_meta
-from generating.load import load_model
 from preparing.corpora import standard_library
-from tools.evaluate import validation_loss
-from training.conversations import Conversations
 
 LOSSES = ("all", "assistant")
 FUNCTIONS = 3  # of a conversation, at most
@@ -57,7 +52,7 @@ def main(argv: list[str]) -> None:
             "tokens": meta.splits["train"].tokens,
             "in_replies": meta.splits["train"].mask.tokens,
             "held_back_in_replies": meta.splits["val"].mask.tokens,
-            "base": loss_of(base, work / "chat"),
+            "base": loss_of(base, work / "chat", "assistant"),
             "steps": args.steps,
             "losses": {},
         }
@@ -66,7 +61,7 @@ def main(argv: list[str]) -> None:
                 folder = work / f"{loss_on}_{seed}"
                 settings = GOES_ON | {"init_from": base, "seed": seed, "max_steps": args.steps}
                 train("config/chat.py", work / "chat", folder, settings | {"loss_on": loss_on})
-                loss = loss_of(folder, work / "chat")
+                loss = loss_of(folder, work / "chat", "assistant")
                 print(f"seed {seed}, loss_on = {loss_on}: {loss}", flush=True)
                 result["losses"].setdefault(loss_on, []).append(loss)
     pairs = zip(*(result["losses"][loss_on] for loss_on in LOSSES), strict=True)
@@ -96,7 +91,7 @@ def halves() -> tuple[list[str], list[Path]]:
 
 
 def talks_of(path: Path) -> Iterator[list[dict]]:
-    """Conversations about the functions of a module, in their order."""
+    """Conversations about the functions of a module, in the order of ast.walk: outer ones first."""
     source = path.read_text(encoding="utf-8", errors="replace")
     system = {"role": "system", "content": f"You write functions of the module {path.stem}."}
     said = []
@@ -128,16 +123,6 @@ def train(preset: str, data: Path, folder: Path, settings: dict) -> None:
     """A run of train.py with a preset."""
     settings = PLAIN | {"device": "cpu"} | settings | {"data_dir": data, "checkpoint_dir": folder}
     run(["train.py", preset, *(f"--{name}={value}" for name, value in settings.items())])
-
-
-def loss_of(run_dir: Path, data: Path) -> float:
-    """Nats a token of the replies that were held back."""
-    device = torch.device("cpu")
-    dtype = hardware.find_dtype(device, "auto")
-    model, _, _ = load_model(run_folder.find(run_dir), device)
-    split = Conversations(data, read_meta(data), "val", model.config.block_size, device)
-    loss, _ = validation_loss(model, split, lambda: hardware.autocast(device, dtype))
-    return round(loss, 4)
 
 
 if __name__ == "__main__":

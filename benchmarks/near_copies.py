@@ -22,16 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import hardware
-from benchmarks import argument_parser, write
+from benchmarks import argument_parser, loss_of, write
 from benchmarks.prepare import documents, prepare, run
-from formats import run_folder
 from formats.data_folder import read_meta
-from generating.load import load_model
 from preparing.near import RUN
 from tokenizer_bpe import Tokenizer
-from tools.evaluate import validation_loss
-from training.dataset import Dataset
 
 SHARES = (0.01, 0.02, 0.05)  # of the words of a copy that are others
 HELD_BACK = 10  # of so many documents one is for validation alone
@@ -189,16 +184,7 @@ def loss_after(work: Path, dedupe: str, seed: int, steps: int) -> float:
     settings |= {"max_steps": steps, "eval_interval": 0, "report_minutes": 0}
     settings |= SHAPE
     run(["train.py", "config/demo.py", *(f"--{name}={value}" for name, value in settings.items())])
-    return round(loss_of(run_folder.find(run_dir), work / "held_back"), 4)
-
-
-def loss_of(folder: Path, data: Path) -> float:
-    """A checkpoint's loss on a validation split, in nats a token."""
-    device = torch.device("cpu")
-    dtype = hardware.find_dtype(device, "auto")
-    model, _, _ = load_model(folder, device)
-    split = Dataset(data, read_meta(data), "val", model.config.block_size, device)
-    return validation_loss(model, split, lambda: hardware.autocast(device, dtype))[0]
+    return loss_of(run_dir, work / "held_back", "all")
 
 
 if __name__ == "__main__":
