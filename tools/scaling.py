@@ -376,7 +376,7 @@ def main(argv: list[str]) -> None:
     best = min(found, key=lambda o: o.loss)
     price = args.cost_per_hour or study.config.cost_per_hour
     print_offers(study, found, best, price)
-    for sentence in doubts(found, best, len(runs)):
+    for sentence in doubts(found, best, law, len(runs)):
         print(sentence)
     path = write_preset(study, best, factor, price)
     scaling_study.write(study.folder, law, study.unique, runs, asdict(best))

@@ -13,7 +13,10 @@ import numpy as np
 REPEATS = 15.4
 MILLION = 1e6
 NOISE = 0.01  # of a run's log loss: between seeds, and by what the law is no law
-FARTHER = 0.02  # the same for each power of four by which a run's compute exceeds those fitted
+BENDS = 0.02  # the same for each power of four by which a run's compute exceeds those fitted
+# Downwards it is more where no run of the fit saw so many tokens: models that come to copy from
+# their context then fall far below the law (docs/scaling.md: by up to 36%).
+COPYING_TOKENS, COPYING_BENDS = 20e6, 0.1
 # What is known before the first run, which is little. The exponents were 0.34 and 0.28 in the
 # paper, 0.35 and 0.37 where its data were fitted again (Besiroglu et al., 2024, "Chinchilla
 # Scaling: A replication attempt"); E lies far below the losses of small runs. A dozen of these
@@ -30,13 +33,14 @@ class Law:
 
     N: parameters that multiply, those of the blocks and the head. D: effective tokens. logs: the
     logarithms of A, B, E, alpha and beta, float [5]. draws: the same for each resample of the
-    bootstrap, float [DRAWS, 5]. compute: the most that a run of the fit had, in operations. A law
-    from JSON has neither of the two, and so no intervals.
+    bootstrap, float [DRAWS, 5]. compute, tokens: the most that a run of the fit had, operations and
+    effective tokens. A law from JSON has none of these three, and so no intervals.
     """
 
     logs: np.ndarray
     draws: np.ndarray | None = None
     compute: float | None = None
+    tokens: float | None = None
 
     def loss(self, parameters: float, tokens: float) -> float:
         """The loss expected of so many parameters and effective tokens."""
@@ -47,14 +51,21 @@ class Law:
     ) -> tuple[float, float]:
         """Between which losses nine of ten such runs end, at that level of a normal distribution.
 
-        compute: the run's operations. That the law itself bends is seen by no bootstrap: it is
-        FARTHER that counts for it.
+        compute: the run's operations. That the law itself bends is seen by no bootstrap.
         """
         logs = log_loss(self.draws, *logs_of(parameters, tokens))
-        bends = FARTHER * max(0.0, np.log(compute / self.compute) / np.log(4))
-        spread = level * np.sqrt(logs.var() + NOISE**2 + bends**2)
+        powers = max(0.0, np.log(compute / self.compute) / np.log(4))
+        bends = (BENDS if self.copies else COPYING_BENDS, BENDS)
+        low, high = (
+            level * np.sqrt(logs.var() + NOISE**2 + (bend * powers) ** 2) for bend in bends
+        )
         middle = self.loss(parameters, tokens)
-        return float(middle * np.exp(-spread)), float(middle * np.exp(spread))
+        return float(middle * np.exp(-low)), float(middle * np.exp(high))
+
+    @property
+    def copies(self) -> bool:
+        """Whether a run of the fit was long enough to learn to copy from its context."""
+        return self.tokens >= COPYING_TOKENS
 
     def to_json(self) -> dict[str, float]:
         """The law's five numbers by name."""
@@ -116,7 +127,7 @@ def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
         noisy = log_loss(best, n, d) + spread * random.standard_normal(len(observed))
         other = prior + SPREAD * random.standard_normal(3)
         draws.append(solve(best, n, d, noisy, other).x)
-    return Law(best, np.array(draws), float(max(computes)))
+    return Law(best, np.array(draws), float(max(computes)), float(max(tokens)))
 
 
 def solve(start, n, d, observed, prior):

@@ -158,7 +158,7 @@ def offers(sizes: list[Size], make: Callable[[Size], Offer | None], start: int) 
     return [known[index] for index in sorted(known) if known[index]]
 
 
-def doubts(offered: list[Offer], best: Offer, runs: int) -> list[str]:
+def doubts(offered: list[Offer], best: Offer, law: Law, runs: int) -> list[str]:
     """Where the evidence does not suffice, and what would: a sentence each.
 
     runs: how many the law was fitted to.
@@ -167,8 +167,14 @@ def doubts(offered: list[Offer], best: Offer, runs: int) -> list[str]:
     width = (best.high - best.low) / 2 / best.loss
     if width > 0.06:
         found.append(
-            f"the interval is {width:.0%} to either side, for the run is {best.extrapolation:,.0f}"
-            f" times the largest of {runs} small ones: more --minutes make it narrower"
+            f"the interval is wide, for the run is {best.extrapolation:,.0f} times the largest of"
+            f" {runs} small ones: more --minutes make it narrower"
+        )
+    if not law.copies:
+        found.append(
+            f"the small runs see {law.tokens:,.0f} tokens at most, too few to show whether a model"
+            " comes to copy from its context: on text that repeats itself, such as sources, the"
+            " loss may come out far lower, and larger models gain more"
         )
     close = [o for o in offered if o is not best and o.loss < 1.01 * best.loss]
     if close:

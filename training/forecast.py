@@ -23,6 +23,7 @@ RATE_POWER = 1.1  # of the learning rate, in the formula above
 USUAL = np.array([0.53, 0.28, 0.07])
 SPREAD = np.array([0.2, 0.06, 0.04])
 NOISE = 0.0055  # of a loss, as a share of it
+TRUST = 10  # in all of these, counted in evaluations: more that fit badly widen what is expected
 OLDER = 0.7  # the power of the way with which older losses count for less
 FARTHER = 0.006  # of a forecast, for each power of e by which the way still grows
 LEAST = 3  # losses without which nothing is said
@@ -65,13 +66,13 @@ def forecast(shares, losses, rates, share: float = 1.0) -> Forecast | None:
     for power in POWERS:
         x = np.stack([np.ones(len(came)), came**-power, here**RATE_POWER], axis=1)
         at = np.array([1.0, goes**-power, there**RATE_POWER])
-        found.append(regress(x, losses / losses[-1], at, noise))
+        found.append(regress(x, losses / losses[-1], at, noise, NOISE))
     evidence, means, variances = np.array(found).T
     weights = np.exp(evidence - evidence.max())
     weights /= weights.sum()
     mean = weights @ means
     variance = weights @ (variances + (means - mean) ** 2)
-    spread = LEVEL * math.sqrt(variance + NOISE**2 + (FARTHER * math.log(goes)) ** 2)
+    spread = LEVEL * math.sqrt(variance + (FARTHER * math.log(goes)) ** 2)
     return Forecast(*(float(losses[-1] * value) for value in (mean, mean - spread, mean + spread)))
 
 
@@ -88,21 +89,27 @@ def usable(shares, losses, warm: float) -> tuple[np.ndarray, np.ndarray]:
     return shares, losses
 
 
-def regress(x, y, at, noise) -> tuple[float, float, float]:
+def regress(x, y, at, noise, noise_there) -> tuple[float, float, float]:
     """Bayesian linear regression: the log evidence, and the prediction's mean and variance.
 
-    x: [points, 3]. y, noise: [points]. at: [3], where to predict. The coefficients are normal with
-    USUAL and SPREAD before anything is seen.
+    x: [points, 3]. y, noise: [points]. at: [3], where to predict, with its own noise. The
+    coefficients are normal with USUAL and SPREAD before anything is seen. All these variances are
+    known up to a factor (inverse gamma with TRUST), which what fits badly raises: a model that
+    comes to copy from its context leaves its curve. It is never taken to be below 1.
     """
     prior = np.diag(SPREAD**2)
     miss = y - x @ USUAL
     shared = x @ prior @ at
     covariance = x @ prior @ x.T + np.diag(noise**2)
     solved = np.linalg.solve(covariance, np.stack([miss, shared], axis=1))
-    evidence = -0.5 * (miss @ solved[:, 0] + np.linalg.slogdet(covariance)[1])
+    squares = miss @ solved[:, 0]
+    factor = max(1.0, (TRUST + squares) / (TRUST + len(y)))
+    evidence = -0.5 * (
+        (TRUST + len(y)) * np.log1p(squares / TRUST) + np.linalg.slogdet(covariance)[1]
+    )
     mean = at @ USUAL + shared @ solved[:, 0]
-    variance = at @ prior @ at - shared @ solved[:, 1]
-    return float(evidence), float(mean), max(0.0, float(variance))
+    variance = max(0.0, at @ prior @ at - shared @ solved[:, 1]) + noise_there**2
+    return float(evidence), float(mean), float(factor * variance)
 
 
 def strayed(shares, losses, rates) -> Forecast | None:

@@ -40,6 +40,8 @@ def test_the_law_behind_small_runs_is_found_and_its_interval_holds():
         assert abs(law.loss(sizes, tokens) / true - 1) < 0.05 and low < true < high
     near, far = law.interval(1e6, 1e6, 6e12), law.interval(1e8, 1e8, 6e16)
     assert far[1] / far[0] > near[1] / near[0]
+    middle = law.loss(1e8, 1e8)  # short runs do not show how far a loss may fall
+    assert not law.copies and middle / far[0] > far[1] / middle
 
 
 def test_one_run_that_went_wrong_moves_the_law_little():
