@@ -15,7 +15,7 @@ from model import GPT
 from training.setup import model_config
 
 WIDTHS = [32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
-LEAST_LAYERS = 2
+LEAST_LAYERS = 4  # with three, one came to copy from its context far later (benchmarks/README.md)
 # The power of the width that the best learning rate follows, measured by
 # benchmarks/learning_rates.py: depth and steps hardly move it. Of Muon the AdamW beside it too.
 WIDTH_POWER = {"adamw": -0.5, "muon": -0.6}
