@@ -62,6 +62,9 @@ def test_a_curve_that_follows_the_model_is_continued():
     assert found.low < loss(1.0) < found.high and abs(found.loss / loss(1.0) - 1) < 0.01
     early = forecast.forecast(shares[:5], loss(shares[:5]), rates)
     assert early.high - early.low > 2 * (found.high - found.low)  # the fall of the rate is to come
+    fallen = loss(shares) - 0.8 * (shares > 0.5)  # as where a model comes to copy
+    left = forecast.forecast(shares, fallen, rates)
+    assert left.high - left.low > 3 * (found.high - found.low)
 
 
 def test_nothing_is_said_too_early():
