@@ -113,14 +113,14 @@ class Study:
 
         Speeds measured again would be others, and so would the runs.
         """
-        path = self.folder / "plans.json"
+        path, name = self.folder / "plans.json", f"{minutes:g} minutes"
+        by_name = {str(size): size for size in self.sizes}
         known = files.read_json(path) or {}
-        if f"{minutes:g} minutes" in known:
-            numbered = known[f"{minutes:g} minutes"]
-            return [SmallRun(self.sizes[index], steps) for index, steps in numbered]
+        if name in known and all(size in by_name for size, _ in known[name]):
+            return [SmallRun(by_name[size], steps) for size, steps in known[name]]
         tokens = (self.tokens_a_step, self.unique)
         runs = small_runs(self.sizes, self.step_seconds, 60 * minutes, *tokens)
-        known[f"{minutes:g} minutes"] = [[self.sizes.index(run.size), run.steps] for run in runs]
+        known[name] = [[str(run.size), run.steps] for run in runs]
         files.write_json(path, known)
         return runs
 

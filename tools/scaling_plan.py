@@ -178,7 +178,7 @@ def doubts(offered: list[Offer], best: Offer, law: Law, runs: int) -> list[str]:
         )
     close = [o for o in offered if o is not best and o.loss < 1.01 * best.loss]
     if close:
-        names = " and ".join(str(o.size) for o in close)
+        names = ", ".join(str(o.size) for o in close)
         found.append(
             f"{names} would be within 1% of it: choose by speed and memory if these matter"
         )
