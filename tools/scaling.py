@@ -88,7 +88,7 @@ class Study:
         self.eval_batches = math.ceil(EVALUATED / self.tokens_a_step)
         name = f"{Path(data).resolve().name}_{Path(preset).stem}"
         self.folder = folder or Path("checkpoints/scaling") / name
-        self.steps_measured = {}  # (size, whether compiled): seconds a step
+        self.seconds = files.read_json(self.folder / "speeds.json") or {}  # a step's, by size
 
     def claim_folder(self) -> None:
         """Write down whose small runs the folder holds. Raises ConfigError for another family's."""
@@ -128,10 +128,15 @@ class Study:
         """Seconds of an optimiser step here, measured; None where it does not fit into memory.
 
         steps: of the run that it is for, which decides whether it is compiled; 0: of a small run.
+        speeds.json keeps it, so that the same command recommends the same again.
         """
-        if (size, bool(steps)) not in self.steps_measured:
-            self.steps_measured[size, bool(steps)] = self._measure(size, steps)
-        return self.steps_measured[size, bool(steps)]
+        device = hardware.describe(hardware.find_device(self.config.device))
+        name = f"{size}, {steps} steps, {device}"
+        if name not in self.seconds:
+            self.seconds[name] = self._measure(size, steps)
+            measured = {name: seconds for name, seconds in self.seconds.items() if seconds}
+            files.write_json(self.folder / "speeds.json", measured)
+        return self.seconds[name]
 
     def _measure(self, size: Size, steps: int) -> float | None:
         c = copy.copy(self.config)
