@@ -225,6 +225,7 @@ def test_what_ends_a_measurement_is_no_lack_of_memory_unless_it_says_so(
     bpe_data, tmp_path, monkeypatch
 ):
     study = scaling.Study(str(bpe_data), "config/demo.py", SMALL, tmp_path / "study")
+    study.claim_folder()
 
     def fails_with(message):
         def check(run):
