@@ -121,7 +121,10 @@ class Trainer:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
         config, state, progress = self.config, self.state, self.state.progress
         lr = self.schedule.learning_rate
-        self.norm = optimizer_step(state.model, state.optimizer, state.scaler, lr, config.grad_clip)
+        with shard.messages():  # the norm's, and Muon's, where the model is shared out
+            self.norm = optimizer_step(
+                state.model, state.optimizer, state.scaler, lr, config.grad_clip
+            )
         # The scaler skips steps of its own accord: those are no bad ones.
         deciding = loss if state.scaler.is_enabled() else self.norm
         self.counts.add(loss, deciding.isfinite())

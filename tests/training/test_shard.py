@@ -130,6 +130,27 @@ def test_a_signal_saves_once_and_any_number_goes_on(char_data, tmp_path):
     assert result.returncode == 0 and f"continues at step {step:,}" in result.stdout, result.stderr
 
 
+KILLED_IN_UPDATE = """
+import os, sys, torch, train
+from training import ranks
+found = torch.nn.utils.get_total_norm
+def killed(grads):
+    if ranks.rank == 1:
+        os.kill(os.getpid(), 9)
+    return found(grads)
+torch.nn.utils.get_total_norm = killed
+train.main(sys.argv[1:])
+"""
+
+
+def test_a_process_killed_in_the_update_is_a_sentence_of_the_others(char_data, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED_IN_UPDATE)
+    settings = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", "--shard=True"]
+    result = torchrun(2, tmp_path / "killed.py", *EXACT, *settings, "--max_steps=9")
+    assert result.returncode == 1 and "another process of the run ended" in result.stderr
+    assert 'killed.py"' not in result.stderr, result.stderr
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_process_is_killed_the_last_checkpoint_stands(char_data, tmp_path, rank):
     folder = tmp_path / "run"
