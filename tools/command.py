@@ -4,6 +4,8 @@
 a report is drawn beside the run, again and again.
 """
 
+import argparse
+import math
 import sys
 from collections.abc import Callable
 
@@ -45,3 +47,14 @@ def run(
         if stopped:
             print(f"\n{stopped}", file=sys.stderr)
         sys.exit(130)
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: it must be a number above 0")
+    return value

@@ -336,11 +336,13 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--preset", help="the recipe; default: config/laptop.py, on a GPU gpt2_small_modern.py"
     )
-    parser.add_argument("--hours", type=positive, help="of this machine")
-    parser.add_argument("--max_cost", type=positive, help="in the unit of --cost_per_hour")
-    parser.add_argument("--cost_per_hour", type=positive, help="the price of this machine")
-    parser.add_argument("--flops", type=positive, help="operations, in place of hours")
-    parser.add_argument("--minutes", type=positive, default=10.0, help="for small runs; default 10")
+    parser.add_argument("--hours", type=command.positive, help="of this machine")
+    parser.add_argument("--max_cost", type=command.positive, help="in the unit of --cost_per_hour")
+    parser.add_argument("--cost_per_hour", type=command.positive, help="the price of this machine")
+    parser.add_argument("--flops", type=command.positive, help="operations, in place of hours")
+    parser.add_argument(
+        "--minutes", type=command.positive, default=10.0, help="for small runs; default 10"
+    )
     parser.add_argument("--out", type=Path, help="default: checkpoints/scaling/DATA_PRESET")
     args, extra = parser.parse_known_args(argv)
     for word in extra:
@@ -360,14 +362,6 @@ def preset_for(extra: list[str]) -> str:
     chosen = [word for word in extra if word.startswith("--device=")]
     device = hardware.find_device(settings.load([*chosen, "--checkpoint_dir=none"]).device)
     return PRESETS["cuda" if device.type == "cuda" else "cpu"]
-
-
-def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: it must be above 0")
-    return value
 
 
 def main(argv: list[str]) -> None:

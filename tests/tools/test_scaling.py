@@ -158,6 +158,7 @@ def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
     tool = ["-m", "tools.scaling", "--data", bpe_data, "--out", tmp_path / "none"]
     fails_clearly(run_script(*tool), "give one budget")
     fails_clearly(run_script(*tool, "--max_cost", "5"), "--cost_per_hour")
+    fails_clearly(run_script(*tool, "--hours", "two"), "two: it must be a number above 0")
     fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
     fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
     fails_clearly(run_script(*tool, "--hours", "1", "config/demo.py"), "stands behind --preset")
