@@ -55,13 +55,13 @@ def draw_promise(axes: Axes, found: Findings, run: Path) -> None:
     operations, losses = curve_of(run, flops)
     axes.plot(operations, losses, color=RED, linewidth=0.8, alpha=0.5)
     a_step = flops * promised["tokens"] / promised["steps"]
-    steps, losses = zip(*evaluations(run), strict=True)
-    evaluated = [step * a_step for step in steps]
+    evaluated = [step * a_step for step, _ in evaluations(run)]
+    losses = [loss for _, loss in evaluations(run)]
     axes.plot(
         evaluated, losses, color=RED, linewidth=1.6, marker="o", markersize=3, label="the run"
     )
     axes.set_xscale("log")
-    axes.set_ylim(0.9 * min(promised["low"], *losses), 1.15 * np.percentile(lowest, 90))
+    axes.set_ylim(0.9 * min([promised["low"], *losses]), 1.15 * np.percentile(lowest, 90))
     axes.set_xlabel("operations of training")
     axes.set_ylabel("loss, nats a token")
     axes.legend(fontsize=8)
