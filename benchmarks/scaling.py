@@ -96,7 +96,8 @@ def judge(runs, unique):
     """The law of the small runs, and what it says of the others, in place. unique: tokens."""
     for run in runs:
         run["effective"] = effective_tokens(run["tokens"], unique)
-    law = fit_runs([run for run in runs if run["times"] == 1], unique)
+    small = [run for run in runs if run["times"] == 1 and math.isfinite(run["loss"])]
+    law = fit_runs(small, unique)
     for run in runs:
         run["predicted"] = law.loss(run["weights"], run["effective"])
         run["low"], run["high"] = law.interval(run["weights"], run["effective"], run["compute"])

@@ -61,6 +61,8 @@ QUIET = {
     "report_minutes": 0,
     "sample_prompts": [],
     "epochs": None,  # a run's length is in steps here
+    "max_hours": None,
+    "max_cost": None,
     "mirror": None,
     "wandb": None,
     "tensorboard": False,
