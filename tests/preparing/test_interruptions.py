@@ -58,7 +58,10 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
         assert process.returncode == STATUS[stop], errors
         # A signal that comes while it starts ends it without a word.
         assert not errors or "the same command continues" in errors or stop == signal.SIGKILL
-        assert "Traceback" not in errors
+        # A worker that is just starting when SIGKILL ends its parent finds nothing to unpickle:
+        # Python itself says so, before it has read a line of ours.
+        orphans = errors.count("EOFError: Ran out of input") if stop == signal.SIGKILL else 0
+        assert errors.count("Traceback") == orphans, errors
         kills, wait = kills + 1, wait + random.random() * 0.7
     assert kills > 2 and continued
     assert sha(tmp_path / "killed") == sha(tmp_path / "whole")
