@@ -131,10 +131,10 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
     """
     folder = Path(folder)
     path = folder / "meta.json"
+    count = _shards_of(folder)
+    if count:
+        return _join_shards(folder, count)
     if not path.exists():
-        shards = [re.fullmatch(r"shard-\d+-of-(\d+)", p.name) for p in folder.glob("shard-*")]
-        if any(shards):
-            return _join_shards(folder, max(int(found[1]) for found in shards if found))
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -214,6 +214,30 @@ def _check_copy(folder, described):
             f"{copy} has {size:,} bytes, but meta.json says {expected:,}: it is cut off or still"
             " being copied"
         )
+
+
+def _shards_of(folder):
+    """Of how many shards the dataset in a folder consists; 0 where of none.
+
+    Raises DataError when there are shards of another dataset as well, or one that is whole.
+    """
+    counts = set()
+    finished = set()
+    for path in folder.glob("shard-*"):
+        if name := re.fullmatch(r"shard-\d+-of-(\d+)", path.name):
+            counts.add(int(name[1]))
+            if (path / "meta.json").exists():
+                finished.add(int(name[1]))
+    there = [f"shard-...-of-{count}" for count in sorted(finished)]
+    whole = (folder / "meta.json").exists()
+    if whole:
+        there.append("meta.json")
+    if len(there) > 1:
+        raise DataError(
+            f"{folder} holds more than one dataset: {', '.join(there)}; delete those that are not"
+            " meant"
+        )
+    return 0 if whole else max(finished or counts, default=0)
 
 
 def _join_shards(folder, count):

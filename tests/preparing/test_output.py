@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
+import pytest
 
 from formats.data_folder import read_meta
 from tests.conftest import ROOT, fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
+from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, start, write
 from tokenizer_bpe import EOT, Tokenizer
 
 
@@ -156,6 +158,13 @@ def test_shards_in_order_are_the_whole(tmp_path):
     assert read_meta(out).splits["train"].tokens == read_meta(whole).splits["train"].tokens
     assert "is good" in ok(prepare(verify=out)).stdout
     fails_clearly(prepare(texts, shard="1/9", out=tmp_path / "x", **with_it), "only 5 files")
+    ok(prepare(texts, shard="2/2", out=out, **with_it))
+    fails_clearly(
+        prepare(verify=out), "more than one dataset: shard-...-of-2, shard-...-of-3", status=1
+    )
+    shutil.rmtree(out / "shard-2-of-2")
+    shutil.copytree(whole, out, dirs_exist_ok=True)
+    fails_clearly(prepare(verify=out), "more than one dataset: shard-...-of-3, meta.json", status=1)
 
 
 def test_the_slurm_array_of_the_docs_prepares_all_shares(tmp_path, tokenizer):
