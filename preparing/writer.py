@@ -202,6 +202,10 @@ class Output:
             journal.report.add(journal.long_noise, 0, int(part.text_bytes.sum()), [])
             return
         self._write("train", part.ids, part.mask, part.text_bytes)
+        if part.ends and not len(part.ids) and journal.tokens["train"] > journal.before_long[0]:
+            # Nothing was left of its last part, which would have ended it.
+            eot = np.array([self.tokenizer.eot_id], part.ids.dtype)
+            self._write("train", eot, None, part.text_bytes)
         if part.ends and self.seen:
             hashes = np.array([journal.long_hash], np.uint64)
             if not self.seen.first(hashes[:, None])[0]:

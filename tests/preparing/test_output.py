@@ -79,6 +79,18 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(
+    tmp_path, tokenizer, left_over
+):
+    # Cut between its last line and the separator, or skipped because of broken bytes.
+    long = ("a line of a long book\n" * 50_000)[: (1 << 20) - 5] + "abc\n"
+    data = long.encode() + left_over + b"<|endoftext|>\nthe next document\n"
+    (tmp_path / "a.txt").write_bytes(data)
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "skip"}
+    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
+    assert documents(tmp_path / "out") == [long, "the next document\n"]
+
+
 def test_near_copies_are_dropped_whatever_the_number_of_workers(tmp_path, tokenizer):
     originals = [prose()[n * 4000 :][:4000].strip() for n in range(40)]
     copies = [text.replace(text.split()[n], "otherwise", 1) for n, text in enumerate(originals)]
