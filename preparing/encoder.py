@@ -67,6 +67,8 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
     hashes = []
     for document in documents:
         text = document.text
+        if tokenizer.composes:  # so that what is counted is what the ids stand for
+            text = unicodedata.normalize("NFC", text)
         try:
             ids = encode(tokenizer, text)
         except TokenizerError as error:

@@ -79,6 +79,16 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_text_is_counted_as_the_tokenizer_composes_it(tmp_path, tokenizer):
+    composing = json.loads(tokenizer.read_text()) | {"normalizer": {"type": "NFC"}}
+    (tmp_path / "composing.json").write_text(json.dumps(composing))
+    (tmp_path / "a.txt").write_text("Cafe\u0301 in \u2126 and more. " * 100)
+    flags = {"tokenizer": tmp_path / "composing.json", "val_fraction": 0}
+    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
+    assert documents(tmp_path / "out") == ["Caf\u00e9 in \u03a9 and more. " * 100]
+
+
+@pytest.mark.parametrize("left_over", [b"", b"caf\xe9\n" * 2000])
 def test_a_long_document_ends_though_nothing_is_left_of_its_last_part(
     tmp_path, tokenizer, left_over
 ):
