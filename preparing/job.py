@@ -15,9 +15,10 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
-from formats.data_folder import Meta, dtype_for, read_meta, write_meta
+from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
 from preparing import corpora, near
 from preparing.cleaning import CleaningReport
@@ -178,10 +179,19 @@ class Job:
 
     def is_finished(self) -> bool:
         """Whether the folder holds this very dataset. Raises InputError when it holds another."""
-        replaced = self.args.overwrite or self.args.tokenizer_only
-        if replaced or not (self.out / "meta.json").exists():
+        if not (self.out / "meta.json").exists():
             return False
-        meta = read_meta(self.out)
+        if self.args.tokenizer_only:
+            raise InputError(
+                f"{self.out} holds a finished dataset, with a tokenizer of its own; give another"
+                " --out"
+            )
+        if self.args.overwrite:
+            return False
+        try:
+            meta = read_meta(self.out)
+        except DataError as error:
+            raise InputError(f"{error} (this command with --overwrite makes it anew)") from None
         changed = differences(
             {"settings": meta.settings, "sources": meta.sources},
             {"settings": self.settings, "sources": self.listed_sources()},
@@ -201,9 +211,23 @@ class Job:
             compress(self.out, meta.splits, self.args.workers)
             write_meta(self.out, meta)
         if not (self.work / "plan.json").exists():  # unfinished work to replace it stays
-            shutil.rmtree(self.work)
+            self._clear()
         tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
-        return f"{self.out} is finished already: {tokens} (--overwrite makes it anew)"
+        return (
+            f"{self.out} is finished already: {tokens} (--overwrite makes it anew)"
+            + self._changed_since(meta.created)
+        )
+
+    def _changed_since(self, created):
+        """Which files of the input are newer than the dataset, in words; their sizes are equal."""
+        if self.reads_stdin:
+            return ""
+        finished = datetime.fromisoformat(created).timestamp()
+        newer = [source.path for source in self.sources if source.modified / 1e9 > finished + 1]
+        if not newer:
+            return ""
+        more = f" and {len(newer) - 1:,} more" if len(newer) > 1 else ""
+        return f"\n{newer[0]}{more} changed after that; --overwrite takes the text as it is now"
 
     def start_or_resume(self) -> None:
         """Note what this work is; what was finished of it stays.
@@ -232,6 +256,12 @@ class Job:
                     " with --overwrite"
                 )
             self._forget_work()
+        elif self.args.tokenizer_only and self._written() and not self.args.overwrite:
+            raise InputError(
+                f"{self.out} holds unfinished work, whose tokenizer is {self.tokenizer_path}."
+                "\nFinish it without --tokenizer_only, give another --out, or give it up with"
+                " --overwrite"
+            )
         write_json(path, plan)
         self._check_room()
 
@@ -296,7 +326,7 @@ class Job:
         path = self.out / "tokenizer.json"
         os.replace(self.tokenizer_path, path)
         self._forget_work()
-        shutil.rmtree(self.work)
+        self._clear()
         return path
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
@@ -307,7 +337,14 @@ class Job:
             write_json(self.work / "cleaning.json", report.to_json())
         write_meta(self.work, meta)  # from here on the work is finished
         self._move_to_place()
-        shutil.rmtree(self.work)
+        self._clear()
+
+    def _clear(self):
+        """Delete the working folder when all is in its place.
+
+        Windows deletes no file that is open, as the lock is: it stays, and does no harm.
+        """
+        shutil.rmtree(self.work, ignore_errors=os.name == "nt")
 
     def _move_to_place(self):
         """Move the finished dataset from the working folder to its own.

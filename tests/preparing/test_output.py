@@ -79,6 +79,38 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
+    text, out = tmp_path / "a.txt", tmp_path / "out"
+    write(text, "txt", DOCUMENTS)
+    ok(prepare(text, out=out, tokenizer=tokenizer))
+    assert "changed" not in ok(prepare(text, out=out, tokenizer=tokenizer)).stdout
+    later = time.time() + 60
+    os.utime(text, (later, later))  # as a typo that is corrected at the same size
+    result = ok(prepare(text, out=out, tokenizer=tokenizer))
+    assert "a.txt changed after that; --overwrite" in result.stdout
+    (out / "train.bin").unlink()
+    fails_clearly(
+        prepare(text, out=out, tokenizer=tokenizer), "train.bin is missing", "with --overwrite"
+    )
+    ok(prepare(text, out=out, tokenizer=tokenizer, overwrite=True))
+
+
+def test_a_tokenizer_alone_replaces_no_data(tmp_path, tokenizer, large):
+    out = tmp_path / "out"
+    process = start(command(large, out=out, vocab_size=600))
+    while not (out / ".partial/progress.json").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    alone = {"tokenizer_only": True, "out": out, "vocab_size": 600}
+    fails_clearly(prepare(large, **alone), "holds unfinished work", "--overwrite")
+    assert "continuing after" in ok(prepare(large, out=out, vocab_size=600)).stderr
+    before = sha(out)
+    fails_clearly(prepare(large, **alone), "holds a finished dataset", "--out")
+    fails_clearly(prepare(large, overwrite=True, **alone), "holds a finished dataset", "--out")
+    assert sha(out) == before
+
+
 def test_text_is_counted_as_the_tokenizer_composes_it(tmp_path, tokenizer):
     composing = json.loads(tokenizer.read_text()) | {"normalizer": {"type": "NFC"}}
     (tmp_path / "composing.json").write_text(json.dumps(composing))
