@@ -4,6 +4,7 @@ Touches no file, except to see which step of a run holds a tokenizer.
 """
 
 import argparse
+import glob
 import math
 import re
 from argparse import ArgumentTypeError, Namespace
@@ -313,11 +314,17 @@ def default_on_error(args: Namespace) -> str:
 
 
 def default_out(inputs: list[str]) -> str:
-    """data/ and the name of the first input, or of the folder that it lies in."""
+    """data/ and the name of the first input, or of the folder that it lies in.
+
+    Of a glob, the part of a name before a * is one, as in texts*.txt, and other patterns are none.
+    """
     if not inputs:
         return DEFAULT_OUT
     if inputs == ["-"]:
         return "data/stdin"
     first = Path(inputs[0]).resolve()
-    name = first.name.split(".")[0].strip("*")
-    return f"data/{name or first.parent.name}"
+    for path in (first, *first.parents):
+        name = path.name.split(".")[0].strip("*")
+        if name and not glob.has_magic(name):
+            return f"data/{name}"
+    return "data/text"

@@ -3,6 +3,7 @@
 Knows where they come from. What becomes of them is the same as of any file.
 """
 
+import http.client
 import sysconfig
 import urllib.request
 from pathlib import Path
@@ -71,7 +72,7 @@ def shakespeare() -> str:
         try:
             with urllib.request.urlopen(SHAKESPEARE_URL, timeout=30) as reply:
                 write_text(path, reply.read().decode())
-        except OSError as error:
+        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
             reason = getattr(error, "reason", error)
             raise InputError(
                 f"tiny Shakespeare could not be downloaded ({reason}). Where there is a network,"

@@ -23,7 +23,7 @@ from preparing.catalog import CATALOG, heading_of
 from preparing.errors import InputError
 from preparing.patience import WHILE_LISTING, patiently
 
-KNOWN = re.compile(r"\.(txt|jsonl|ndjson|parquet)(\.gz|\.zst)?$")
+KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 MOST_ENDINGS = 5  # of files left aside that are named
 TEXT = re.compile(  # endings of files that are text too
     r"\.(c|cpp|css|csv|go|h|html?|java|js|json|log|md|markdown|org|po|py|r|rs|rst|sh|srt|tex|text"

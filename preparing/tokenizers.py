@@ -147,7 +147,7 @@ def spread_sample(pieces: Iterable[Piece], sample_bytes: int) -> list[Piece]:
 def slices(piece: Piece, size: int) -> Iterator[Piece]:
     """A piece in parts of about `size` bytes, for samples.
 
-    Cut at line ends or, where there are none, between characters.
+    Cut at line ends or, where plain text has none, between characters.
     """
     rows = piece.kind == "parquet"
     start = 0
@@ -156,7 +156,7 @@ def slices(piece: Piece, size: int) -> Iterator[Piece]:
         if rows:
             end = start + max(1, len(piece.data) * size // PIECE)
         else:
-            end = _slice_end(piece.data, start, size)
+            end = _slice_end(piece, start, size)
         part = piece.data[start:end]
         at = Position(piece.at.source, piece.at.offset + start, line)
         yield Piece(piece.path, piece.kind, part, at, piece.after, begins=False, ends=False)
@@ -165,17 +165,20 @@ def slices(piece: Piece, size: int) -> Iterator[Piece]:
             line += part.count(b"\n")
 
 
-def _slice_end(data, start, size):
-    """Where the slice that begins at byte `start` ends."""
+def _slice_end(piece, start, size):
+    """Where the slice that begins at byte `start` ends. A record of JSON lines stays whole."""
+    data = piece.data
     end = start + size
     if end >= len(data):
         return end
     line_end = line_end_before(data, end, start)
     if not line_end:
         line_end = line_end_after(data, end)
-    if not line_end:
-        return character_boundary_after(data, end)
-    return line_end
+    if line_end:
+        return line_end
+    if piece.kind == "jsonl":
+        return len(data)
+    return character_boundary_after(data, end)
 
 
 def all_characters(job: Job) -> set[str]:

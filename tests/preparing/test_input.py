@@ -2,11 +2,17 @@
 
 import gzip
 import json
+import socket
+import threading
+from pathlib import Path
 
 import pytest
 import pyzstd
 
 from formats.data_folder import read_meta
+from preparing import corpora
+from preparing.arguments import default_out
+from preparing.errors import InputError
 from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
 from tokenizer_bpe import Tokenizer
@@ -42,6 +48,7 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     write(tmp_path / "in" / "b.txt", "txt", DOCUMENTS[:50])
     write(tmp_path / "in" / "deep" / "a.jsonl.gz", "jsonl.gz", DOCUMENTS[50:])
     (tmp_path / "in" / "picture.png").write_bytes(b"\x89PNG\xff")
+    (tmp_path / "in" / "table.parquet.gz").write_bytes(b"which nothing reads")
     ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert [s["path"].split("/")[-1] for s in read_meta(tmp_path / "folder").sources] == [
         "b.txt",
@@ -50,7 +57,7 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     assert len(documents(tmp_path / "folder")) == 200
     (tmp_path / "in" / "deep" / "notes.md").write_text("some notes")
     again = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
-    assert "2 files are taken, left aside are 1 .md, 1 .png" in again.stderr
+    assert "2 files are taken, left aside are 1 .gz, 1 .md, 1 .png" in again.stderr
     assert f"give '{tmp_path}/in/**/*.md' as well" in again.stderr
     glob = tmp_path / "in" / "**" / "*.jsonl.gz"
     ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
@@ -59,6 +66,44 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     out = tmp_path / "stdin"
     ok(prepare("-", stdin_format="jsonl", tokenizer=tokenizer, out=out, text=text))
     assert sha(out) == sha(tmp_path / "glob")
+
+
+def test_a_record_is_sampled_whole(tmp_path):
+    book = json.dumps({"text": prose() * 2})
+    (tmp_path / "a.jsonl").write_text(book)  # of two slices, without a line end
+    ok(prepare(tmp_path / "a.jsonl", vocab_size=600, val_fraction=0, out=tmp_path / "out"))
+    assert documents(tmp_path / "out") == [prose() * 2]
+
+
+def test_the_folder_is_named_after_the_input(tmp_path):
+    for given, out in (
+        ("texts/a.txt.gz", "data/a"),
+        ("texts", "data/texts"),
+        ("texts/*.txt", "data/texts"),
+        ("texts/**/*.md", "data/texts"),
+        ("texts/part-[0-9].txt", "data/texts"),
+        ("texts/wiki*.txt", "data/wiki"),
+        ("hf://datasets/someone/books/**/*.parquet", "data/books"),
+    ):
+        assert default_out([given]) == out
+    assert default_out(["/"]) == default_out(["*"]).replace(Path.cwd().name, "text")
+
+
+def test_a_download_that_breaks_off_is_named(tmp_path, monkeypatch):
+    def half(server):
+        connection, _ = server.accept()
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nFirst Citizen:")
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=half, args=(server,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/input.txt"
+        monkeypatch.setattr(corpora, "SHAKESPEARE_URL", url)
+        monkeypatch.setattr(corpora, "SHAKESPEARE_FILE", tmp_path / "shakespeare.txt")
+        with pytest.raises(InputError, match="could not be downloaded"):
+            corpora.shakespeare()
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_is_named(tmp_path, tokenizer):
