@@ -10,23 +10,28 @@ import torch
 class Graphed:
     """Calls a compiled model so that its graphs may be replayed: compiled(x, y) is the loss.
 
+    In all else it is the compiled model.
+
     What a graph returns is overwritten by its next replay. So each gradient is a tensor of its own,
     to which the graph's is added: with several micro-batches a step they add up as ever.
     """
 
     def __init__(self, compiled, model):
-        self.compiled, self.parameters = compiled, list(model.parameters())
+        self.compiled, self.weights = compiled, list(model.parameters())
         self.shape = None
 
     def __call__(self, x, y):
-        from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # takes seconds
-
-        if x.shape != self.shape:
-            # After memory ran out: the graphs of the larger micro-batch give theirs back.
-            reset_cudagraph_trees()
-            self.shape = x.shape
+        if self.shape not in (None, x.shape):
+            # After memory ran out: the graphs of the larger micro-batch give theirs back. With the
+            # compiled code, which holds on to them: where evaluation alone takes smaller ones, it
+            # is compiled at each change.
+            torch._dynamo.reset()
+        self.shape = x.shape
         torch.compiler.cudagraph_mark_step_begin()
-        for p in self.parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
+        for weight in self.weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
         return self.compiled(x, y)
+
+    def __getattr__(self, name):
+        return getattr(self.compiled, name)

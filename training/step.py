@@ -43,9 +43,10 @@ def forward_backward(
     return total
 
 
-def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, int]:
+def evaluate(model, data, windows: int, micro_batch: int, cast):
     """The summed loss in nats over a validation split, and how many predictions it is the sum of.
 
+    Both are scalars on the device, so that nothing waits for it here; 0 where there is no window.
     data: a dataset.Dataset. windows: how many of its fixed windows; 0: all. Several processes each
     take their share. Runs with gradients enabled but never uses them: so the compiled forward is
     the one of training, with its memory and no second compilation.
@@ -53,7 +54,7 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, 
     dropout = model.config.dropout
     if dropout:
         model.eval()
-    total, count = 0.0, 0  # on the device, from the first window on
+    total, count = 0, 0
     for x, y in data.evaluation(windows, micro_batch, ranks.rank, ranks.count):
         predictions = (y != IGNORE).sum()
         with cast():
@@ -61,7 +62,7 @@ def evaluate(model, data, windows: int, micro_batch: int, cast) -> tuple[float, 
         count = count + predictions
     if dropout:
         model.train()
-    return float(total), int(count)
+    return total, count
 
 
 # torch.compile's modes by (tuned, graphs).

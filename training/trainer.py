@@ -139,10 +139,11 @@ class Trainer:
         windows = self.config.eval_batches * self.config.batch_size
 
         def work(micro_batch):
-            return evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
+            sums = evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
+            ranks.catch_up(self.device)
+            return [float(value) for value in sums]
 
-        total, count = self.memory.evaluation.run(work)
-        total, count = sum(ranks.gather(total)), sum(ranks.gather(count))
+        total, count = (sum(ranks.gather(value)) for value in self.memory.evaluation.run(work))
         return total / count if count else math.nan
 
     def seed_dropout(self) -> None:

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 import config
 import hardware
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import losses, train_small
+from tests.conftest import SMALL, losses, train_small
 from training import fp8, low_memory
 from training.graphs import Graphed
 from training.plan import memory
+from training.setup import build
 from training.step import compile_or_not
 
 SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
@@ -110,11 +111,23 @@ def test_chunks_and_checkpoints_compile():
 def test_a_model_with_gradients_of_its_own_adds_up_micro_batches():
     model, x, y = model_and_batch()
     plain = loss_and_gradients(model, x, y)
-    graphed = Graphed(lambda *batch: model(*batch), model)
+    graphed = Graphed(model, model)
     model.zero_grad()
     for _ in range(2):
         (graphed(x, y) / 2).backward()
     assert_same(plain, (graphed(x, y).item(), {n: p.grad for n, p in model.named_parameters()}))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_it_is_evaluated_too_with_fewer_sequences_at_once(char_data, tmp_path, dropout):
+    more = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", f"--dropout={dropout}"]
+    run = build(config.load([*SMALL, *more]))
+    plain = run.trainer.evaluate()
+    run.trainer.forward = Graphed(run.state.model, run.state.model)
+    for size in (8, 4, 8):
+        run.memory.evaluation.size = size
+        assert run.trainer.evaluate() == pytest.approx(plain, abs=1e-5)
+        run.trainer.gradients()
 
 
 # -- the head in 8 bits ---------------------------------------------------------------------------

@@ -166,6 +166,19 @@ def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_pa
     assert len(losses(tmp_path)[1]) == 2 and [r for r in log if "samples" in r]
 
 
+def test_graphs_of_a_step_give_its_losses_also_with_fewer_sequences_at_once(char_data, tmp_path):
+    plain = build(settings_for(char_data, tmp_path / "plain"))
+    run = build(settings_for(char_data, tmp_path / "graphs", "--cuda_graphs=True"))
+    assert run.trainer.compile() is None
+    for training, evaluation in ((8, 8), (8, 4), (8, 4), (4, 4)):
+        run.memory.training.size, run.memory.evaluation.size = training, evaluation
+        for _ in range(3):
+            plain.trainer.step()
+            run.trainer.step()
+        assert run.trainer.evaluate() == pytest.approx(plain.trainer.evaluate(), abs=0.02)
+    assert run.trainer.take_window()[0] == pytest.approx(plain.trainer.take_window()[0], abs=0.02)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_without_numbers_leaves_the_weights(char_data, tmp_path, dtype, optimizer):
@@ -191,7 +204,7 @@ def test_a_save_holds_its_step_while_training_goes_on(char_data, tmp_path):
     run = build(settings_for(char_data, tmp_path))
     tmp_path.mkdir(exist_ok=True)
     checkpointer = Checkpointer(run)
-    checkpointer.reserve()
+    checkpointer.begin()
     run.trainer.step()
     checkpointer.save()
     before = weights(run)
