@@ -53,7 +53,7 @@ class StepCounts:
     def __init__(self, values: list[float], device: torch.device):
         counts = torch.tensor(values, device=device)
         self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = counts.unbind()
-        self.most_in_a_row = self.bad_in_a_row
+        self.most_in_a_row = torch.zeros_like(self.bad_in_a_row)
 
     def add(self, loss: torch.Tensor, good: torch.Tensor) -> None:
         """Count a step. loss: a scalar. good: bool; a step that is not changed no weights."""

@@ -1,5 +1,6 @@
 """What a run may not exceed: memory, bad steps, budgets; and its plan before it starts."""
 
+import math
 import resource
 
 import numpy as np
@@ -15,6 +16,7 @@ from training.checkpointer import Checkpointer
 from training.errors import RunError
 from training.recorder import Recorder, curve_of
 from training.setup import build
+from training.state import StepCounts
 
 
 def small_run(data, folder, *more):
@@ -137,6 +139,17 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
         check_numbers(run, recorder, checkpointer)
     assert "learning_rate" in str(error.value)
     assert run_log.read(run.folder)[-1]["event"] == "diverged"
+
+
+def test_a_run_goes_on_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
+    saved = [0.0, 0.0, 13.0, 13.0]  # what a run has that was stopped in the midst of them
+    run = small_run(char_data, tmp_path / "run", "--max_bad_steps=10")
+    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
+    run.trainer.step()
+    assert run.trainer.bad_numbers() is None
+    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
+    run.trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
+    assert "14 steps in a row" in run.trainer.bad_numbers()
 
 
 def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
