@@ -36,6 +36,7 @@ class Memory:
         self.training = self.micro_batch("micro_batch", size)
         self.evaluation = self.micro_batch("eval_micro_batch", size)
         self.recall(known or {})
+        self.agree()
 
     def micro_batch(self, name: str, size: int) -> "MicroBatch":
         """What holds one of the sizes and works with it."""
@@ -49,6 +50,12 @@ class Memory:
         for micro_batch in (self.training, self.evaluation):
             fitted = max(1, min(micro_batch.size, known[micro_batch.name]))
             micro_batch.size = largest_divisor(self.batch, fitted)
+
+    def agree(self) -> None:
+        """Take the smallest size of all processes: those with another GPU recall none."""
+        for micro_batch in (self.training, self.evaluation):
+            smallest = int(min(ranks.gather(micro_batch.size)))
+            micro_batch.size = largest_divisor(self.batch, smallest)
 
     def to_json(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""

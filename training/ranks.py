@@ -50,8 +50,9 @@ def join() -> None:
     local = int(os.environ["LOCAL_RANK"])
     alone = False
     main = rank == 0
-    # NCCL's watchdog would end this process for the loss of another, before it has saved.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    # NCCL's watchdog would end this process for the loss of another, before it has saved. torchrun
+    # sets this to 1 for each process it starts, so no default of ours would hold.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     # Plain numbers go over gloo, between the CPUs, so that agreeing on them never waits for a GPU.
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():

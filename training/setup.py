@@ -121,7 +121,7 @@ def build(config: Config) -> Run:
     memory_kind = shard.FixedMemory if shard.wanted(config) else Memory
     local_batch = config.batch_size // ranks.count
     memory = memory_kind(config, device, local_batch, known_memory, state.model)
-    check_together(config, folder, meta, schedule, memory)
+    check_together(config, folder, meta, schedule)
     if not shard.wanted(config):  # else it was done before
         check_same_weights(state.model)
 
@@ -279,9 +279,7 @@ def compilation_pays(config: Config, model: GPT, device: torch.device, windows: 
     return hardware.compile_pays(device, flops)
 
 
-def check_together(
-    config: Config, folder: Path, meta: Meta, schedule: Schedule, memory: Memory
-) -> None:
+def check_together(config: Config, folder: Path, meta: Meta, schedule: Schedule) -> None:
     """Raises RunError unless all processes see the same checkpoint, log and data."""
     seen = run_folder.fingerprint(
         {
@@ -289,7 +287,6 @@ def check_together(
             "evaluated": schedule.evaluated,
             "data": meta.identity(),
             "steps": schedule.total_steps,
-            "micro": memory.training.size,
         }
     )
     if len(set(ranks.gather(int(seen[:12], 16)))) > 1:

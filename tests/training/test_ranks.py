@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -301,6 +302,26 @@ def test_buckets_go_during_the_backward_once_it_is_known_to_fit(monkeypatch):
         assert len(ours.buckets) > 5
     finally:
         dist.destroy_process_group()
+
+
+def test_what_memory_one_process_remembers_all_heed(tmp_path):
+    code = """
+        import os, torch, config
+        from training import ranks
+        from training.memory import Memory
+        ranks.join()
+        assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"  # torchrun says 1
+        known = {"device": "another GPU"}
+        for _ in range(2):  # what the first has written, the second time
+            memory = Memory(config.Config(), torch.device("cpu"), 8, known, torch.nn.Linear(1, 1))
+            if ranks.main:
+                known = memory.to_json() | {"micro_batch": 4, "eval_micro_batch": 2}
+        print(ranks.gather(memory.training.size), ranks.gather(memory.evaluation.size), flush=True)
+        ranks.end(0)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(code))
+    result = torchrun(2, tmp_path / "script.py", OMP_NUM_THREADS="1")
+    assert result.stdout.split("\n")[0] == "[4.0, 4.0] [2.0, 2.0]", result.stderr
 
 
 @pytest.mark.gpu
