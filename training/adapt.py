@@ -19,7 +19,7 @@ def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) 
         low_memory.use_activation_checkpointing(model)
     in_8_bits = config.fp8_head
     if in_8_bits:
-        problem = fp8.why_not(device, dtype, rows, columns)
+        problem = fp8.why_not(device, dtype, rows, columns, config.block_size)
         if chunks > 1:
             problem = problem or "its logits need loss_chunks in this memory"
         if problem and ranks.main:

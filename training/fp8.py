@@ -12,19 +12,30 @@ NUMBERS = torch.float8_e4m3fn  # of inputs and weights: 3 bits of fraction, up t
 GRADIENTS = torch.float8_e5m2  # of gradients: 2 bits of fraction, up to 57,344
 
 
-def why_not(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> str | None:
-    """Why this device cannot multiply a head of rows x columns in 8 bits; None where it can."""
+def why_not(
+    device: torch.device, dtype: torch.dtype, rows: int, columns: int, tokens: int
+) -> str | None:
+    """Why this device cannot multiply a head of rows x columns in 8 bits; None where it can.
+
+    tokens: of a sequence; the head sees any number of them.
+    """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
         return "it takes a GPU of sm_89 or later: L4, RTX 4090, H100 and newer"
     if dtype != torch.bfloat16:
         return "it takes dtype = bfloat16"
     if rows % 16 or columns % 16:
         return f"the head is {rows:,} x {columns:,}, and both must be multiples of 16"
+    if tokens % 16:
+        return f"block_size = {tokens} is no multiple of 16"
     return None
 
 
 class FP8Head(nn.Module):
-    """x w^T, where forward and backward round x, w and the gradient to 8 bits while training."""
+    """x w^T, where forward and backward round x, w and the gradient to 8 bits while training.
+
+    Without dropout the evaluations of a run round as well: they are computed in training mode, by
+    the forward that is compiled already (step.evaluate).
+    """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()

@@ -162,6 +162,14 @@ def test_a_head_in_8_bits_trains_and_generates_as_before():
     assert model.state_dict().keys() == keys and torch.equal(model.eval()(x), logits)
 
 
+def test_a_head_in_8_bits_takes_multiples_of_16(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda")
+    assert fp8.why_not(gpu, torch.bfloat16, 50304, 768, 512) is None
+    assert "50,257 x 768" in fp8.why_not(gpu, torch.bfloat16, 50257, 768, 512)
+    assert "block_size = 500" in fp8.why_not(gpu, torch.bfloat16, 50304, 768, 500)
+
+
 def test_a_device_without_8_bits_goes_on_in_16_and_says_so(char_data, tmp_path):
     result = train_small(char_data, tmp_path / "run", "--max_steps=2", "--fp8_head=True")
     assert result.returncode == 0 and "sm_89" in result.stdout
