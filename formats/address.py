@@ -117,7 +117,9 @@ class Folder:
         """The files in it and below it: {name: bytes}. Empty where there is no such folder."""
         found = insist(self._find)
         below = f"{self.root}/"
-        return {p.removeprefix(below): found[p]["size"] for p in found if p.startswith(below)}
+        # A web server lists names alone.
+        sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
+        return {path.removeprefix(below): size for path, size in sizes.items()}
 
     def _find(self):
         self.files.invalidate_cache()

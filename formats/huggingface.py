@@ -77,8 +77,15 @@ QWEN3_REST = {
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 BINARIES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
-# The types of safetensors.
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# The types of safetensors; old GPT-2 folders have causal masks of the last two.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def read_config(folder: Path) -> GPTConfig:

@@ -139,14 +139,16 @@ def reading(address: str) -> Iterator[None]:
 
 def _fetched(address):
     """The copy of what an address names: a step, or the best one of a run, else its newest."""
-    wanted = STEP_NAME.search(address)
-    run = Mirror(address.rpartition("/")[0] if wanted else address)
+    folder, _, name = address.rpartition("/")
+    wanted = STEP_NAME.fullmatch(name)
+    run = Mirror(folder if wanted else address)
     here = copy_of(run.address)
     whole = run.whole()
+    if whole:
+        run.there.get_small((run_log.NAME, "best.json"), here)
     if wanted:
         step = int(wanted[1])
     elif whole:
-        run.there.get_small((run_log.NAME, "best.json"), here)
         step = run_folder.best_of(here)
         if step not in whole:
             step = max(whole)

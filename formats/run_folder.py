@@ -1,8 +1,8 @@
 """A run's state <-> checkpoints/<run>/.
 
-What is known of that folder's format: step folders, best.json and log.jsonl. A step folder is whole
-or it does not exist: it is written under a temporary name, flushed to disk, and renamed. Knows
-tensors and plain values, not what they mean.
+What is known of that folder's format: step folders and best.json. A step folder is whole or it does
+not exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and
+plain values, not what they mean.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from model import GPTConfig
 FORMAT = 1
 ROOT = Path("checkpoints")
 DRIVE = Path("/content/drive")  # where Colab mounts it
-STEP_NAME = re.compile(r"step_(\d+)$")
+STEP_NAME = re.compile(r"step_(\d+)")
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, beside state.json
 # Switches of the model that older checkpoints name and that are gone. With one of these values the
 # model is the GPT-2 of model.py.
@@ -105,12 +105,12 @@ def fingerprint(state: dict) -> str:
 
 def steps(run: Path) -> list[Path]:
     """The step folders of a run, oldest first."""
-    return sorted((p for p in run.glob("step_*") if STEP_NAME.search(p.name)), key=step_of)
+    return sorted((p for p in run.glob("step_*") if STEP_NAME.fullmatch(p.name)), key=step_of)
 
 
 def step_of(folder: Path) -> int:
     """The step in a step folder's name."""
-    return int(STEP_NAME.search(folder.name)[1])
+    return int(STEP_NAME.fullmatch(folder.name)[1])
 
 
 def read_state(folder: Path, names=FILES) -> dict:
@@ -217,7 +217,7 @@ def find(path: str | Path | None) -> Path:
     newest run under checkpoints/. Raises CheckpointError that lists what there is.
     """
     path = newest_run() if path is None else Path(path)
-    if (path / "state.json").exists() or (STEP_NAME.search(path.name) and path.is_dir()):
+    if (path / "state.json").exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir()):
         return path
     found = steps(path)
     if not found:

@@ -68,6 +68,12 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert run_folder.find(tmp_path / "step_00000004").name == "step_00000004"
 
 
+def test_a_run_may_have_a_name_that_ends_like_a_steps(tmp_path):
+    run = tmp_path / "warm_step_2"
+    folder = save(run, 100)
+    assert run_folder.find(run) == folder and run_folder.find(folder) == folder
+
+
 @pytest.mark.parametrize("mounted", [True, False])
 def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatch, mounted):
     monkeypatch.setattr(run_folder, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")

@@ -180,6 +180,10 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(tmp_path, store, ch
     assert "fetching" not in run_script(*generate, cwd=tmp_path).stderr
     report = run_script("-m", "tools.report", f"{where}/run", cwd=tmp_path)
     assert report.returncode == 0 and (tmp_path / "report.html").exists(), report.stderr
+    shutil.rmtree(tmp_path / "checkpoints")
+    step = "run/step_00000020"
+    export = [ROOT / "generate.py", "--checkpoint", f"{where}/{step}", *prompt]
+    assert "validation loss" in run_script(*export, cwd=tmp_path).stderr  # of its log, beside it
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
         mirror.find("s3://bucket/none")
     where_and_when = [f"--checkpoint_dir={tmp_path / 'tuned'}", "--max_steps=1"]
