@@ -106,8 +106,7 @@ def modelfile(gguf_file: Path, block_size: int, chat: bool) -> str:
         "PARAMETER temperature 0.8",
     ]
     for stop in [EOT, STOP] if chat else [EOT]:
-        in_one_line = stop.replace("\n", "\\n")
-        lines.append(f'PARAMETER stop "{in_one_line}"')
+        lines.append(f'PARAMETER stop "{stop}"')  # over several lines: it reads no \n
     return "\n".join(lines) + "\n"
 
 
@@ -176,7 +175,7 @@ def main(argv):
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
         beside, name = args.gguf.with_suffix(".Modelfile"), args.gguf.stem
-        print(f"  llama-cli -m {args.gguf} -p 'The' -n 100 -no-cnv")
+        print(f"  llama-completion -m {args.gguf} -p 'The' -n 100 -no-cnv")
         print(f"  ollama create {name} -f {beside} && ollama run {name}")
 
 

@@ -264,7 +264,7 @@ def chat_export(tmp_path_factory):
 def test_models_of_conversations_say_how_to_talk_to_them(chat_export):
     template = GGUFReader(chat_export / "run.gguf").get_field("tokenizer.chat_template").contents()
     assert template == CHAT_TEMPLATE
-    assert 'PARAMETER stop "\\n\\nUser:"' in (chat_export / "run.Modelfile").read_text()
+    assert 'PARAMETER stop "\n\nUser:"\n' in (chat_export / "run.Modelfile").read_text()
 
 
 def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_export):
