@@ -32,16 +32,17 @@ from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.cpu_kernels import pack
 from generating.load import load_model
-from model import IGNORE
+from model import IGNORE, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.conversations import Conversations, check_validated
 from training.dataset import Dataset, read_tokens
 
-SEQUENCES = 8  # in a forward
+SEQUENCES = 8  # in a forward,
+LOGITS_BYTES = 4e9  # but no more than have their logits in so much memory
 LOSSES = {"loss": 17, "perplexity": 20, "bits per byte": 16}  # columns and their widths
 DIGITS = {"loss": 4, "perplexity": 2, "bits per byte": 3}  # after the point
-SHARES = {"accuracy": 16, "per byte": 16}  # the columns of multiple choice
+SHARES = {"accuracy": 16, "per character": 16}  # the columns of multiple choice
 
 
 class ChoicesError(ValueError):
@@ -77,6 +78,15 @@ def token_losses(model, x, y, cast) -> torch.Tensor:
     return losses.view(y.shape)
 
 
+def sequences_at_once(config: GPTConfig) -> int:
+    """How many sequences of the whole context a forward takes.
+
+    A logit takes 10 bytes: as the head gives it, in float32, and its logarithm.
+    """
+    logits = 10 * config.block_size * config.vocab_size
+    return int(min(max(1, LOGITS_BYTES // logits), SEQUENCES))
+
+
 def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """Mean loss over a whole split in nats a token, and the standard error of that mean.
 
@@ -86,7 +96,7 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """
     sums = []
     counts = []
-    for x, y in data.evaluation(0, SEQUENCES):
+    for x, y in data.evaluation(0, sequences_at_once(model.config)):
         losses = token_losses(model, x, y, cast)
         sums.append(losses.double().sum(1))
         counts.append((y != IGNORE).sum(1))
@@ -168,8 +178,9 @@ def choice_losses(model, tokenizer: Tokenizer, questions: list[dict], cast) -> l
     # Rows of like length side by side: little padding.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     sums = [0.0] * len(rows)
-    for at in range(0, len(order), SEQUENCES):
-        part = order[at : at + SEQUENCES]
+    count = sequences_at_once(model.config)
+    for at in range(0, len(order), count):
+        part = order[at : at + count]
         x, y = padded_batch([rows[i] for i in part], model.wte.weight.device)
         losses = token_losses(model, x, y, cast).sum(1).tolist()
         for i, loss in zip(part, losses, strict=True):
@@ -194,7 +205,7 @@ def padded_batch(rows: list[tuple[list[int], int]], device) -> tuple[torch.Tenso
 
 
 def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float, float]:
-    """The shares of questions whose right ending is the likeliest: as it is, and a byte of UTF-8.
+    """The shares of questions whose right ending is the likeliest: as it is, and a character.
 
     The second does not favour short endings and compares across tokenizers. lm-evaluation-harness
     calls them acc and acc_norm.
@@ -202,10 +213,10 @@ def accuracies(questions: list[dict], losses: list[list[float]]) -> tuple[float,
     plain = 0
     normalised = 0
     for question, sums in zip(questions, losses, strict=True):
-        lengths = [len((" " + ending).encode()) for ending in question["endings"]]
-        per_byte = [loss / length for loss, length in zip(sums, lengths, strict=True)]
+        endings = question["endings"]
+        by_length = [loss / len(ending) for loss, ending in zip(sums, endings, strict=True)]
         plain += sums.index(min(sums)) == question["label"]
-        normalised += per_byte.index(min(per_byte)) == question["label"]
+        normalised += by_length.index(min(by_length)) == question["label"]
     return plain / len(questions), normalised / len(questions)
 
 
@@ -244,9 +255,9 @@ def evaluate_checkpoint(
 
 def answer_choices(model, tokenizer: Tokenizer, questions: list[dict], cast) -> dict[str, str]:
     """The accuracies of a model, as the cells of SHARES."""
-    plain, per_byte = accuracies(questions, choice_losses(model, tokenizer, questions, cast))
+    shares = accuracies(questions, choice_losses(model, tokenizer, questions, cast))
     cells = {}
-    for name, share in (("accuracy", plain), ("per byte", per_byte)):
+    for name, share in zip(SHARES, shares, strict=True):
         error = math.sqrt(share * (1 - share) / len(questions))
         cells[name] = f"{share:.1%} ±{error:.1%}"
     return cells
@@ -319,7 +330,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dtype",
         choices=[*hardware.DTYPES, "int8"],
-        help="of the weights, as generate.py keeps them on a CPU; default: as training evaluates",
+        help="of the weights, as generate.py keeps them on a CPU; default: float32, with the"
+        " products in bfloat16 where the hardware has them",
     )
     add_device(parser)
     return parser.parse_args(argv)
@@ -363,11 +375,11 @@ def main(argv: list[str]) -> None:
     if questions:
         by_chance = sum(1 / len(q["endings"]) for q in questions) / len(questions)
         print(
-            f"{len(questions):,} questions; by chance {by_chance:.1%}. a byte: the ending with the"
-            " least loss a byte"
+            f"{len(questions):,} questions; by chance {by_chance:.1%}. per character: the ending"
+            " with the least loss a character"
         )
 
 
 if __name__ == "__main__":
     mistakes = (ChoicesError, CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.evaluate", main, mistakes)
+    command.run("tools.evaluate", main, mistakes, (torch.OutOfMemoryError,))

@@ -11,7 +11,7 @@ import torch
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating.load import load_model
-from model import IGNORE
+from model import IGNORE, GPTConfig
 from tests.conftest import fails_clearly, prose, run_script, train_small
 from tests.test_model import huggingface_twin
 from tools.evaluate import (
@@ -19,6 +19,7 @@ from tools.evaluate import (
     choice_losses,
     encode_choice,
     read_choices,
+    sequences_at_once,
     validation_loss,
     validation_text,
 )
@@ -144,7 +145,16 @@ def test_choices_in_the_table(runs, questions):
 
 def test_the_right_ending_wins_by_loss_and_length_does_not_count():
     question = [{"ctx": "a", "endings": ["bb", "cccccccc"], "label": 1}]
-    assert accuracies(question, [[6.0, 9.0]]) == (0.0, 1.0)  # 6 / 3 bytes against 9 / 9 bytes
+    assert accuracies(question, [[6.0, 9.0]]) == (0.0, 1.0)  # 6 / 2 against 9 / 8 characters
+    # As lm-evaluation-harness has it, which leaves out the space before an ending.
+    question = [{"ctx": "a", "endings": ["b" * 10, "c" * 22], "label": 1}]
+    assert accuracies(question, [[10.0, 21.5]]) == (0.0, 1.0)
+
+
+def test_large_vocabularies_are_evaluated_in_fewer_sequences_at_once():
+    assert sequences_at_once(GPTConfig(50304, 512)) == 8
+    assert sequences_at_once(GPTConfig(151936, 1024)) == 2
+    assert sequences_at_once(GPTConfig(151936, 8192)) == 1
 
 
 @pytest.mark.parametrize(
