@@ -37,10 +37,7 @@ from training.dataset import read_tokens
 try:
     import gradio as gr
 except ImportError as error:
-    sys.exit(
-        f"tools.demo: {error.name} is missing; pip install -r requirements-dev.txt -c"
-        " constraints.txt"
-    )
+    sys.exit(f"tools.demo: {error.name} is missing; pip install gradio -c constraints.txt")
 
 NONE = "none"
 PROMPT_CHARS = 10_000
@@ -102,8 +99,11 @@ def choices() -> list[tuple[str, str]]:
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: Path, device) -> Checkpoint:
-    """The model of a step folder; the last few are kept."""
+def opened(folder: Path, device, fingerprint: str) -> Checkpoint:
+    """The model of a step folder; the last few are kept.
+
+    fingerprint: of its state.json, another where it was trained anew.
+    """
     checkpoint = open_checkpoint(folder, device)
     terminal.note(checkpoint.summary)
     return checkpoint
@@ -221,7 +221,9 @@ def generate(device, first: str, second: str, prompt: str, *values):
         box.status = "loading ..."
         yield shown(boxes)
         with refusals():
-            checkpoint = opened(run_folder.find(path), device)
+            folder = run_folder.find(path)
+            fingerprint = run_folder.read_state(folder, ())["sha256"]
+            checkpoint = opened(folder, device, fingerprint)
             for box.text, box.status in write(checkpoint, prompt, settings):
                 yield shown(boxes)
 
@@ -279,6 +281,7 @@ def build(device) -> gr.Blocks:
                 outputs += text_box("text beside it", "second")
 
         page.load(reload_choices, None, [first, second], **HIDDEN)
+        page.load(about_with_examples, first, [about_first, examples_list], **HIDDEN)
         first.change(about_with_examples, first, [about_first, examples_list], **HIDDEN)
         second.change(about_and_visibility, second, [about_second, beside], **HIDDEN)
         examples_list.click(only_value, examples_list, prompt, **HIDDEN)
