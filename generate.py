@@ -121,6 +121,8 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
             print(error, file=sys.stderr)
         except KeyboardInterrupt:
             print()
+            if args.chat:
+                terminal.note("the conversation goes on without this")
 
 
 if __name__ == "__main__":

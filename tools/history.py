@@ -1,6 +1,6 @@
 """What a run's folder tells of its course: log.jsonl in columns, its events, its settings.
 
-Reads the files as formats/run_folder.py writes them, but imports none of the trainer: a report of a
+Reads the log as formats/run_log.py writes it, but imports none of the trainer: a report of a
 running run starts in a second and takes little memory, with a million log lines too.
 """
 

@@ -146,7 +146,7 @@ def uploaded(folder: Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an upload that was cut off
     partial.mkdir(parents=True)
-    with room_needed(folder):
+    with room_needed(folder, "choose the files again"):
         for name in names:
             shutil.move(name, partial / name)
         os.replace(partial, folder)
@@ -156,7 +156,7 @@ def uploaded(folder: Path) -> Path:
 def copy_data(work: Path, data: Path) -> None:
     """Copy a prepared folder, meta.json last: its presence says that the folder is whole."""
     files = sorted(work.iterdir(), key=lambda path: path.name == "meta.json")
-    with room_needed(data):
+    with room_needed(data, "what is prepared stays on this machine"):
         data.mkdir(parents=True, exist_ok=True)
         for path in files:
             partial = data / f"{path.name}.partial"
@@ -166,14 +166,16 @@ def copy_data(work: Path, data: Path) -> None:
 
 
 @contextlib.contextmanager
-def room_needed(folder: Path) -> Iterator[None]:
-    """A disk that fills up under it, or takes no files, ends the cell with a sentence."""
+def room_needed(folder: Path, then: str) -> Iterator[None]:
+    """A disk that fills up under it, or takes no files, ends the cell with a sentence.
+
+    then: what is to be known when the cell runs again.
+    """
     try:
         yield
     except OSError as error:
         raise Stopped(
-            f"{folder}: {error.strerror}; make room there and run the cell again: what is prepared"
-            " stays on this machine"
+            f"{folder}: {error.strerror}; make room there and run the cell again: {then}"
         ) from None
 
 
