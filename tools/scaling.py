@@ -45,6 +45,7 @@ from tools.scaling_runs import RunFailed, final_loss, seconds_of, train
 from tools.wording import duration, short, table
 from training.conversations import check_validated
 from training.errors import RunError
+from training.memory import release
 from training.plan import check_ram
 from training.setup import build
 from training.trial import measure
@@ -148,6 +149,7 @@ class Study:
             values["compile"] = False
         for name, value in values.items():
             setattr(c, name, value)
+        run = None
         try:
             run = build(c)
             check_ram(run)
@@ -157,6 +159,9 @@ class Study:
             if not hardware.out_of_memory(error):
                 raise
             return None
+        finally:
+            run = None  # the small runs need its memory
+            release(hardware.find_device(c.device))
 
     def train(self, size: Size, steps: int, factor: float) -> dict:
         """The small run of a size, by name of what the fit and the report need.
