@@ -12,12 +12,10 @@ checkpoint. On a CPU each dtype of generate.py is measured; such variables as ab
 has fewer instructions, except for FBGEMM (int8 and one way in float16), which heeds none.
 """
 
-import argparse
 import copy
 import functools
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -27,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-import config
 import hardware
-from benchmarks import bandwidth, write
+from benchmarks import argument_parser, bandwidth, gpt2_small, median_ratio, medians, write
+from benchmarks.nanogpt import model_module
 from generating import cpu_kernels, decode
 from model import GPT, GPTConfig
 
@@ -47,14 +45,6 @@ class Contender:
     run: Callable[[list[int], int], float]
     new_short: int = 60
     new_long: int = 30
-
-
-def shape() -> GPTConfig:
-    """GPT-2 Small as its preset has it: 134M."""
-    c = config.load(["config/gpt2_small.py"])
-    return GPTConfig(
-        32000, c.block_size, c.n_layer, c.n_head, c.n_embd, c.bias, c.dropout, c.tie_weights
-    )
 
 
 def speed(stamps: list[float], rows: int) -> float:
@@ -112,10 +102,7 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Cont
 
 def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Contender:
     """The model of a checkout of nanoGPT, run as its sample.py does."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(path) / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = model_module(path)
     same = module.GPTConfig(
         block_size=c.block_size,
         vocab_size=c.vocab_size,
@@ -217,30 +204,22 @@ def one_round(
 
 def summary(rounds: list[dict[str, float]], names: list[str]) -> dict:
     """Medians of the speeds, and of their ratios within a round. names: of the others."""
-
-    def median_ratio(a: str, b: str, digits: int) -> float:
-        return round(statistics.median(speeds[a] / speeds[b] for speeds in rounds), digits)
-
-    medians = {}
-    for name in rounds[0]:
-        medians[name] = round(statistics.median(speeds[name] for speeds in rounds), 2)
     over = {}
     for name in [*names, "floor"]:
-        over[name] = median_ratio("ours", name, 3)
-        over[f"{name} at 400"] = median_ratio("ours at 400", f"{name} at 400", 3)
+        over[name] = round(median_ratio(rounds, "ours", name), 3)
+        over[f"{name} at 400"] = round(median_ratio(rounds, "ours at 400", f"{name} at 400"), 3)
+    eight, eight_at_400 = "ours, eight", "ours at 400, eight"
     return {
-        "median": medians,
+        "median": {name: round(speed, 2) for name, speed in medians(rounds).items()},
         "ours_over": over,
-        "eight_over_one": median_ratio("ours, eight", "ours", 2),
-        "eight_over_one_at_400": median_ratio("ours at 400, eight", "ours at 400", 2),
+        "eight_over_one": round(median_ratio(rounds, eight, "ours"), 2),
+        "eight_over_one_at_400": round(median_ratio(rounds, eight_at_400, "ours at 400"), 2),
     }
 
 
 def main(argv):
     """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generate", description=__doc__.splitlines()[0]
-    )
+    parser = argument_parser("generate", __doc__)
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
     parser.add_argument(
         "--checkpoint",
@@ -253,7 +232,7 @@ def main(argv):
     device = hardware.find_device("auto")
     dtype = hardware.find_dtype(device, "auto")
 
-    c = shape()
+    c = gpt2_small()
     model = GPT(c).eval()
     weights = number_of_weights(model)
     models = our_models(model, device, dtype)
