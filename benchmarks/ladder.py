@@ -53,8 +53,8 @@ ON_A_CPU = [
     "--batch_size=8",
     "--warmup_steps=2",
 ]
-# What the first rung takes of a GPU at GPT-2 Small's shape, in bytes, estimated: two matrices of
-# scores a layer in fp32, and 50 numbers of its width a token and layer.
+# What the first rung takes of a GPU at GPT-2 Small's shape, in bytes of fp32, estimated: a matrix
+# of scores and 16 numbers of the width a token in each layer, and four times the logits.
 AT_REST, PER_SEQUENCE = 3e9, 0.7e9
 RUNGS = [
     "mapped file, a Python loop, fp32, eager, attention written out",
@@ -187,7 +187,7 @@ def measure(rung, c, steps):
     # On a GPU a step that does not wait is over before its work is: time several as one.
     at_once = 1 if loop.device.type == "cpu" else 10
     step_s = median(seconds(loop.device, loop.step, at_once) for _ in range(steps))
-    batch_s = median(seconds(loop.device, loop.batch) for _ in range(30))
+    batch_s = median(seconds(loop.device, loop.batch, at_once) for _ in range(30))
     if loop.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(loop.device)
     else:

@@ -3,9 +3,9 @@
     python -m benchmarks.plan --data data/NAME [--preset FILE] [--micro 1 2 4] [--key=value ...]
 
 A preset on the present device. Memory is measured in a process of its own for each micro-batch: on
-a GPU what PyTorch allocated at most, on a CPU the peak of resident memory during steps after the
-first, less what the process holds at rest beyond weights and optimiser (Python, libraries, compiled
-code). Time is the plan's beside that of train.py, from its log.
+a GPU what PyTorch allocated at most, the tokens aside; on a CPU the peak of resident memory during
+steps after the first, less what the process holds at rest beyond weights and optimiser (Python,
+libraries, compiled code). Time is the plan's beside that of train.py, from its log.
 """
 
 import argparse
@@ -47,7 +47,9 @@ def peak_memory(run):
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         take_steps(run, 3)
-        return torch.cuda.max_memory_allocated()
+        data = (run.trainer.train_data, run.trainer.val_data)
+        tokens = sum(part.bytes for part in data if part and part.location == "gpu")
+        return torch.cuda.max_memory_allocated() - tokens
     ctypes.CDLL(None).malloc_trim(0)  # give back what is freed
     of_model = 4 * run.state.model.num_parameters() + plan.moments(run.state.optimizer)
     at_rest = resident("VmRSS") - of_model

@@ -13,6 +13,7 @@ forward, backward and optimiser.
 
 import functools
 import itertools
+import os
 import re
 import statistics
 import subprocess
@@ -30,6 +31,7 @@ import hardware
 from benchmarks import (
     ROOT,
     argument_parser,
+    done_without,
     in_turn,
     median_ratio,
     medians,
@@ -45,6 +47,8 @@ from model import GPT
 from training.setup import model_config
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
+# What hardware.py has set in this process, and nanoGPT does not set for itself.
+OURS = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_ALLOC_CONF")
 
 
 class Speed(NamedTuple):
@@ -99,11 +103,15 @@ class TimedRun(NamedTuple):
 
 def run_script(arguments, cwd):
     """Run a training script to its end."""
+    environment = os.environ
+    if cwd != ROOT:
+        environment = {k: v for k, v in os.environ.items() if k not in OURS}
     process = subprocess.Popen(
         [sys.executable, "-u", ROOT / "benchmarks" / "with_peak.py", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         text=True,
+        env=environment,
     )
     lines = [(time.perf_counter(), line) for line in process.stdout]
     if process.wait():
@@ -115,10 +123,12 @@ def our_speed(task):
     """The speed of train.py, from its log."""
     with tempfile.TemporaryDirectory(dir=task.folder) as folder:
         own = [f"--max_steps={task.steps}", f"--checkpoint_dir={folder}/run"]
-        peak = run_script(["train.py", *task.our_settings(), *own], ROOT).peak_bytes
+        run = run_script(["train.py", *task.our_settings(), *own], ROOT)
         log = run_log.read(Path(folder) / "run")
     speeds = [record["tokens_per_second"] for record in log if "loss" in record]
-    return task.speed([task.tokens_a_step / speed for speed in speeds], peak)
+    for line in done_without(line for _, line in run.lines):
+        print(line, end="", flush=True)
+    return task.speed([task.tokens_a_step / speed for speed in speeds], run.peak_bytes)
 
 
 def our_profile(task):

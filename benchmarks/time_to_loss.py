@@ -149,6 +149,7 @@ NANOGPT = {
     "gpt2_small": [
         "--compile={compile}",
         "--eval_iters=1",
+        "--log_interval={log_interval}",
         "--block_size={block_size}",
         "--gradient_accumulation_steps=1",
         "--batch_size={batch_size}",
@@ -183,6 +184,7 @@ def our_curve(arguments, seed):
 def nanogpt_settings(task, c):
     """The command line of nanoGPT's train.py for a task, c being our GPT-2's settings in it."""
     ours = vars(c) | {"compile": c.compile is not False}
+    ours["log_interval"] = max(1, min(c.log_interval, c.max_steps // 4))  # its speed is in its log
     return [argument.format(**ours) for argument in NANOGPT[task]]
 
 
