@@ -35,7 +35,7 @@ from typing import NamedTuple
 import torch
 
 import hardware
-from benchmarks import RESULTS, ROOT, argument_parser, machine, print_table
+from benchmarks import RESULTS, ROOT, argument_parser, done_without, machine, print_table
 from formats.files import read_json, write_json
 
 TINY_FOLDER = ROOT / "data" / "gpu_tiny"
@@ -62,11 +62,11 @@ class Part(NamedTuple):
     tiny: str = ""
 
 
-def throughput(name: str, options: str, aims: dict[str, str], minutes: float = 6) -> Part:
+def throughput(name: str, options: str, aims: dict[str, str]) -> Part:
     """A part that compares train.py's speed with nanoGPT's, with settings of its own."""
     command = f"-m benchmarks.throughput {options} --data_dir={{data}} {{device}} --name {name}"
     tiny = f"--rounds 1 --steps 3 --skip 1 {TINY_MODEL}"
-    return Part(name, command, minutes, aims, BESIDE, tiny)
+    return Part(name, command, 8, aims, BESIDE, tiny)
 
 
 # What nearly every part needs, besides PyTorch.
@@ -76,8 +76,8 @@ FASTER = {"times nanoGPT's speed": ">= 1"}
 PARTS = [
     Part(
         "tests",
-        "-m pytest tests/training tests/generating -m gpu -rs --continue-on-collection-errors",
-        5,
+        "-m pytest tests/training tests/generating -m gpu -vv -rs --continue-on-collection-errors",
+        8,
         {"tests failed": "<= 0"},
     ),
     throughput(
@@ -134,9 +134,7 @@ PARTS = [
         FASTER,
     ),
     throughput("fp8_head", "--preset config/gpt2_small.py --fp8_head=True", FASTER),
-    throughput(
-        "compile_max", "--preset config/gpt2_small.py --compile=max --rounds 1", FASTER, minutes=8
-    ),
+    throughput("compile_max", "--preset config/gpt2_small.py --compile=max --rounds 1", FASTER),
     Part(
         "ladder",
         "-m benchmarks.ladder --rounds 1 --steps 4 --data_dir={data} {device}",
@@ -152,7 +150,7 @@ class Outcome:
     """What became of a part.
 
     status: done, failed or cut. results: {name: JSON} of what its benchmark wrote. end: the last
-    lines that it printed.
+    lines that it printed. without: those that say what train.py did without, as a compilation.
     """
 
     status: str
@@ -162,6 +160,7 @@ class Outcome:
     commit: str | None
     results: dict
     end: list[str]
+    without: list[str]
 
 
 class Shown(NamedTuple):
@@ -232,7 +231,10 @@ def run_part(part: Part, words: list[str], seconds: float) -> Outcome:
     command = " ".join(["python", *words])
     kept = 5 if status == "done" else 40
     end = shown.lines[-kept:] or ["it printed nothing"]
-    return Outcome(status, round(spent, 1), command, torch.__version__, commit(), results, end)
+    without = sorted(set(done_without(shown.lines)))
+    return Outcome(
+        status, round(spent, 1), command, torch.__version__, commit(), results, end, without
+    )
 
 
 def commit() -> str | None:
@@ -244,18 +246,19 @@ def commit() -> str | None:
     return None
 
 
-def prepare(data: Path, tiny: bool) -> None:
+def prepare(data: Path, tiny: bool, seconds: float) -> None:
     """Make the folder of tokens from the sources of installed packages, unless it is there.
 
-    Where that fails, the parts that need it fail by themselves.
+    In so many seconds at most; the same command continues. Where it fails, the parts that need it
+    fail by themselves.
     """
     if (data / "meta.json").exists():
         return
-    sources = [f"{sysconfig.get_path('purelib')}/**/*.py", "--clean"]
+    sources = [f"{sysconfig.get_path('purelib')}/**/*.py", "--clean", "--gigabytes", "0.3"]
     if tiny:
         sources = ["benchmarks/*.py", "training/*.py", "tests/**/*.py", "--vocab_size", "512"]
     print(f"{data}, the tokens to train on:", flush=True)
-    run_to_the_limit(["prepare_data.py", *sources, "--out", str(data)], 8 * 60)
+    run_to_the_limit(["prepare_data.py", *sources, "--out", str(data)], seconds)
 
 
 def result_file(device: torch.device) -> Path:
@@ -331,10 +334,11 @@ def main(argv):
         for part in chosen
         if args.parts or not done_before(found["parts"].get(part.name), commands[part.name])
     ]
+    waiting.sort(key=lambda part: part.name in found["parts"])  # first what was not tried yet
     if missing := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
         print(f"not installed: {', '.join(missing)}; parts that need them will fail", flush=True)
     if any("{data}" in part.command for part in waiting):
-        prepare(data, args.tiny)
+        prepare(data, args.tiny, min(8 * 60, deadline - time.monotonic()))
     for part in waiting:
         words = commands[part.name]
         seconds = min(60 * part.minutes, deadline - time.monotonic())

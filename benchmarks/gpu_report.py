@@ -16,8 +16,10 @@ from formats.files import read_json
 
 
 def of_tests(results: dict, end: list[str]) -> dict[str, float]:
-    """How many tests passed, failed and were skipped."""
+    """How many tests passed, failed and were skipped; nothing where pytest itself has failed."""
     counts = {word: int(count) for count, word in re.findall(r"(\d+) (\w+)", end[-1])}
+    if not counts.keys() & {"passed", "failed", "error", "errors"}:
+        return {}
     failed = counts.get("failed", 0) + counts.get("errors", 0) + counts.get("error", 0)
     return {
         "tests failed": failed,
@@ -135,6 +137,7 @@ def rows_of(found: dict) -> list[list[str]]:
             rows.append([part.name, f"{known['status']}: {known['end'][-1][:60]}", "", "", ""])
         elif not values:
             rows.append([part.name, "done", "", "", ""])
+        rows += [[part.name, "NOTE", line[:60], "", ""] for line in known.get("without", [])]
         for what, value in values.items():
             aim = part.aims.get(what, "")
             rows.append([part.name, what, f"{value:.4g}", aim, verdict(value, aim) if aim else ""])

@@ -33,8 +33,9 @@ def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch, capsys):
+    without = "reduce-overhead failed, so without it. Why ..."
     parts = [
-        Part("broken", "-c 'raise SystemExit(3)'", 1, {}),
+        Part("broken", f"-c 'print({without!r}); raise SystemExit(3)'", 1, {}),
         Part("slow", "-c 'print(1, flush=True); import time; time.sleep(60)'", 0.05, {}),
         Part("whole", "-c 'print(2)'", 1, {}),
     ]
@@ -47,11 +48,15 @@ def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatc
         "slow": "cut",
         "whole": "done",
     }
+    assert found["broken"]["without"] == ["reduce-overhead failed, so without it. Why ..."]
     assert found["slow"]["end"][0] == "1" and "cut off after 3 s" in found["slow"]["end"][1]
     # Once more: what is done is not done again, what is named is.
+    parts.append(Part("new", "-c 'print(3)'", 1, {}))
     capsys.readouterr()
-    assert gpu.main(["--device=cpu", "--out", str(out), "--minutes", "0.01"]) == 1
-    assert "whole: python" not in capsys.readouterr().out
+    assert gpu.main(["--device=cpu", "--out", str(out), "--minutes", "0.6"]) == 1
+    shown = capsys.readouterr().out
+    # What was not tried yet comes before what failed.
+    assert "whole: python" not in shown and shown.index("new: ") < shown.index("broken: ")
     assert gpu.main(["whole", "--device=cpu", "--out", str(out)]) == 0
     assert "whole: python" in capsys.readouterr().out
 
@@ -61,6 +66,11 @@ def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
     for name in ("list.json", "missing.json"):
         with pytest.raises(SystemExit, match=f"{name} is not there, or not what"):
             gpu_report.main([str(tmp_path / name)])
+
+
+def test_a_pytest_that_broke_down_is_no_success():
+    assert gpu_report.of_tests({}, ["2 failed, 30 passed in 4.10s"])["tests failed"] == 2
+    assert gpu_report.of_tests({}, ["python: No module named pytest"]) == {}
 
 
 def test_what_was_done_without_nanogpt_is_done_again_beside_it():

@@ -22,6 +22,7 @@ from train import train
 from training import profiling, shard
 from training.checkpointer import Checkpointer
 from training.dataset import Dataset
+from training.graphs import Graphed
 from training.setup import build
 
 # cuBLAS repeats its sums bit by bit only with this, which it reads when it starts.
@@ -169,7 +170,7 @@ def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_pa
 def test_graphs_of_a_step_give_its_losses_also_with_fewer_sequences_at_once(char_data, tmp_path):
     plain = build(settings_for(char_data, tmp_path / "plain"))
     run = build(settings_for(char_data, tmp_path / "graphs", "--cuda_graphs=True"))
-    assert run.trainer.compile() is None
+    assert run.trainer.compile() is None and isinstance(run.trainer.forward, Graphed)
     for training, evaluation in ((8, 8), (8, 4), (8, 4), (4, 4)):
         run.memory.training.size, run.memory.evaluation.size = training, evaluation
         for _ in range(3):
