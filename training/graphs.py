@@ -22,9 +22,8 @@ class Graphed:
 
     def __call__(self, x, y):
         if self.shape not in (None, x.shape):
-            # After memory ran out: the graphs of the larger micro-batch give theirs back. With the
-            # compiled code, which holds on to them: where evaluation alone takes smaller ones, it
-            # is compiled at each change.
+            # After memory ran out: the graphs of the larger micro-batch give theirs back, with the
+            # compiled code that holds on to them.
             torch._dynamo.reset()
         self.shape = x.shape
         torch.compiler.cudagraph_mark_step_begin()

@@ -56,6 +56,13 @@ class Memory:
         for micro_batch in (self.training, self.evaluation):
             smallest = int(min(ranks.gather(micro_batch.size)))
             micro_batch.size = largest_divisor(self.batch, smallest)
+        self.keep_one_shape()
+
+    def keep_one_shape(self) -> None:
+        """With CUDA graphs, train on no more than is evaluated: at each change all is compiled."""
+        if self.config.cuda_graphs:
+            self.training.size = min(self.training.size, self.evaluation.size)
+            self.evaluation.size = self.training.size
 
     def to_json(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -76,6 +83,7 @@ class Memory:
         micro_batch.size = largest_divisor(self.batch, before // 2)
         # Evaluation has the same memory, and is compiled for the same shape.
         self.evaluation.size = min(self.evaluation.size, self.training.size)
+        self.keep_one_shape()
         print(
             f"\nout of memory with {before} sequences at once; from here on {micro_batch.size}, "
             f"and the same {self.config.batch_size} a step",

@@ -114,6 +114,8 @@ def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool 
         return compiled, None
     except Exception as error:
         if out_of_memory(error):
+            if graphs:  # they hold on to the memory of a micro-batch that is too large
+                torch._dynamo.reset()
             raise
         torch._dynamo.reset()
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
