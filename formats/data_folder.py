@@ -131,10 +131,16 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
     """
     folder = Path(folder)
     path = folder / "meta.json"
-    count = _shards_of(folder)
-    if count:
-        return _join_shards(folder, count)
+    there = datasets_in(folder)
+    if len(there) > 1:
+        raise DataError(
+            f"{folder} holds more than one dataset: {', '.join(there)}; delete those that are not"
+            " meant"
+        )
     if not path.exists():
+        shards = there or sorted({_shards_of(path) for path in folder.glob("shard-*")} - {""})
+        if shards:
+            return _join_shards(folder, int(shards[0].rpartition("-")[2]))
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -216,28 +222,20 @@ def _check_copy(folder, described):
         )
 
 
-def _shards_of(folder):
-    """Of how many shards the dataset in a folder consists; 0 where of none.
+def datasets_in(folder: Path) -> list[str]:
+    """What finished datasets a folder holds: "meta.json" for a whole one, "shard-...-of-N" for N.
 
-    Raises DataError when there are shards of another dataset as well, or one that is whole.
+    Only one of them can be read.
     """
-    counts = set()
-    finished = set()
-    for path in folder.glob("shard-*"):
-        if name := re.fullmatch(r"shard-\d+-of-(\d+)", path.name):
-            counts.add(int(name[1]))
-            if (path / "meta.json").exists():
-                finished.add(int(name[1]))
-    there = [f"shard-...-of-{count}" for count in sorted(finished)]
-    whole = (folder / "meta.json").exists()
-    if whole:
-        there.append("meta.json")
-    if len(there) > 1:
-        raise DataError(
-            f"{folder} holds more than one dataset: {', '.join(there)}; delete those that are not"
-            " meant"
-        )
-    return 0 if whole else max(finished or counts, default=0)
+    finished = {_shards_of(path.parent) for path in folder.glob("shard-*/meta.json")} - {""}
+    whole = ["meta.json"] if (folder / "meta.json").exists() else []
+    return [*whole, *sorted(finished)]
+
+
+def _shards_of(path):
+    """The dataset that a folder is a shard of, as in datasets_in; "" where it is none."""
+    name = re.fullmatch(r"shard-\d+-of-(\d+)", path.name)
+    return f"shard-...-of-{name[1]}" if name else ""
 
 
 def _join_shards(folder, count):

@@ -82,7 +82,7 @@ def _add_tokenizer_arguments(add):
         metavar="T",
         help=(
             "bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
-            " run, GPT-2 of Hugging Face; default %(default)s"
+            " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s"
         ),
     )
     add(
@@ -159,7 +159,7 @@ def _add_reading_arguments(add):
         choices=["stop", "skip", "replace"],
         help=(
             "broken UTF-8 or JSON: stop; skip the document (above 1 MB, the piece); replace bytes,"
-            " skip JSON; default stop, with --clean replace"
+            " skip JSON; default stop, with --clean replace, without INPUT skip"
         ),
     )
 
@@ -323,8 +323,8 @@ def default_out(inputs: list[str]) -> str:
     if inputs == ["-"]:
         return "data/stdin"
     first = Path(inputs[0]).resolve()
-    for path in (first, *first.parents):
-        name = path.name.split(".")[0].strip("*")
+    names = [first.name.split(".")[0].strip("*"), *(folder.name for folder in first.parents)]
+    for name in names:
         if name and not glob.has_magic(name):
             return f"data/{name}"
     return "data/text"

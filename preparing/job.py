@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
+from formats.data_folder import DataError, Meta, datasets_in, dtype_for, read_meta, write_meta
 from formats.files import try_lock, write_json
 from preparing import corpora, near
 from preparing.cleaning import CleaningReport
@@ -179,14 +179,8 @@ class Job:
 
     def is_finished(self) -> bool:
         """Whether the folder holds this very dataset. Raises InputError when it holds another."""
-        if not (self.out / "meta.json").exists():
-            return False
-        if self.args.tokenizer_only:
-            raise InputError(
-                f"{self.out} holds a finished dataset, with a tokenizer of its own; give another"
-                " --out"
-            )
-        if self.args.overwrite:
+        self._check_alone()
+        if self.args.overwrite or not (self.out / "meta.json").exists():
             return False
         try:
             meta = read_meta(self.out)
@@ -202,6 +196,23 @@ class Job:
                 " another --out, or make this one anew with --overwrite"
             )
         return True
+
+    def _check_alone(self):
+        """Raises InputError where another dataset is there, that this one cannot lie beside."""
+        shard = self.args.shard
+        folder = self.out.parent if shard else self.out
+        mine = f"shard-...-of-{shard[1]}" if shard else "meta.json"
+        there = datasets_in(folder)
+        if there and self.args.tokenizer_only:
+            raise InputError(
+                f"{folder} holds a finished dataset, with a tokenizer of its own; give another"
+                " --out"
+            )
+        if set(there) - {mine}:
+            raise InputError(
+                f"{folder} holds another dataset already, {', '.join(there)}; give another --out,"
+                " or delete that first"
+            )
 
     def complete_finished(self) -> str:
         """Add the compressed copies that are asked for and missing; says what is there."""

@@ -145,7 +145,7 @@ def test_a_kill_after_the_files_are_moved_does_not_mislead_what_replaces_them(tm
     out = tmp_path / "out"
     (out / ".partial").mkdir(parents=True)
     (out / ".partial" / "lock").touch()
-    stop_at = "import shutil, os; shutil.rmtree = lambda *_: os.kill(os.getpid(), 9); "
+    stop_at = "import shutil, os; shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9); "
     words = command(tmp_path / "a.txt", tokenizer=tokenizer, out=out)
     run = f"import sys, runpy; {stop_at} sys.argv = {words[1:]!r}; "
     run += "runpy.run_path('prepare_data.py', run_name='__main__')"

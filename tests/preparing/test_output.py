@@ -98,7 +98,7 @@ def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
 def test_a_tokenizer_alone_replaces_no_data(tmp_path, tokenizer, large):
     out = tmp_path / "out"
     process = start(command(large, out=out, vocab_size=600))
-    while not (out / ".partial/progress.json").exists():
+    while process.poll() is None and not (out / ".partial/progress.json").exists():
         time.sleep(0.01)
     process.kill()
     process.communicate()
@@ -212,13 +212,22 @@ def test_shards_in_order_are_the_whole(tmp_path):
     assert read_meta(out).splits["train"].tokens == read_meta(whole).splits["train"].tokens
     assert "is good" in ok(prepare(verify=out)).stdout
     fails_clearly(prepare(texts, shard="1/9", out=tmp_path / "x", **with_it), "only 5 files")
-    ok(prepare(texts, shard="2/2", out=out, **with_it))
+    for other in ({"shard": "2/2"}, {}, {"overwrite": True}):
+        fails_clearly(
+            prepare(texts, out=out, **with_it | other), "another dataset already, shard-...-of-3"
+        )
+    fails_clearly(prepare(texts, tokenizer_only=True, out=out), "holds a finished dataset")
+    fails_clearly(
+        prepare(texts, shard="1/2", out=whole, **with_it), "another dataset already, meta.json"
+    )
+    ok(prepare(texts, shard="2/2", out=tmp_path / "two", **with_it))
+    shutil.copytree(tmp_path / "two", out, dirs_exist_ok=True)
     fails_clearly(
         prepare(verify=out), "more than one dataset: shard-...-of-2, shard-...-of-3", status=1
     )
     shutil.rmtree(out / "shard-2-of-2")
     shutil.copytree(whole, out, dirs_exist_ok=True)
-    fails_clearly(prepare(verify=out), "more than one dataset: shard-...-of-3, meta.json", status=1)
+    fails_clearly(prepare(verify=out), "more than one dataset: meta.json, shard-...-of-3", status=1)
 
 
 def test_the_slurm_array_of_the_docs_prepares_all_shares(tmp_path, tokenizer):
