@@ -32,7 +32,7 @@ from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.cpu_kernels import pack
 from generating.load import load_model
-from model import IGNORE, GPTConfig
+from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.conversations import Conversations, check_validated
@@ -78,12 +78,12 @@ def token_losses(model, x, y, cast) -> torch.Tensor:
     return losses.view(y.shape)
 
 
-def sequences_at_once(config: GPTConfig) -> int:
-    """How many sequences of the whole context a forward takes.
+def sequences_at_once(vocab_size: int, tokens: int) -> int:
+    """How many sequences of so many tokens a forward takes.
 
     A logit takes 10 bytes: as the head gives it, in float32, and its logarithm.
     """
-    logits = 10 * config.block_size * config.vocab_size
+    logits = 10 * tokens * vocab_size
     return int(min(max(1, LOGITS_BYTES // logits), SEQUENCES))
 
 
@@ -96,7 +96,8 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """
     sums = []
     counts = []
-    for x, y in data.evaluation(0, sequences_at_once(model.config)):
+    c = model.config
+    for x, y in data.evaluation(0, sequences_at_once(c.vocab_size, c.block_size)):
         losses = token_losses(model, x, y, cast)
         sums.append(losses.double().sum(1))
         counts.append((y != IGNORE).sum(1))
@@ -178,7 +179,8 @@ def choice_losses(model, tokenizer: Tokenizer, questions: list[dict], cast) -> l
     # Rows of like length side by side: little padding.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     sums = [0.0] * len(rows)
-    count = sequences_at_once(model.config)
+    longest = max(len(ids) for ids, _ in rows)
+    count = sequences_at_once(model.config.vocab_size, longest)
     for at in range(0, len(order), count):
         part = order[at : at + count]
         x, y = padded_batch([rows[i] for i in part], model.wte.weight.device)
@@ -308,7 +310,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         " multiple choice. ± is the standard error.",
     )
     parser.add_argument(
-        "checkpoints", nargs="+", metavar="CHECKPOINT", help="a run or one step of it"
+        "checkpoints",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="a run, a step, or the address of either",
     )
     parser.add_argument(
         "--data",
@@ -338,8 +343,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> None:
-    """Print the table, a line for each checkpoint as it is done."""
-    args = parse_args(argv)
+    """The command line's work."""
+    try:
+        print_table(parse_args(argv))
+    except (RuntimeError, MemoryError) as error:
+        if not hardware.out_of_memory(error):
+            raise
+        raise hardware.DeviceError("out of memory; --device cpu takes the machine's") from None
+
+
+def print_table(args: argparse.Namespace) -> None:
+    """A line for each checkpoint as it is done, and what compressors make of the text."""
     sys.stdout.reconfigure(errors="replace")
     device = hardware.find_device(args.device)
     cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
@@ -382,4 +396,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     mistakes = (ChoicesError, CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.evaluate", main, mistakes, (torch.OutOfMemoryError,))
+    command.run("tools.evaluate", main, mistakes)
