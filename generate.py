@@ -103,6 +103,7 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
     print(f"a line is a prompt{forget}; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
     conversations = [chat.Conversation(c, args.system) for c in checkpoints]
     while True:
+        line = ""
         try:
             line = input("> ")
             if line == "/new":
@@ -121,7 +122,7 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
             print(error, file=sys.stderr)
         except KeyboardInterrupt:
             print()
-            if args.chat:
+            if args.chat and line.strip():
                 terminal.note("the conversation goes on without this")
 
 

@@ -114,10 +114,12 @@ class Folder:
         self.on_disk = protocol in ("", "file", "local")
 
     def list(self) -> dict[str, int]:
-        """The files in it and below it: {name: bytes}. Empty where there is no such folder."""
+        """The files in it and below it: {name: bytes}. Empty where there is no such folder.
+
+        0 bytes where they are not told, as by a web server.
+        """
         found = insist(self._find)
         below = f"{self.root}/"
-        # A web server lists names alone.
         sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
         return {path.removeprefix(below): size for path, size in sizes.items()}
 

@@ -88,8 +88,8 @@ class Mirror:
             partial.mkdir(parents=True)
             size = sum(sizes.get(name, 0) for name in names)
             files.check_room(run, size, "choose another disk")
-            what = f"{self.address}/{final.name}, {size / 1e6:,.1f} MB"
-            print(f"fetching {what}", file=sys.stderr, flush=True)
+            how_much = f", {size / 1e6:,.1f} MB" if size else ""
+            print(f"fetching {self.address}/{final.name}{how_much}", file=sys.stderr, flush=True)
             for name in ("state.json", *names):
                 with contextlib.suppress(FileNotFoundError):  # read_state() names what is missing
                     self.there.get(f"{final.name}/{name}", partial / name)

@@ -94,7 +94,8 @@ def _fetch(there, here):
     names = huggingface.needed(sizes)
     size = sum(sizes[name] for name in names)
     files.check_room(here, size, "choose another disk")
-    print(f"fetching {there.address}, {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
+    how_much = f", {size / 1e6:,.1f} MB" if size else ""
+    print(f"fetching {there.address}{how_much}", file=sys.stderr, flush=True)
     for name in names:
         with files.whole(here / name) as partial:
             there.get(name, partial)

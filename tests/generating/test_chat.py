@@ -75,6 +75,8 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
 def test_a_chat_begins_anew_when_asked(bpe_run):
     terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
     terminal.until("\r\n> ")
+    terminal.type("\x03")
+    assert "goes on" not in terminal.until("\r\n> ")
     replies = []
     for line in ("The name", "/new", "The name"):
         terminal.type(line + "\n")

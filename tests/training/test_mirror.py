@@ -183,7 +183,8 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(tmp_path, store, ch
     shutil.rmtree(tmp_path / "checkpoints")
     step = "run/step_00000020"
     export = [ROOT / "generate.py", "--checkpoint", f"{where}/{step}", *prompt]
-    assert "validation loss" in run_script(*export, cwd=tmp_path).stderr  # of its log, beside it
+    assert "validation loss" in run_script(*export, cwd=tmp_path).stderr
+    assert list((tmp_path / "checkpoints").glob("**/log.jsonl"))  # for what a card says
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
         mirror.find("s3://bucket/none")
     where_and_when = [f"--checkpoint_dir={tmp_path / 'tuned'}", "--max_steps=1"]
