@@ -122,8 +122,11 @@ def measure_apart(name: str, *arguments: str) -> dict:
     With these arguments it prints its result as one line of JSON.
     """
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(next(line for line in reversed(out.splitlines()) if line.startswith("{")))
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    lines = shown.stdout.splitlines()
+    for line in done_without(lines):
+        print(line, flush=True)
+    return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
 
 
 def gpt2_small(*arguments: str) -> GPTConfig:

@@ -61,8 +61,9 @@ def peak_memory(run):
 def measure(settings):
     """Planned and measured memory, in bytes, and planned seconds a step, in this process."""
     run = build(config.load(settings))
-    if run.compiles:
-        run.trainer.compile()
+    problem = run.trainer.compile() if run.compiles else None
+    if problem:
+        print(f"compiling failed, so without it: {problem}")
     measured = peak_memory(run)
     micro_batch = run.memory.training.size
     planned = plan.memory_of(run, micro_batch, run.dtype, hardware.gpu_memory(run.device))

@@ -48,7 +48,7 @@ from training.setup import model_config
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
 # What hardware.py has set in this process, and nanoGPT does not set for itself.
-OURS = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_ALLOC_CONF")
+OURS = {"THP_MEM_ALLOC_ENABLE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 class Speed(NamedTuple):
@@ -105,7 +105,7 @@ def run_script(arguments, cwd):
     """Run a training script to its end."""
     environment = os.environ
     if cwd != ROOT:
-        environment = {k: v for k, v in os.environ.items() if k not in OURS}
+        environment = {k: v for k, v in os.environ.items() if OURS.get(k) != v}
     process = subprocess.Popen(
         [sys.executable, "-u", ROOT / "benchmarks" / "with_peak.py", *arguments],
         cwd=cwd,
