@@ -2,9 +2,10 @@
 
 import os
 import signal
+import textwrap
 
 from formats import run_folder
-from tests.conftest import losses
+from tests.conftest import losses, run_script
 from tests.torture import torture
 from tests.training.conftest import start, wait_until
 
@@ -40,6 +41,21 @@ def terminated(process):
     assert process.returncode == 143, err
     assert "Traceback" not in err
     return out
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    code = """
+        import os, signal
+        from training.signals import Signals
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with Signals().held():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            print("here it is not any more")
+    """
+    result = run_script("-c", textwrap.dedent(code))
+    assert result.returncode == 130 and not result.stdout
+    assert "left at once; the last checkpoint is whole" in result.stderr
 
 
 def test_nohup_is_respected(char_data, tmp_path):

@@ -170,7 +170,9 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
     )
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_leaves(char_data, tmp_path, signum, status):
     command = [
         sys.executable,
@@ -182,7 +184,12 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, signum, status):
         "--eval_interval=0",
     ]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # nohup and & have it ignored
     )
     while process.poll() is None and not losses(tmp_path / "run")[0]:
         pass
