@@ -128,7 +128,7 @@ class Config:
         None, "torch.compile; None: if the run repays it; max: tune kernels for minutes", ["max"]
     )
     cuda_graphs: bool = setting(False, "replay a step as CUDA graphs, for few sequences a GPU")
-    fp8_head: bool = setting(False, "the head's products in 8 bits, from H100 and RTX 4090 on")
+    fp8_head: bool = setting(False, "the head's products in 8 bits, from H100, L4 and RTX 4090 on")
     activation_checkpointing: bool = setting(False, "compute layers twice and keep less")
     loss_chunks: int | None = setting(
         None, "parts in which head and loss are computed; None: as memory demands", low=1
@@ -261,7 +261,8 @@ def check_start(init_from: str | None) -> None:
         )
     if init_from in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
         raise ConfigError(
-            f"init_from = {init_from}: it takes a local folder; fetch it first (pip install"
+            f"init_from = {init_from}: it takes a folder or an address; fetch it first (pip install"
             f" huggingface_hub):\n  hf download openai-community/{init_from} --local-dir"
-            f" models/{init_from}\nthen init_from = models/{init_from}"
+            f" models/{init_from}\nthen init_from = models/{init_from}, or at once init_from ="
+            f" hf://openai-community/{init_from}"
         )

@@ -1,5 +1,5 @@
-# Go on from trained weights with one's own text: a run of this repository, or a local folder in
-# Hugging Face's format. The text is prepared with the weights' own tokenizer.
+# Go on from trained weights with one's own text: a run of this repository, a folder in Hugging
+# Face's format, or the address of either. The text is prepared with the weights' own tokenizer.
 #   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small --out data/finetune
 #   python train.py config/finetune.py
 init_from = "checkpoints/gpt2_small"  # its shape is taken over; block_size may be set lower

@@ -1,4 +1,4 @@
-# Phase 3: GPT-2 Small with a 32,000 vocabulary, 134,601,216 parameters, on an A100 or better.
+# GPT-2 Small with a 32,000 vocabulary, 134,601,216 parameters, on an A100 or better.
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small.py
 data_dir = "data/main"

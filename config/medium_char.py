@@ -1,4 +1,4 @@
-# Phase 2: 250 MB of text by characters, about 11 million parameters, on a T4 or V100.
+# 250 MB of text by characters, about 11 million parameters, on a T4 or V100.
 # Those have no bf16: dtype = "auto" takes fp16 with a GradScaler there.
 #   python prepare_data.py YOUR_TEXT --tokenizer char --out data/medium_char
 #   python train.py config/medium_char.py

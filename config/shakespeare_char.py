@@ -1,4 +1,4 @@
-# Phase 1: characters of Shakespeare on a CPU, in about a minute.
+# Characters of Shakespeare on a CPU, in about a minute.
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char.py
 data_dir = "data/shakespeare_char"

@@ -1,5 +1,4 @@
-# Phase 1's data and size with the modern recipe: characters of Shakespeare on a CPU, in half a
-# minute.
+# The data and size of shakespeare_char.py with the modern recipe, in half a minute on a CPU.
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char_modern.py
 data_dir = "data/shakespeare_char"

@@ -43,8 +43,9 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         action="append",
         metavar="PATH",
-        help="a run (its best step by validation loss, else its newest) or one step of it; default:"
-        " the newest run under checkpoints/. Several answer side by side",
+        help="a run (its best step by validation loss, else its newest), one step of it, or the"
+        " address of either; default: the newest run under checkpoints/. Several answer side by"
+        " side",
     )
     parser.add_argument(
         "--prompt",

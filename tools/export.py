@@ -120,7 +120,7 @@ def parse_args(argv):
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a run (its best step by validation loss, else its newest) or one step of it",
+        help="a run (its best step by validation loss, else its newest), a step, or an address",
     )
     parser.add_argument(
         "--out",
