@@ -56,13 +56,17 @@ class Memory:
         for micro_batch in (self.training, self.evaluation):
             smallest = int(min(ranks.gather(micro_batch.size)))
             micro_batch.size = largest_divisor(self.batch, smallest)
-        self.keep_one_shape()
-
-    def keep_one_shape(self) -> None:
-        """With CUDA graphs, train on no more than is evaluated: at each change all is compiled."""
-        if self.config.cuda_graphs:
+        if self.one_shape:
             self.training.size = min(self.training.size, self.evaluation.size)
             self.evaluation.size = self.training.size
+
+    @property
+    def one_shape(self) -> bool:
+        """Whether training takes no more than evaluation: a CUDA graph has one shape.
+
+        At each change between two, all would be compiled anew.
+        """
+        return self.config.cuda_graphs and self.device.type == "cuda"
 
     def to_json(self) -> dict:
         """What memory.json records: the sequences at once that fitted, and where."""
@@ -77,13 +81,14 @@ class Memory:
         """Go on with half as many sequences at once. Raises RunError where it was one."""
         self.model.zero_grad(set_to_none=True)  # what the attempt that failed has left
         release(self.device)
+        if self.one_shape:
+            micro_batch = self.training
         before = micro_batch.size
         if before == 1:
             raise RunError(self.too_small())
         micro_batch.size = largest_divisor(self.batch, before // 2)
         # Evaluation has the same memory, and is compiled for the same shape.
         self.evaluation.size = min(self.evaluation.size, self.training.size)
-        self.keep_one_shape()
         print(
             f"\nout of memory with {before} sequences at once; from here on {micro_batch.size}, "
             f"and the same {self.config.batch_size} a step",

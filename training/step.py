@@ -100,6 +100,8 @@ def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool 
     """
     mode = MODES[tuned, graphs]
     try:
+        if graphs:  # those of a micro-batch that was too large, here or in another process
+            torch._dynamo.reset()
         # Compiled as a whole, a model has all its gradients at once, at the end of the backward:
         # several processes could send none before (buckets.py).
         if x.device.type == "cpu" or not ranks.alone:
@@ -114,8 +116,6 @@ def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool 
         return compiled, None
     except Exception as error:
         if out_of_memory(error):
-            if graphs:  # they hold on to the memory of a micro-batch that is too large
-                torch._dynamo.reset()
             raise
         torch._dynamo.reset()
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]

@@ -13,6 +13,7 @@ from model import GPT, IGNORE, GPTConfig
 from tests.conftest import SMALL, losses, train_small
 from training import fp8, low_memory
 from training.graphs import Graphed
+from training.memory import Memory
 from training.plan import memory
 from training.setup import build
 from training.step import compile_or_not
@@ -128,6 +129,23 @@ def test_it_is_evaluated_too_with_fewer_sequences_at_once(char_data, tmp_path, d
         run.memory.evaluation.size = size
         assert run.trainer.evaluate() == pytest.approx(plain, abs=1e-5)
         run.trainer.gradients()
+
+
+@pytest.mark.parametrize(("graphs", "sizes"), [(True, (4, 4)), (False, (8, 4))])
+def test_with_graphs_an_evaluation_that_does_not_fit_halves_training_too(
+    monkeypatch, graphs, sizes
+):
+    monkeypatch.setattr(hardware, "describe", lambda device: "a GPU")
+    c = config.Config(batch_size=8, cuda_graphs=graphs)
+    gpu, model = torch.device("cuda"), torch.nn.Linear(1, 1)
+    memory = Memory(c, gpu, 8, None, model)
+    recorded = []
+    memory.on_halved = recorded.append
+    memory.halve(memory.evaluation)
+    assert (memory.training.size, memory.evaluation.size) == sizes
+    assert recorded == [{"micro_batch" if graphs else "eval_micro_batch": 4}]
+    known = memory.to_json() | {"micro_batch": 8}
+    assert Memory(c, gpu, 8, known, model).training.size == sizes[0]
 
 
 # -- the head in 8 bits ---------------------------------------------------------------------------
