@@ -37,6 +37,7 @@ STOPPED = "stopped; what is finished is kept, and the same command continues"
 def prepare(args: Namespace) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
     job = Job.from_args(args)  # sources, options, settings, folders; writes nothing
+    job.check_alone()
     with lock(job.work):
         job.complete_interrupted_publish()
         if job.reads_stdin:

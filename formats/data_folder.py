@@ -138,9 +138,9 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
             " meant"
         )
     if not path.exists():
-        shards = there or sorted({_shards_of(path) for path in folder.glob("shard-*")} - {""})
+        shards = there or {_shards_of(path) for path in folder.glob("shard-*")} - {""}
         if shards:
-            return _join_shards(folder, int(shards[0].rpartition("-")[2]))
+            return _join_shards(folder, max(int(name.rpartition("-")[2]) for name in shards))
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

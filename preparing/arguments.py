@@ -323,7 +323,10 @@ def default_out(inputs: list[str]) -> str:
     if inputs == ["-"]:
         return "data/stdin"
     first = Path(inputs[0]).resolve()
-    names = [first.name.split(".")[0].strip("*"), *(folder.name for folder in first.parents)]
+    names = [
+        first.name.split(".")[0].strip("*"),
+        *(folder.name.strip("*") for folder in first.parents),
+    ]
     for name in names:
         if name and not glob.has_magic(name):
             return f"data/{name}"

@@ -179,7 +179,6 @@ class Job:
 
     def is_finished(self) -> bool:
         """Whether the folder holds this very dataset. Raises InputError when it holds another."""
-        self._check_alone()
         if self.args.overwrite or not (self.out / "meta.json").exists():
             return False
         try:
@@ -197,16 +196,21 @@ class Job:
             )
         return True
 
-    def _check_alone(self):
+    def check_alone(self) -> None:
         """Raises InputError where another dataset is there, that this one cannot lie beside."""
         shard = self.args.shard
         folder = self.out.parent if shard else self.out
         mine = f"shard-...-of-{shard[1]}" if shard else "meta.json"
         there = datasets_in(folder)
-        if there and self.args.tokenizer_only:
+        if mine in there and self.args.tokenizer_only:
             raise InputError(
                 f"{folder} holds a finished dataset, with a tokenizer of its own; give another"
                 " --out"
+            )
+        if there and self.args.tokenizer_only:
+            raise InputError(
+                f"{folder} holds shares that were made with its tokenizer; leave --tokenizer_only"
+                " out, or give another --out"
             )
         if set(there) - {mine}:
             raise InputError(

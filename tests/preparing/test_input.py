@@ -84,6 +84,7 @@ def test_the_folder_is_named_after_the_input(tmp_path):
         ("texts/part-[0-9].txt", "data/texts"),
         ("texts/wiki*.txt", "data/wiki"),
         ("wiki-1.5/*.txt", "data/wiki-1.5"),
+        ("wiki*/*.txt", "data/wiki"),
         ("hf://datasets/someone/books/**/*.parquet", "data/books"),
     ):
         assert default_out([given]) == out

@@ -216,10 +216,11 @@ def test_shards_in_order_are_the_whole(tmp_path):
         fails_clearly(
             prepare(texts, out=out, **with_it | other), "another dataset already, shard-...-of-3"
         )
-    fails_clearly(prepare(texts, tokenizer_only=True, out=out), "holds a finished dataset")
+    fails_clearly(prepare(texts, tokenizer_only=True, out=out), "shares that were made with")
     fails_clearly(
         prepare(texts, shard="1/2", out=whole, **with_it), "another dataset already, meta.json"
     )
+    assert not list(whole.glob("shard-*"))
     ok(prepare(texts, shard="2/2", out=tmp_path / "two", **with_it))
     shutil.copytree(tmp_path / "two", out, dirs_exist_ok=True)
     fails_clearly(
