@@ -37,6 +37,7 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.conversations import Conversations, check_validated
 from training.dataset import Dataset, read_tokens
+from training.errors import RunError
 
 SEQUENCES = 8  # in a forward,
 LOGITS_BYTES = 4e9  # but no more than have their logits in so much memory
@@ -349,7 +350,7 @@ def main(argv: list[str]) -> None:
     except (RuntimeError, MemoryError) as error:
         if not hardware.out_of_memory(error):
             raise
-        raise hardware.DeviceError("out of memory; --device cpu takes the machine's") from None
+        raise RunError("out of memory; end what else uses it, or choose another --device") from None
 
 
 def print_table(args: argparse.Namespace) -> None:
@@ -396,4 +397,4 @@ def print_table(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     mistakes = (ChoicesError, CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.evaluate", main, mistakes)
+    command.run("tools.evaluate", main, mistakes, (RunError,))

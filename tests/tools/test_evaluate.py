@@ -14,6 +14,7 @@ from generating.load import load_model
 from model import IGNORE
 from tests.conftest import fails_clearly, prose, run_script, train_small
 from tests.test_model import huggingface_twin
+from tools import evaluate
 from tools.evaluate import (
     accuracies,
     choice_losses,
@@ -24,6 +25,7 @@ from tools.evaluate import (
     validation_text,
 )
 from training.dataset import Dataset
+from training.errors import RunError
 
 CPU = torch.device("cpu")
 
@@ -149,6 +151,15 @@ def test_the_right_ending_wins_by_loss_and_length_does_not_count():
     # As lm-evaluation-harness has it, which leaves out the space before an ending.
     question = [{"ctx": "a", "endings": ["b" * 10, "c" * 22], "label": 1}]
     assert accuracies(question, [[10.0, 21.5]]) == (0.0, 1.0)
+
+
+def test_no_memory_is_a_sentence(runs, monkeypatch):
+    def nothing_left(*arguments):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(evaluate, "load_model", nothing_left)
+    with pytest.raises(RunError, match="out of memory; end what else"):
+        evaluate.main([str(runs / "bpe")])
 
 
 def test_large_vocabularies_are_evaluated_in_fewer_sequences_at_once():
