@@ -263,6 +263,6 @@ def check_start(init_from: str | None) -> None:
         raise ConfigError(
             f"init_from = {init_from}: it takes a folder or an address; fetch it first (pip install"
             f" huggingface_hub):\n  hf download openai-community/{init_from} --local-dir"
-            f" models/{init_from}\nthen init_from = models/{init_from}, or at once init_from ="
-            f" hf://openai-community/{init_from}"
+            f" models/{init_from}\nthen init_from = models/{init_from}; or, without fetching it"
+            f" first, init_from = hf://openai-community/{init_from}"
         )

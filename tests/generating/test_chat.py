@@ -1,5 +1,6 @@
 """generating/chat.py: a session on a terminal, and the prompts of a conversation."""
 
+import argparse
 import os
 import select
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from generate import session
 from generating.chat import first_prompts, reply_prompt
 from generating.load import Checkpoint
 from model import GPT, GPTConfig
@@ -75,8 +77,6 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
 def test_a_chat_begins_anew_when_asked(bpe_run):
     terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
     terminal.until("\r\n> ")
-    terminal.type("\x03")
-    assert "goes on" not in terminal.until("\r\n> ")
     replies = []
     for line in ("The name", "/new", "The name"):
         terminal.type(line + "\n")
@@ -84,6 +84,17 @@ def test_a_chat_begins_anew_when_asked(bpe_run):
     assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
     terminal.type("\x04")
     assert terminal.process.wait(10) == 0
+
+
+def test_ctrl_c_where_nothing_was_asked_says_nothing(monkeypatch, capsys):
+    keys = iter([KeyboardInterrupt, EOFError])
+
+    def type_at(prompt):
+        raise next(keys)
+
+    monkeypatch.setattr("builtins.input", type_at)
+    session([], argparse.Namespace(chat=True, system=None))
+    assert "goes on" not in capsys.readouterr().err
 
 
 def test_a_model_that_saw_no_conversations_says_so(bpe_run, byte_tokenizer, tmp_path):

@@ -51,7 +51,7 @@ def test_a_second_ctrl_c_leaves_at_once():
         with Signals().held():
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
-            print("here it is not any more")
+            print("here it is not any more", flush=True)
     """
     result = run_script("-c", textwrap.dedent(code))
     assert result.returncode == 130 and not result.stdout
