@@ -35,7 +35,7 @@ def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch, capsys):
     without = "reduce-overhead failed, so without it. Why ..."
     parts = [
-        Part("broken", f"-c 'print({without!r}); raise SystemExit(3)'", 1, {}),
+        Part("broken", f"-c 'print({json.dumps(without)}); raise SystemExit(3)'", 1, {}),
         Part("slow", "-c 'print(1, flush=True); import time; time.sleep(60)'", 0.05, {}),
         Part("whole", "-c 'print(2)'", 1, {}),
     ]
