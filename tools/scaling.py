@@ -31,12 +31,13 @@ from tools import command, scaling_study
 from tools.scaling_family import Size, family, settings_of
 from tools.scaling_fit import fit_runs
 from tools.scaling_plan import (
-    LEAST_RUNS,
     LEAST_STEPS,
     TRAINING,
     PlanError,
     SmallRun,
+    check_budget,
     doubts,
+    finite,
     offer,
     offers,
     small_runs,
@@ -103,11 +104,16 @@ class Study:
             differ = [name for name, value in now if name not in PATHS and before[name] != value]
             if known["data"] != mine["data"]:
                 differ.append("text")
-            if differ:
+            if differ and any(self.folder.glob("*_steps_*")):
                 raise ConfigError(
                     f"{self.folder} holds small runs of other {', '.join(differ)}; give --out"
                     " another folder, or delete that one"
                 )
+            if differ:  # what was timed and planned for others
+                self.seconds = {}
+                (self.folder / "plans.json").unlink(missing_ok=True)
+        if self.folder.is_file():
+            raise ConfigError(f"--out {self.folder}: it must be a folder, there or to be made")
         self.folder.mkdir(parents=True, exist_ok=True)
         files.write_json(self.folder / "family.json", mine)
 
@@ -126,6 +132,14 @@ class Study:
         known[name] = [[str(run.size), run.steps] for run in runs]
         files.write_json(path, known)
         return runs
+
+    def check_budget(self, hours: float | None, flops: float | None) -> None:
+        """Raises PlanError for a budget that pays for nothing, before the small runs take time."""
+        smallest = self.sizes[0]
+        if flops:
+            check_budget(flops / smallest.flops / self.tokens_a_step)
+        elif step_s := self.step_seconds(smallest):
+            check_budget(hours * 3600 * TRAINING / step_s)
 
     def step_seconds(self, size: Size, steps: int = 0) -> float | None:
         """Seconds of an optimiser step here, measured; None where it does not fit into memory.
@@ -233,17 +247,6 @@ def fit_small_runs(study: Study, minutes: float) -> tuple:
     return fit_runs(runs, study.unique), runs, factor
 
 
-def finite(runs: list[dict]) -> list[dict]:
-    """The small runs that did not diverge. Raises PlanError where they are too few for a law."""
-    found = [run for run in runs if math.isfinite(run["loss"])]
-    if len(found) < LEAST_RUNS:
-        raise PlanError(
-            f"{len(runs) - len(found)} of {len(runs)} small runs diverged, and {LEAST_RUNS} are"
-            " needed; lower --learning_rate, and --muon_lr where the preset has Muon"
-        )
-    return found
-
-
 def offers_for(study: Study, law, hours: float | None, flops: float | None, runs: list[dict]):
     """What the budget pays for, around the best. hours or flops: the budget."""
     largest = max(runs, key=lambda run: run["compute"])
@@ -273,11 +276,7 @@ def offers_for(study: Study, law, hours: float | None, flops: float | None, runs
         for size in study.sizes
     ]
     found = offers(study.sizes, make, expected.index(min(expected)))
-    if not found:
-        raise PlanError(
-            f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model here, or it"
-            " does not fit into memory; raise the budget, or lower --batch_size"
-        )
+    check_budget(max((o.steps for o in found), default=0))
     return found
 
 
@@ -377,6 +376,7 @@ def main(argv: list[str]) -> None:
     importlib.import_module("scipy")  # without it nothing is trained: the fit comes last
     study = Study(args.data, args.preset or preset_for(extra), extra, args.out)
     study.claim_folder()
+    study.check_budget(args.hours, args.flops)
     law, runs, factor = fit_small_runs(study, args.minutes)
     found = offers_for(study, law, args.hours, args.flops, runs)
     best = min(found, key=lambda o: o.loss)

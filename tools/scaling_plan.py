@@ -51,6 +51,26 @@ class Offer:
     extrapolation: float
 
 
+def check_budget(steps: float) -> None:
+    """Raises PlanError unless so many steps, the most that the budget pays for, are a run."""
+    if steps < LEAST_STEPS:
+        raise PlanError(
+            f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model here, or it"
+            " does not fit into memory; raise the budget, or lower --batch_size"
+        )
+
+
+def finite(runs: list[dict]) -> list[dict]:
+    """The small runs that did not diverge. Raises PlanError where they are too few for a law."""
+    found = [run for run in runs if math.isfinite(run["loss"])]
+    if len(found) < LEAST_RUNS:
+        raise PlanError(
+            f"{len(runs) - len(found)} of {len(runs)} small runs diverged, and {LEAST_RUNS} are"
+            " needed; lower --learning_rate, and --muon_lr where the preset has Muon"
+        )
+    return found
+
+
 def small_runs(
     sizes: list[Size],
     step_seconds: Callable[[Size], float | None],

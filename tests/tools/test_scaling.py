@@ -165,6 +165,13 @@ def test_bad_input_is_a_sentence(bpe_data, char_data, tmp_path):
     fails_clearly(run_script(*tool, "--hours", "two"), "two: it must be a number above 0")
     fails_clearly(run_script(*tool, "--hours", "1", "--batch_size=4096"), "too few", "add text")
     fails_clearly(run_script(*tool, "--hours", "1", "--n_inner=64"), "n_inner")
+    for budget in (("--hours", "1e-5"), ("--flops", "1e3")):  # before the small runs take minutes
+        nothing = run_script(*tool, *budget, "--block_size=16", "--batch_size=2", timeout=60)
+        fails_clearly(nothing, "the budget pays for fewer than 50 steps", "raise the budget")
+    (tmp_path / "file").touch()
+    fails_clearly(
+        run_script(*tool, "--hours", "1", "--out", tmp_path / "file"), "it must be a folder"
+    )
     fails_clearly(run_script(*tool, "--hours", "1", "config/demo.py"), "stands behind --preset")
     replies = run_script(*tool, "--hours", "1", "--loss_on=assistant")
     fails_clearly(replies, "no mask of the assistant's tokens")
@@ -221,9 +228,9 @@ def test_the_best_factor_is_below_those_that_diverge():
 
 def test_a_law_is_fitted_to_what_did_not_diverge():
     well = [{"loss": 3.0}] * scaling_plan.LEAST_RUNS
-    assert scaling.finite([*well, {"loss": math.inf}]) == well
+    assert scaling_plan.finite([*well, {"loss": math.inf}]) == well
     with pytest.raises(scaling_plan.PlanError, match=r"1 of 6 small runs diverged"):
-        scaling.finite([*well[1:], {"loss": math.inf}])
+        scaling_plan.finite([*well[1:], {"loss": math.inf}])
 
 
 def test_what_ends_a_measurement_is_no_lack_of_memory_unless_it_says_so(
