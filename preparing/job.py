@@ -198,6 +198,8 @@ class Job:
 
     def check_alone(self) -> None:
         """Raises InputError where another dataset is there, that this one cannot lie beside."""
+        if self.out.is_file():
+            raise InputError(f"--out {self.out}: it must be a folder, there or to be made")
         shard = self.args.shard
         folder = self.out.parent if shard else self.out
         mine = f"shard-...-of-{shard[1]}" if shard else "meta.json"

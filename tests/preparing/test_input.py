@@ -155,6 +155,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
 
 def test_bad_arguments_are_named(tmp_path, tokenizer):
     out = tmp_path / "out"
+    fails_clearly(prepare(tokenizer=tokenizer, out=tokenizer), "it must be a folder")
     fails_clearly(prepare(tokenizer=tokenizer, out=out, workers=0), "--workers: 0")
     fails_clearly(prepare(tokenizer=tokenizer, out=out, shard="3/2"), "--shard: 3/2")
     good = tmp_path / "good.txt"
