@@ -40,8 +40,6 @@ INSTRUCTIONS = {
 }
 # Variables that keep libraries from instructions, to play another kind of CPU.
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
-
-
 # What train.py says where it does without something that was asked of it.
 WITHOUT = ("so without it", "goes on without it", "stay in 16 bits", "out of memory with")
 

@@ -54,8 +54,7 @@ class Memory:
     def agree(self) -> None:
         """Take the smallest size of all processes: those with another GPU recall none."""
         for micro_batch in (self.training, self.evaluation):
-            smallest = int(min(ranks.gather(micro_batch.size)))
-            micro_batch.size = largest_divisor(self.batch, smallest)
+            micro_batch.size = int(min(ranks.gather(micro_batch.size)))
         if self.one_shape:
             self.training.size = min(self.training.size, self.evaluation.size)
             self.evaluation.size = self.training.size

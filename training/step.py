@@ -43,7 +43,9 @@ def forward_backward(
     return total
 
 
-def evaluate(model, data, windows: int, micro_batch: int, cast):
+def evaluate(
+    model, data, windows: int, micro_batch: int, cast
+) -> tuple[torch.Tensor | int, torch.Tensor | int]:
     """The summed loss in nats over a validation split, and how many predictions it is the sum of.
 
     Both are scalars on the device, so that nothing waits for it here; 0 where there is no window.
