@@ -1,4 +1,4 @@
-"""What the machine offers: device, precision, speed on paper, and the errors of its memory.
+"""What the machine offers: device, precision, memory, speed as sold.
 
 Knows no model and no data.
 """
@@ -10,70 +10,102 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-# Dense bf16 or fp16 matrix products, TFLOP/s, from the makers' data sheets. The first name found
-# in the device's name counts.
-PEAK_TFLOPS = {
-    "H200": 989,
-    "H100 PCIe": 756,
-    "H100": 989,
-    "H800": 989,
-    "GH200": 989,
-    "B200": 2250,
-    "A100": 312,
-    "A800": 312,
-    "L40S": 362,
-    "L4": 121,
-    "A10G": 70,
-    "A10": 125,
-    "A40": 150,
-    "A6000": 155,
-    "V100": 125,
-    "T4": 65,
-    "4090": 165,
-    "3090": 71,
+# As sold: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), and GB of memory (of
+# the smallest variant). The first key found in a device's name counts.
+GPUS = {
+    "H200": (989, 141),
+    "H100 PCIe": (756, 80),
+    "H100": (989, 80),
+    "H800": (989, 80),
+    "GH200": (989, 96),
+    "B200": (2250, 180),
+    "A100": (312, 40),
+    "A800": (312, 40),
+    "L40S": (362, 48),
+    "L4": (121, 24),
+    "A10G": (70, 24),
+    "A10": (125, 24),
+    "A40": (150, 48),
+    "A6000": (155, 48),
+    "V100": (125, 16),
+    "T4": (65, 16),
+    "RTX 4090": (165, 24),
+    "RTX 3090": (71, 24),
 }
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+CUDA_12 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
 
-# Tensors of megabytes in large pages, on Linux: they are new memory each time, and a step takes 5%
-# less (benchmarks/README.md). PyTorch looks at this when it first allocates.
+# Both are read when PyTorch first allocates, which is after this module's import.
+# Large pages for tensors of megabytes on Linux: 5% off a CPU's step (benchmarks/README.md).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-# GPU memory in segments that grow: what a halved micro-batch or another length of prompt leaves
-# free is then of use for tensors of any size. PyTorch looks at this when it first allocates there.
-# A user may have chosen under the old name, which counts more.
+# GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing. The
+# second name is the older one, which a user may have set.
 if sys.platform.startswith("linux") and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-FOR_CUDA_12 = (
-    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
-)
-
 
 class DeviceError(ValueError):
-    """A device that is not there, in a sentence for the user."""
+    """A device that cannot be used, in a sentence for the user."""
 
 
-def find_device(name: str, number: int = 0) -> torch.device:
-    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu.
+@dataclass(frozen=True)
+class Device:
+    """The device of a run, and what is known of it; open_device looks it up once.
 
-    number: which GPU, where the name says none; the only one where a process sees no others. Raises
-    DeviceError for one that this machine lacks.
+    torch: PyTorch's name of it. dtype: of matrix products. name: for banners and logs. memory:
+    bytes that a GPU has. peak_flops: floating-point operations a second, as sold. Both are None
+    where they are not known.
+    """
+
+    torch: torch.device
+    dtype: torch.dtype
+    name: str
+    memory: int | None
+    peak_flops: float | None
+
+    @property
+    def type(self) -> str:
+        """cuda, mps or cpu."""
+        return self.torch.type
+
+
+def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
+    """The Device for the settings `device` and `dtype`. Raises DeviceError.
+
+    local_rank: the GPU that `cuda` and `auto` stand for.
+    """
+    limit_threads_to_cgroup()
+    device = find_device(name, local_rank)
+    return Device(
+        torch=device,
+        dtype=find_dtype(device, dtype),
+        name=describe(device),
+        memory=gpu_memory(device),
+        peak_flops=peak_flops(device),
+    )
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu. Raises DeviceError.
+
+    local_rank: as of open_device; GPU 0 where a launcher shows each process only its own.
     """
     if name == "auto":
         name = _best_device()
     try:
-        if name == "cuda" and torch.cuda.device_count() == 1:
-            number = 0  # as launchers give each process a GPU of its own
-        device = torch.device("cuda", number) if name == "cuda" else torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise DeviceError(
-            f"device = {name!r} is none that PyTorch knows; use auto, cuda, cuda:1, mps or cpu"
+            f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, mps or cpu"
         ) from None
     count = _devices_like(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
         raise DeviceError(
             f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this"
@@ -85,28 +117,22 @@ def find_device(name: str, number: int = 0) -> torch.device:
 
 
 def _best_device():
-    """cuda, mps or cpu. Raises DeviceError where a GPU stays unused because of the installation."""
+    """cuda, mps or cpu. Raises DeviceError where only the installation keeps a GPU from use."""
     if torch.cuda.is_available():
         return "cuda"
     if torch.backends.mps.is_available():
         return "mps"
-    if shutil.which("nvidia-smi") and not _gpus_are_hidden():
-        if torch.version.cuda:
-            made = f"for CUDA {torch.version.cuda}, finds no GPU; for an older driver:"
-        else:
-            made = "made for CPUs, finds no GPU; for the GPU:"
+    hidden = "CUDA_VISIBLE_DEVICES" in os.environ
+    # A notebook without a GPU may have nvidia-smi, but not the driver.
+    driver = os.name == "nt" or Path("/proc/driver/nvidia/version").exists()
+    if shutil.which("nvidia-smi") and driver and not hidden:
+        made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
         raise DeviceError(
-            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, {made}\n "
-            f" {FOR_CUDA_12}\ndevice = cpu does without a GPU"
+            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, made for"
+            f" {made_for}, finds no GPU; one that may:\n  {CUDA_12}\n"
+            "device = cpu does without a GPU"
         )
     return "cpu"
-
-
-def _gpus_are_hidden():
-    """Whether GPUs are out of reach on purpose, as in a notebook without one."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return True
-    return os.name != "nt" and not Path("/proc/driver/nvidia/version").exists()
 
 
 def _devices_like(device):
@@ -121,11 +147,11 @@ def _devices_like(device):
 def _check_generation(gpu):
     """Raises DeviceError for a GPU older than those that PyTorch was built for."""
     major, minor = torch.cuda.get_device_capability(gpu)
-    known = re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
-    if 10 * major + minor < min(map(int, known), default=0):
+    built_for = re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
+    if 10 * major + minor < min(map(int, built_for), default=0):
         raise DeviceError(
-            f"{torch.cuda.get_device_name(gpu)} is older than PyTorch {torch.__version__} knows;"
-            f" one made for CUDA 12 knows it:\n  {FOR_CUDA_12}"
+            f"PyTorch {torch.__version__} no longer supports {torch.cuda.get_device_name(gpu)};"
+            f" one made for CUDA 12 does:\n  {CUDA_12}"
         )
 
 
@@ -153,29 +179,19 @@ def autocast(device: torch.device, dtype: torch.dtype):
     return torch.autocast(device.type, dtype)
 
 
-def compile_pays(device: torch.device, operations: float) -> bool:
-    """Whether to compile a model for a run of so many floating-point operations.
+def should_compile(device: torch.device, flops: float) -> bool:
+    """Whether compiling a model pays for a run of so many floating-point operations.
 
-    On a CPU, half a minute of compilation takes a sixth off a small model's step, and comes back
-    after some 4e13 operations (benchmarks/README.md). PyTorch's compiler for mps is a prototype.
+    On a CPU, compiling a small model takes half a minute and a sixth off each step: 4e13 operations
+    pay for it (benchmarks/README.md). PyTorch's compiler for mps is a prototype.
     """
     if device.type == "cpu":
-        return operations > 4e13
+        return flops > 4e13
     return device.type == "cuda"
 
 
-def tuning_pays(device: torch.device, operations: float) -> bool:
-    """Whether to try several kernels for each part of a model, for so many operations.
-
-    Ten minutes of it on a GPU shall be less than a hundredth of the run, which it may make 2 to 5%
-    shorter (computed, not measured on a GPU yet).
-    """
-    peak = peak_flops(device)
-    return peak is not None and operations / (0.4 * peak) > 100 * 600
-
-
-def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
-    """Take as many threads as the container may use processors: PyTorch counts those that it sees.
+def limit_threads_to_cgroup(path: str = "/sys/fs/cgroup/cpu.max") -> None:
+    """At most as many threads as the container may use processors; PyTorch counts all it sees.
 
     OMP_NUM_THREADS has the last word.
     """
@@ -191,11 +207,11 @@ def respect_quota(path: str = "/sys/fs/cgroup/cpu.max") -> None:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Floating-point operations a second that the device is sold as, or None if it is not known."""
+    """Floating-point operations a second that a GPU is sold with; None if not known."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    for key, tflops in PEAK_TFLOPS.items():
+    for key, (tflops, _) in GPUS.items():
         if re.search(rf"\b{key}\b", name):
             return tflops * 1e12
     return None
@@ -208,6 +224,24 @@ def gpu_memory(device: torch.device) -> int | None:
     return torch.cuda.get_device_properties(device).total_memory
 
 
+def free_ram() -> int | None:
+    """Bytes of RAM that can be had without swapping; None where the system does not say."""
+    try:
+        available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+        free = 1024 * int(available[1])
+        # The limit of a container, in the two versions of Linux's control groups.
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        ):
+            limit, used = Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used)
+            if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+                free = min(free, int(limit.read_text()) - int(used.read_text()))
+        return free
+    except (OSError, TypeError, ValueError):
+        return None
+
+
 def describe(device: torch.device) -> str:
     """The device in a few words, for banners and logs."""
     if device.type == "cuda":
@@ -218,29 +252,38 @@ def describe(device: torch.device) -> str:
     return device.type
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given, so that a clock tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
+def synchronize(device: torch.device, timeout: float | None = None) -> bool:
+    """Wait until the device has finished all its work. False where that takes over `timeout` s."""
+    if device.type == "mps":
         torch.mps.synchronize()
-
-
-def catches_up(device: torch.device, seconds: float) -> bool:
-    """Whether the device finishes what it was given within so many seconds."""
     if device.type != "cuda":
         return True
-    deadline = time.monotonic() + seconds
+    if timeout is None:
+        torch.cuda.synchronize(device)
+        return True
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
+    deadline = time.monotonic() + timeout
     while not event.query() and time.monotonic() < deadline:
         time.sleep(0.001)
     return event.query()
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device's memory, or the machine's, did not suffice."""
+    """Whether an error means that the memory of the device or the machine is full."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return any(sign in str(error) for sign in signs)
+
+
+# -- under their old names until the last caller has moved ----------------------------------------
+
+catches_up = synchronize
+compile_pays = should_compile
+respect_quota = limit_threads_to_cgroup
+
+
+def tuning_pays(device: torch.device, flops: float) -> bool:
+    """Never: tuning was not measured yet."""
+    return False

@@ -3,9 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ import hardware
 from config import Config
 from formats import run_log
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import ROOT, train_small
+from tests.conftest import train_small
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
 from training.schedule import learning_rate_at
@@ -259,41 +256,3 @@ def test_a_trace_of_a_gpu_counts_kernels_to_the_part_that_launched_them():
     assert seconds["other"] == pytest.approx(
         20e-6
     )  # one kernel outside all parts, and the gap before it
-
-
-def test_a_container_with_fewer_processors_gets_fewer_threads(tmp_path, monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(4)
-    try:
-        for text, threads in (("max 100000", 4), ("250000 100000", 3), ("50000 100000", 1)):
-            (tmp_path / "cpu.max").write_text(text + "\n")
-            hardware.respect_quota(str(tmp_path / "cpu.max"))
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_short_run_on_a_cpu_is_not_compiled():
-    assert not hardware.compile_pays(torch.device("cpu"), 8e12) and hardware.compile_pays(
-        torch.device("cpu"), 1e15
-    )
-    assert hardware.compile_pays(torch.device("cuda"), 1)
-
-
-def test_large_tensors_lie_in_large_pages():
-    choice = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not choice.exists() or "[never]" in choice.read_text():
-        pytest.skip("this system gives none")
-    code = (
-        "import hardware, torch; a = torch.ones(1 << 25); print(*(line.split()[1] for line in"
-        " open('/proc/self/smaps_rollup') if 'AnonHugePages' in line))"
-    )
-    assert (
-        int(
-            subprocess.run(
-                [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
-            ).stdout
-        )
-        > 64_000
-    )  # kB of 131,072
