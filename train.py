@@ -86,8 +86,6 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
             saved = checkpointer.save_now()
         if not ranks.main:
             return
-        curve = recorder.loss_curve()
-        drawn = recorder.report.finish() if curve else None
     except (Stop, ranks.Lost) as interruption:
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
@@ -98,7 +96,7 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
         checkpointer.mirror.finish()
     if not saved:
         raise RunError(not_saved(run, checkpointer))
-    recorder.summary(outcome, checkpointer.best, curve, drawn)
+    recorder.summary(outcome, checkpointer.best)
 
 
 def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpointer) -> str:

@@ -84,7 +84,6 @@ def seconds_a_step(settings, steps):
         "--log_interval=1",
         "--eval_interval=0",
         "--eval_batches=1",
-        "--report_minutes=0",
     )
     speeds = [record["tokens_per_second"] for record in log if "loss" in record]
     return c.batch_size * c.block_size / statistics.median(speeds[steps // 2 :])

@@ -85,7 +85,6 @@ class Task:
             "--eval_interval=0",
             "--save_interval=0",
             "--eval_batches=1",
-            "--report_minutes=0",
             f"--compile={True if self.config.compile is None else self.config.compile}",
         ]
 

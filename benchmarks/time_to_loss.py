@@ -177,7 +177,7 @@ class Point(NamedTuple):
 
 def our_curve(arguments, seed):
     """The validation loss over a run of train.py."""
-    log = train(*arguments, f"--seed={seed}", "--report_minutes=0")
+    log = train(*arguments, f"--seed={seed}")
     return [Point(r["elapsed_s"], r["val_loss"]) for r in log if "val_loss" in r]
 
 

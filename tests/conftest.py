@@ -32,7 +32,6 @@ SMALL = [
     "--log_interval=5",
     "--warmup_steps=5",
     "--learning_rate=3e-3",
-    "--report_minutes=0",
 ]
 
 

@@ -60,7 +60,6 @@ QUIET = {
     "eval_interval": 0,
     "save_interval": 0,
     "keep_last": 1,
-    "report_minutes": 0,
     "sample_prompts": [],
     "epochs": None,  # a run's length is in steps here
     "max_hours": None,

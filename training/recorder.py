@@ -5,8 +5,10 @@ ends it: a folder that takes no writes is reported once.
 """
 
 import contextlib
+import importlib.util
 import math
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import asdict
@@ -17,14 +19,12 @@ from tqdm import tqdm
 import hardware
 from formats import files, run_folder, run_log
 from training import ranks, terminal
-from training.forecast import Forecast, forecast, strayed, usual_causes
 from training.loggers import Loggers
-from training.report_process import ReportProcess
-from training.schedule import learning_rates
 from training.setup import Run
 from training.terminal import Evaluation, duration
 
 QUIET_S = 20  # between lines where there is no terminal to show a progress bar on
+WORTH_A_REPORT_S = 20  # of training: drawing takes about 3 s
 
 
 class Recorder:
@@ -33,12 +33,10 @@ class Recorder:
     def __init__(self, run: Run):
         self.run = run
         self.loggers = None
-        self.report = ReportProcess(run.folder, run.config.report_minutes if ranks.main else 0)
         self.unwritten = []  # records that the disk did not take
         self.complained = False
         self.last_step = {}  # its record
-        self.curve, self.losses = curve_of(run.log)
-        self.warned = any(record.get("event") == "off course" for record in run.log)
+        self.losses = losses_since_evaluation(run.log)
         self.logged_step = run.state.progress.step
         self.printed_at = 0.0
         self.bar = None  # until the first step
@@ -198,17 +196,12 @@ class Recorder:
         run, finite = self.run, math.isfinite(val_loss)
         bits = run.meta.bits_per_byte(val_loss, run.config.loss_on)
         training_loss = sum(self.losses) / len(self.losses) if self.losses else None
-        if finite:
-            self.curve.append((run.state.progress.step, training_loss, val_loss))
-        expected = self.expected()
         if answers:
             self.record({"samples": answers})
         values = {
             "val_loss": val_loss if finite else None,
             "bits_per_byte": bits if finite else None,
         }
-        if expected:
-            values["forecast"] = [round(value, 4) for value in expected]
         self.record(values)  # written last: it marks the evaluation as complete
         evaluation = Evaluation(
             step=run.state.progress.step,
@@ -221,42 +214,12 @@ class Recorder:
             tokens_per_second=self.last_step.get("tokens_per_second"),
             cost=run.budget.cost,
             seconds_left=self.seconds_left(),
-            expected=expected,
         )
         self.losses.clear()
         tqdm.write(str(evaluation))
-        self.warn_off_course()
         if answers:
             tqdm.write(terminal.samples(answers))
         sys.stdout.flush()
-        self.report.refresh()
-
-    def expected(self) -> Forecast | None:
-        """The loss at the end of the run, as its curve so far promises it; None at the end."""
-        if self.run.schedule.done:
-            return None
-        return forecast(*self.course())
-
-    def course(self) -> tuple[list[float], list[float], list[float]]:
-        """Evaluations as shares of the run and losses, and the learning rates of all of it."""
-        schedule = self.run.schedule
-        shares = [step / schedule.total_steps for step, _, _ in self.curve]
-        rates = learning_rates(schedule.total_steps, schedule.config)
-        return shares, [loss for _, _, loss in self.curve], rates
-
-    def warn_off_course(self) -> None:
-        """Say it, once in a run, when the curve has left its interval."""
-        expected = None if self.warned else strayed(*self.course())
-        if not expected:
-            return
-        self.warned = True
-        self.record({"event": "off course", "expected": [round(v, 4) for v in expected]})
-        training = [loss for _, loss, _ in self.curve if loss is not None]
-        tqdm.write(
-            f"off course: the last three evaluations lie above what the curve before promised,"
-            f" {expected.low:.4f} to {expected.high:.4f} by now;"
-            f" {usual_causes(training, self.run.epoch)}"
-        )
 
     def profile(self, table: str, seconds: dict) -> None:
         """Show what --profile found, and keep it in the log."""
@@ -276,9 +239,9 @@ class Recorder:
                 validation.append((record["step"], record["val_loss"]))
         return terminal.curve(training, validation)
 
-    def summary(self, outcome: str, best: float, curve: str, drawn: Path | None) -> None:
-        """The last lines of a run. best: its lowest validation loss. drawn: its report."""
-        run, folder = self.run, self.run.folder
+    def summary(self, outcome: str, best: float) -> None:
+        """The last lines of a run, and its report. best: its lowest validation loss."""
+        run, folder, curve = self.run, self.run.folder, self.loss_curve()
         cost = f", cost {run.budget.cost:.2f}" if run.budget.cost else ""
         if curve:
             print(f"\n{curve}")
@@ -293,35 +256,44 @@ class Recorder:
         else:
             print(f"the last checkpoint is {run_folder.find(folder)}")
         print(f"  {generate_command(folder)}")
-        if drawn:
-            print(f"  report: {drawn}")
-        elif curve:
+        if not curve:
+            return
+        if run.state.progress.elapsed_s > WORTH_A_REPORT_S and draw_report(folder):
+            print(f"  report: {folder / 'report.html'}")
+        else:
             print(f"  python -m tools.report {folder}")
 
     def close(self) -> None:
         """Nothing is drawn or logged any more."""
         if self.bar:
             self.bar.close()
-        self.report.stop()
         if self.loggers:
             self.loggers.close()
 
 
-def curve_of(log: list[dict]) -> tuple[list[tuple[int, float | None, float]], list[float]]:
-    """The evaluations of a log, and the training losses since the last one.
-
-    Each evaluation: the step, the mean training loss since the one before, the validation loss.
-    """
-    curve, losses = [], []
+def losses_since_evaluation(log: list[dict]) -> list[float]:
+    """The training losses of a log after its last evaluation."""
+    losses = []
     for record in log:
-        if record.get("loss") is not None:
-            losses.append(record["loss"])
-        if record.get("val_loss") is not None:
-            training = sum(losses) / len(losses) if losses else None
-            curve.append((record["step"], training, record["val_loss"]))
         if "val_loss" in record:
             losses = []
-    return curve, losses
+        elif record.get("loss") is not None:
+            losses.append(record["loss"])
+    return losses
+
+
+def draw_report(folder: Path, timeout_s: float = 60) -> bool:
+    """Draw report.html of a run with tools.report, which needs matplotlib; whether it could."""
+    if not importlib.util.find_spec("matplotlib"):
+        return False
+    command = [sys.executable, "-m", "tools.report", folder.absolute()]
+    try:
+        drawn = subprocess.run(
+            command, cwd=Path(__file__).parent.parent, capture_output=True, timeout=timeout_s
+        )
+    except (OSError, subprocess.TimeoutExpired):  # no memory for another process, or too few cores
+        return False
+    return drawn.returncode == 0
 
 
 def generate_command(folder: Path) -> str:

@@ -35,15 +35,6 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def learning_rates(total_steps: int, config, points: int = 1001) -> list[float]:
-    """Those of evenly spread steps of a run, the first and the last among them.
-
-    config: as in learning_rate_at.
-    """
-    steps = [round(n * (total_steps - 1) / (points - 1)) for n in range(points)]
-    return [learning_rate_at(step, total_steps, config) for step in steps]
-
-
 class Schedule:
     """What is due at which step.
 

@@ -13,7 +13,7 @@ class Evaluation:
     """An evaluation as a line. Losses in nats a token; None leaves a part out.
 
     training_loss: the mean since the evaluation before, as the report has it. best: the lowest
-    validation loss so far. expected: at the end of the run, as (loss, low, high).
+    validation loss so far.
     """
 
     step: int
@@ -26,7 +26,6 @@ class Evaluation:
     tokens_per_second: float | None
     cost: float | None
     seconds_left: float | None
-    expected: tuple[float, float, float] | None = None
 
     def __str__(self) -> str:
         parts = []
@@ -35,9 +34,6 @@ class Evaluation:
         parts.append(f"validation loss {self.val_loss:.4f}")
         parts.append(f"{self.bits_per_byte:.3f} bits per byte")
         parts.append(f"best {self.best:.4f}")
-        if self.expected:
-            loss, low, high = self.expected
-            parts.append(f"{loss:.2f} ({low:.2f} to {high:.2f}) expected at the end")
         if self.tokens_per_second:
             parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         if self.cost is not None:

@@ -146,7 +146,7 @@ def test_from_a_text_to_a_preset_that_trains(bpe_data, tmp_path, monkeypatch, ca
     before = preset.read_text()
     scaling.main(command)  # nothing is trained or measured a second time
     assert " after " not in capsys.readouterr().out and preset.read_text() == before
-    trained = run_script("train.py", preset, "--max_steps=40", "--report_minutes=0")
+    trained = run_script("train.py", preset, "--max_steps=40")
     assert trained.returncode == 0, trained.stderr
     drawn = run_script("-m", "tools.report", found.run)
     assert drawn.returncode == 0, drawn.stderr
@@ -200,7 +200,7 @@ def test_small_runs_that_diverge_are_worse_than_all_others(bpe_data, tmp_path):
     arguments = ["config/demo.py", f"--data_dir={bpe_data}", "--n_layer=1", "--n_embd=32"]
     arguments += ["--block_size=16", "--batch_size=2", "--device=cpu", "--max_bad_steps=2"]
     settings = {"max_steps": 30, "eval_batches": 2, "optimizer": "adamw", "learning_rate": 1e30}
-    settings |= {"sample_prompts": [], "report_minutes": 0}
+    settings |= {"sample_prompts": []}
     assert scaling_runs.train(tmp_path / "run", arguments, settings) == math.inf
     (tmp_path / "run" / "output.txt").unlink()
     assert scaling_runs.train(tmp_path / "run", arguments, settings) == math.inf

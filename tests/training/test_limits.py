@@ -14,7 +14,7 @@ from tests.conftest import SMALL, fails_clearly, losses, run_script, train_small
 from train import check_numbers
 from training.checkpointer import Checkpointer
 from training.errors import RunError
-from training.recorder import Recorder, curve_of
+from training.recorder import Recorder, losses_since_evaluation
 from training.setup import build
 from training.state import StepCounts
 
@@ -166,10 +166,10 @@ def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
 def test_the_loss_beside_an_evaluation_is_the_mean_since_the_one_before():
     log = [{"step": 5, "loss": 9.0}, {"step": 5, "val_loss": 8.0}]
     log += [{"step": 6, "loss": 4.0}, {"step": 7, "loss": None}, {"step": 8, "loss": 2.0}]
-    assert curve_of(log) == ([(5, 9.0, 8.0)], [4.0, 2.0])
-    assert curve_of(log[:2]) == ([(5, 9.0, 8.0)], [])
+    assert losses_since_evaluation(log) == [4.0, 2.0]
+    assert losses_since_evaluation(log[:2]) == []
     log += [{"step": 9, "val_loss": None}, {"step": 10, "loss": 1.0}]  # not a number
-    assert curve_of(log) == ([(5, 9.0, 8.0)], [1.0])
+    assert losses_since_evaluation(log) == [1.0]
 
 
 # -- plans and budgets ----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""TensorBoard, Weights & Biases, report.html: they go on across resumes and end no run."""
+"""TensorBoard, Weights & Biases, report.html: none of them ends a run."""
 
 import importlib.util
-import os
 import re
 
 import pytest
@@ -10,7 +9,7 @@ from config import Config, ConfigError
 from formats import files, run_log
 from tests.conftest import train_small
 from training.loggers import Loggers, check_installed
-from training.report_process import ReportProcess
+from training.recorder import draw_report
 
 
 def test_tensorboard_continues_across_resumes(char_data, tmp_path):
@@ -75,52 +74,26 @@ def test_a_logger_that_fails_is_said_once_and_left_alone(tmp_path, capsys):
     assert capsys.readouterr().err.count("training goes on without it") == 1
 
 
-def test_the_report_is_refreshed_by_one_process_at_a_time_and_no_failure_matters(tmp_path, capsys):
-    (tmp_path / "log.jsonl").write_text(
-        "".join(f'{{"step": {n}, "loss": {9 - n}, "elapsed_s": {n}}}\n' for n in range(1, 4))
-    )
-    report = ReportProcess(tmp_path, 1e-9)
-    report.refresh()
-    first = report.process
-    report.refresh()
-    assert report.process is first  # still drawing
-    assert os.getsid(first.pid) == os.getsid(0) and os.getpgid(first.pid) != os.getpgid(
-        0
-    )  # Linux weighs priorities within a session; Ctrl-C reaches a group
-    assert report.finish() == tmp_path / "report.html" and (tmp_path / "report.html").exists()
-    assert (
-        first.poll() is not None and report.process.poll() is not None
-    )  # no process is left behind
-    (tmp_path / "log.jsonl").unlink()
-    assert report.finish() is None
-    assert "python -m tools.report" in capsys.readouterr().err
-    later = ReportProcess(tmp_path, 10)
-    later.refresh()
-    assert later.process is None and later.finish() is None  # a short run draws nothing
+def test_the_report_of_a_run_is_drawn_or_it_goes_without(tmp_path, capfd):
+    assert not draw_report(tmp_path)  # nothing is logged
+    run_log.append(tmp_path, *({"step": n, "loss": 9 - n, "elapsed_s": n} for n in range(1, 4)))
+    assert not draw_report(tmp_path, timeout_s=0.01)
+    assert draw_report(tmp_path)
+    assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
+    assert capfd.readouterr() == ("", "")
 
 
-def test_a_run_ends_with_its_report_drawn(char_data, tmp_path):
-    result = train_small(
-        char_data,
-        tmp_path / "run",
-        "--max_steps=20",
-        "--report_minutes=0.00001",
-        "--sample_prompts=The ",
-        "--cost_per_hour=8",
-    )
-    assert (
-        result.returncode == 0 and f"report: {tmp_path / 'run' / 'report.html'}" in result.stdout
-    ), result.stderr
+def test_what_a_run_prints_stays_readable_in_a_log_file(char_data, tmp_path):
+    more = ["--max_steps=20", "--sample_prompts=The ", "--cost_per_hour=8"]
+    result = train_small(char_data, tmp_path / "run", *more)
+    assert result.returncode == 0, result.stderr
     line = (
         r"step 10 of 20, epoch 0\.\d\d: training loss [\d.]+, validation loss [\d.]+, [\d.]+ bits"
         r" per byte, best [\d.]+, [\d,]+ tokens/s, cost [\d.]+, \d+ s left\n  \| The"
     )
-    assert (
-        re.search(line, result.stdout)
-        and "o validation" in result.stdout
-        and f"kept in {tmp_path / 'run' / 'step_00000020'}" in result.stdout
-    )
-    assert (
-        "\r" not in result.stdout + result.stderr and "\x1b" not in result.stdout + result.stderr
-    )  # a log file stays readable
-    assert (tmp_path / "run" / "report.png").read_bytes()[:4] == b"\x89PNG"
+    assert re.search(line, result.stdout)
+    assert "o validation" in result.stdout
+    assert f"kept in {tmp_path / 'run' / 'step_00000020'}" in result.stdout
+    assert f"  python -m tools.report {tmp_path / 'run'}\n" in result.stdout
+    printed = result.stdout + result.stderr
+    assert "\r" not in printed and "\x1b" not in printed
