@@ -6,7 +6,6 @@ in common stands here: contenders that take turns, ratios round by round, runs o
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import json
 import math
@@ -24,12 +23,10 @@ import torch
 
 import config
 import hardware
-from formats import run_folder, run_log
+from formats import run_log
 from generating import cpu_kernels
-from generating.load import load_model
 from model import GPTConfig
 from tools import wording
-from tools.evaluate import evaluate_checkpoint
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -100,18 +97,6 @@ def train(*arguments: str) -> list[dict]:
 def done_without(lines: Iterable[str]) -> list[str]:
     """Those of train.py's lines that say what it did without: a speed may be of something else."""
     return [line for line in lines if any(words in line for words in WITHOUT)]
-
-
-def loss_of(run: Path, data: Path, loss_on: str) -> float:
-    """A run's loss on a folder's validation split, in nats a token, as tools.evaluate has it.
-
-    On the CPU. loss_on: the setting of that name.
-    """
-    device = torch.device("cpu")
-    cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
-    folder = run_folder.find(run)
-    model, _, state = load_model(folder, device)
-    return round(evaluate_checkpoint(model, state, folder, data, loss_on, cast)["loss"].mean, 4)
 
 
 def measure_apart(name: str, *arguments: str) -> dict:

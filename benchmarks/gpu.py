@@ -113,20 +113,6 @@ PARTS = [
         {"memory off by": "<= 0.1", "time off by": "<= 0.15"},
         tiny=f"{TINY_MODEL} --micro 2 --steps 4",
     ),
-    Part(
-        "save_pause",
-        "-m benchmarks.save_pause {device}",
-        2,
-        {"share of torch.save's time": "<= 0.15"},
-        tiny=f"--rounds 2 {TINY_MODEL}",
-    ),
-    Part(
-        "startup",
-        "-m benchmarks.startup --preset config/gpt2_small.py --rounds 1 --data_dir={data} {device}",
-        5,
-        {},
-        tiny=TINY_MODEL,
-    ),
     throughput("eight_sequences", "--preset config/gpt2_small.py --batch_size=8", FASTER),
     throughput(
         "eight_sequences_recorded",

@@ -72,18 +72,6 @@ def of_plan(results: dict, end: list[str]) -> dict[str, float]:
     return {"memory off by": max(memory), "time off by": max(times)}
 
 
-def of_save_pause(results: dict, end: list[str]) -> dict[str, float]:
-    """How long training waits for a save."""
-    (r,) = results.values()
-    return {"share of torch.save's time": r["pause_over_torch_save_median"]}
-
-
-def of_startup(results: dict, end: list[str]) -> dict[str, float]:
-    """Seconds to the first step."""
-    (r,) = results.values()
-    return {f"{kind}: s to the first step": s["first_step_s"] for kind, s in r["median"].items()}
-
-
 def of_ladder(results: dict, end: list[str]) -> dict[str, float]:
     """The last rung beside the first."""
     (r,) = results.values()
@@ -102,8 +90,6 @@ VALUES = {
     "benchmarks.generate": of_generate,
     "benchmarks.time_to_loss": of_time_to_loss,
     "benchmarks.plan": of_plan,
-    "benchmarks.save_pause": of_save_pause,
-    "benchmarks.startup": of_startup,
     "benchmarks.ladder": of_ladder,
 }
 

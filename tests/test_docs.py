@@ -292,7 +292,7 @@ def test_every_page_is_linked_from_the_readme():
 def test_what_commands_look_like():
     line = "!cd gpt2 && OMP=1 .venv/bin/python train.py config/a.py --dry_run | tee log"
     assert commands(line) == [Command("train.py", ["config/a.py", "--dry_run"])]
-    line = "torchrun --standalone --nproc_per_node=2 -m benchmarks.ranks   # two processes"
-    assert commands(line) == [Command("benchmarks.ranks", [])]
+    line = "torchrun --standalone --nproc_per_node=2 -m benchmarks.plan   # two processes"
+    assert commands(line) == [Command("benchmarks.plan", [])]
     assert commands("step 150: that's no command of python") == []
     assert option_names(["--a=1", "[--b", "--c_d]", "-n", "x"]) == ["a", "b", "c_d"]

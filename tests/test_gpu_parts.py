@@ -21,14 +21,14 @@ def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
         "--out",
         str(tmp_path / "gpu.json"),
     ]
-    assert gpu.main(["save_pause", "plan", "tests", *command]) == 0
+    assert gpu.main(["plan", "tests", *command]) == 0
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert [part["status"] for part in found["parts"].values()] == ["done"] * 3
+    assert [part["status"] for part in found["parts"].values()] == ["done"] * 2
     assert found["parts"]["plan"]["results"]["plan_gpt2_small_cpu"]["rows"]
     capsys.readouterr()
     gpu_report.main([str(tmp_path / "gpu.json")])
     shown = capsys.readouterr().out
-    assert "share of torch.save's time" in shown and "memory off by" in shown
+    assert "memory off by" in shown
     assert "not run" in shown  # the others
 
 

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from benchmarks.hub import Faults, Hub
 from preparing import fetching
 from preparing.errors import InputError
 from preparing.fetching import Fetcher
 from preparing.inputs import find_sources
 from preparing.remote_file import open_source
+from tests.preparing.hub import Faults, Hub
 
 pytest.importorskip("aiohttp")
 SIZES = (3_000_000, 45_000_000, 1_000_000, 2_000_000)  # the second one takes three parts

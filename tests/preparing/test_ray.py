@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hub import Hub
 from preparing.errors import InputError
 from preparing.inputs import find_sources
 from tests.conftest import fails_clearly, run_script
 from tests.preparing import torture
 from tests.preparing.conftest import end, ok, prepare, sha
+from tests.preparing.hub import Hub
 from tests.preparing.hubs import begin, fetch
 
 pytest.importorskip("ray", reason="needs the package ray")

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.hub import Faults, Hub
 from formats.data_folder import read_meta
 from preparing.catalog import CATALOG
 from preparing.inputs import find_sources
@@ -27,6 +26,7 @@ from tests.preparing.conftest import (
     start,
     write,
 )
+from tests.preparing.hub import Faults, Hub
 from tests.preparing.hubs import CHAT, as_jsonl, begin, fetch, layout, write_rows
 
 pytest.importorskip("pyarrow.parquet")

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.hub import Faults, Hub
 from tests.conftest import prose
 from tests.preparing.conftest import DOCUMENTS, command, ok, prepare, sha, start, write
+from tests.preparing.hub import Faults, Hub
 from tests.preparing.hubs import write_rows
 from tokenizer_bpe import EOT, Tokenizer
 
