@@ -23,7 +23,7 @@ from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, catches_up, out_of_memory
 from tokenizer_bpe import TokenizerError
-from training import ranks
+from training import distributed
 from training.banner import banner
 from training.checkpointer import Checkpointer
 from training.dataset import DataError
@@ -42,7 +42,7 @@ def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
     check_processes(config)
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
-    writes = ranks.main and not config.dry_run
+    writes = distributed.is_main and not config.dry_run
     try:
         if writes and config.mirror:
             folder.mkdir(parents=True, exist_ok=True)  # the run may come from there
@@ -78,15 +78,15 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
     recorder, checkpointer = Recorder(run), Checkpointer(run)
     try:
-        if ranks.main:
+        if distributed.is_main:
             checkpointer.begin()
             recorder.begin()
         outcome = loop(run, signals, recorder, checkpointer)
         with signals.held():
             saved = checkpointer.save_now()
-        if not ranks.main:
+        if not distributed.is_main:
             return
-    except (Stop, ranks.Lost) as interruption:
+    except (Stop, distributed.Lost) as interruption:
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
             save_after_interruption(run, checkpointer, interruption)
@@ -168,7 +168,7 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
     if run.schedule.steps_left < WARMUP + STEPS:
         print(f"too few steps left for profile = True, which takes {WARMUP + STEPS}", flush=True)
         return None
-    return Profiler(run.folder, run.device, recorder.profile) if ranks.main else None
+    return Profiler(run.folder, run.device, recorder.profile) if distributed.is_main else None
 
 
 def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) -> None:
@@ -211,13 +211,13 @@ def not_saved(run: Run, checkpointer: Checkpointer) -> str:
 
 def check_processes(config: Config) -> None:
     """Raises ConfigError where the settings do not suit the number of processes."""
-    if config.batch_size % ranks.count:
-        next_larger = -(-config.batch_size // ranks.count) * ranks.count
+    if config.batch_size % distributed.world_size:
+        next_larger = -(-config.batch_size // distributed.world_size) * distributed.world_size
         raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared by {ranks.count} processes; the "
-            f"next larger that can is {next_larger}"
+            f"batch_size = {config.batch_size} cannot be shared by {distributed.world_size} "
+            f"processes; the next larger that can is {next_larger}"
         )
-    if config.dry_run and not ranks.alone:
+    if config.dry_run and distributed.world_size > 1:
         raise ConfigError("dry_run = True plans for one process; start it without torchrun")
 
 
@@ -238,32 +238,32 @@ def main(argv: list[str]) -> None:
     """The command line's work, with errors as sentences."""
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     try:
-        ranks.join()
+        distributed.init()
         train(settings.load(argv))
-        ranks.gather(0)  # none leaves while another waits for its numbers
+        distributed.gather(0)  # none leaves while another waits for its numbers
     except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
-        ranks.say_once(f"train.py: {error}")
+        distributed.say_once(f"train.py: {error}")
         sys.exit(2)
     except RunError as error:
-        ranks.say_once(f"\ntrain.py: {error}")
+        distributed.say_once(f"\ntrain.py: {error}")
         sys.exit(1)
     except OSError as error:
-        ranks.say_once(f"\ntrain.py: {files.in_words(error)}")
+        distributed.say_once(f"\ntrain.py: {files.in_words(error)}")
         sys.exit(1)
-    except ranks.Lost as error:
-        ranks.say_once(
+    except distributed.Lost as error:
+        distributed.say_once(
             f"train.py: another process of the run ended, or the connection to it failed: {error}"
         )
         sys.exit(1)
     except Exception as error:
         short = out_of_memory(error)
-        if ranks.alone and not short:
+        if distributed.world_size == 1 and not short:
             raise
         message = (
             "train.py: out of memory: weights, optimizer and data take too much of it. What takes "
             "less: n_layer, n_embd, data_location = mmap"
         )
-        ranks.say_once(message if short else traceback.format_exc())
+        distributed.say_once(message if short else traceback.format_exc())
         sys.exit(1)
 
 
@@ -271,8 +271,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
         startup.done()
-        ranks.end(0)
+        distributed.end(0)
     except SystemExit as end:
         startup.done()
-        ranks.end(end.code)
+        distributed.end(end.code)
         raise

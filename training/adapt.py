@@ -8,7 +8,7 @@ import torch
 from config import Config
 from hardware import gpu_memory
 from model import GPT
-from training import fp8, low_memory, ranks
+from training import distributed, fp8, low_memory
 
 
 def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) -> None:
@@ -22,7 +22,7 @@ def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) 
         problem = fp8.why_not(device, dtype, rows, columns, config.block_size)
         if chunks > 1:
             problem = problem or "its logits need loss_chunks in this memory"
-        if problem and ranks.main:
+        if problem and distributed.is_main:
             print(f"fp8_head = True, but {problem}; the head's products stay in 16 bits")
         in_8_bits = not problem
     if chunks > 1:
@@ -40,6 +40,6 @@ def loss_chunks(config: Config, rows: int, dtype: torch.dtype, memory: float | N
     """
     if config.loss_chunks or not memory:
         return config.loss_chunks or 1
-    sequences = config.micro_batch_size or config.batch_size // ranks.count
+    sequences = config.micro_batch_size or config.batch_size // distributed.world_size
     logits = sequences * config.block_size * rows * 2 * dtype.itemsize  # and their gradients
     return 8 if logits > memory / 6 else 1

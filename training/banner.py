@@ -2,7 +2,7 @@
 
 import hardware
 import startup
-from training import ranks
+from training import distributed
 from training.mirror import address_of
 from training.setup import Run
 
@@ -26,7 +26,7 @@ def banner(run: Run) -> str:
 
 def device(run: Run) -> str:
     """What it computes on, and how."""
-    count = f"{ranks.count} x " if ranks.count > 1 else ""
+    count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
     dtype = str(run.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
     if run.compiles == "max":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from training import ranks
+from training import distributed
 
 # Bytes of a bucket, of float32: a sixteenth of all within these. Small ones begin to go early, and
 # leave little to wait for in the end; below a megabyte each takes longer than its bytes.
@@ -112,7 +112,7 @@ class Buckets:
         bucket = self.buckets[self.count]
         if bucket.sent is not bucket.values:
             bucket.sent.copy_(bucket.values)
-        with ranks.losing():
+        with distributed.losing():
             self.works.append(dist.all_reduce(bucket.sent, async_op=True))
         self.count += 1
 
@@ -142,7 +142,7 @@ class Buckets:
     def wait(self) -> None:
         """Until what was sent has come back; on a GPU, its next work will. Raises Lost."""
         while self.works:
-            with ranks.losing():
+            with distributed.losing():
                 self.works.pop(0).wait()
 
 

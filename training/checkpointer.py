@@ -10,7 +10,7 @@ from dataclasses import asdict
 import torch
 
 from formats import files, run_folder
-from training import ranks, shard
+from training import distributed, shard
 from training.mirror import Uploader, address_of
 from training.saver import Saver
 from training.setup import Run
@@ -50,7 +50,7 @@ class Checkpointer:
 
     def agreed(self, here: bool) -> bool:
         """What the first process says, where all take part in a save; else what this one does."""
-        return bool(ranks.gather(here)[0]) if self.sharded else here
+        return bool(distributed.gather(here)[0]) if self.sharded else here
 
     def begin(self) -> None:
         """Make ready what earlier starts left, and take the memory for the copy of a save."""
@@ -71,10 +71,10 @@ class Checkpointer:
             "optimizer": run.state.optimizer.state_dict(),
             "scaler": run.state.scaler.state_dict(),
         }
-        if self.sharded and not self.agreed(ranks.main and self.has_room()):
+        if self.sharded and not self.agreed(distributed.is_main and self.has_room()):
             return
-        if not ranks.main:
-            shard.give_parts(model, optimizer)
+        if not distributed.is_main:
+            shard.gather_to_main(model, optimizer)
             return
         self.saver.wait()  # the copy would; it also says what the best is
         run.state.progress.sums = run.trainer.counts.tolist()
@@ -105,11 +105,11 @@ class Checkpointer:
         if self.agreed(self.saver.saved < step):
             self.save()
             self.saver.wait()
-        return not ranks.main or self.saver.saved == step
+        return not distributed.is_main or self.saver.saved == step
 
     def mark_best(self, val_loss: float) -> None:
         """This step is the best so far if its loss is lower than all before."""
-        if val_loss < self.best and ranks.main:
+        if val_loss < self.best and distributed.is_main:
             self.saver.mark_best(self.run.state.progress.step, val_loss)
 
     def wait(self) -> None:

@@ -10,7 +10,7 @@ import torch
 import hardware
 from config import Config
 from hardware import out_of_memory
-from training import ranks
+from training import distributed
 from training.errors import RunError
 
 
@@ -54,7 +54,7 @@ class Memory:
     def agree(self) -> None:
         """Take the smallest size of all processes: those with another GPU recall none."""
         for micro_batch in (self.training, self.evaluation):
-            micro_batch.size = int(min(ranks.gather(micro_batch.size)))
+            micro_batch.size = int(min(distributed.gather(micro_batch.size)))
         if self.one_shape:
             self.training.size = min(self.training.size, self.evaluation.size)
             self.evaluation.size = self.training.size
@@ -125,7 +125,7 @@ class MicroBatch:
             result, fits = attempt(work, self.size)
             if buckets:
                 buckets.send_promised()
-            if all(ranks.gather(fits)):
+            if all(distributed.gather(fits)):
                 return result
             result = None  # before its memory is asked for back
             self.memory.halve(self)

@@ -14,7 +14,7 @@ from config import Config, ConfigError
 from formats import mirror, run_folder, run_log
 from formats.address import BUGS, AddressError, why
 from formats.run_folder import CheckpointError
-from training import ranks
+from training import distributed
 from training.errors import RunError
 
 SMALL = (run_log.NAME, "best.json")
@@ -41,10 +41,10 @@ def bring(config: Config) -> None:
     """
     if not config.mirror or config.dry_run:
         return
-    for turn in range(ranks.count):
-        if turn == ranks.rank and ranks.local == 0:
+    for turn in range(distributed.world_size):
+        if turn == distributed.rank and distributed.local_rank == 0:
             try_to_fetch(config)
-        ranks.gather(0)
+        distributed.gather(0)
 
 
 def try_to_fetch(config: Config) -> None:
@@ -142,7 +142,7 @@ class Uploader:
 
     def wake(self) -> None:
         """Have the mirror brought up to date with the folder, soon."""
-        if not self.address or not ranks.main:
+        if not self.address or not distributed.is_main:
             return
         with self.changed:
             self.asked += 1
@@ -242,7 +242,7 @@ class Uploader:
 
     def finish(self) -> None:
         """Wait until the mirror has all: while it uploads, and for a minute while it fails."""
-        if not self.address or not ranks.main or self.ending:
+        if not self.address or not distributed.is_main or self.ending:
             return
         self.ending = True
         self.wake()

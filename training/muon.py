@@ -9,7 +9,7 @@ import itertools
 
 import torch
 
-from training import ranks, shard
+from training import distributed, shard
 
 
 def orthogonalize(x, dtype=torch.float32):
@@ -21,7 +21,9 @@ def orthogonalize(x, dtype=torch.float32):
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    x = ranks.share_out(newton_schulz, x.to(dtype))  # float16 has no numbers as small as momentum
+    x = distributed.split_across_ranks(
+        newton_schulz, x.to(dtype)
+    )  # float16 has no numbers as small as momentum
     return x.mT if tall else x
 
 
@@ -64,7 +66,7 @@ class Muon(torch.optim.AdamW):
     def _muon_step(self, groups):
         """The step of all matrices, in few and large operations.
 
-        Raises ranks.Lost before anything has changed.
+        Raises distributed.Lost before anything has changed.
         """
         shapes = {}  # (rows, columns) of a matrix: the parameters that hold such
         for group in groups:
@@ -74,7 +76,7 @@ class Muon(torch.optim.AdamW):
         if not shapes:
             return
         options, params = groups[0], list(itertools.chain(*shapes.values()))
-        shared = shard.is_shared(params[0])
+        shared = shard.is_dtensor(params[0])
         before, momentum, ahead = self._momentum(params, options["momentum"])
         keep = 1.0
         if getattr(self, "found_inf", None) is not None:
@@ -85,7 +87,7 @@ class Muon(torch.optim.AdamW):
         updates = orthogonal(shapes, dict(zip(params, ahead, strict=True)), options["dtype"])
         torch._foreach_copy_(before, momentum)
         if options["weight_decay"]:
-            local = [shard.local(p) for p in params]
+            local = [shard.local_shard(p) for p in params]
             torch._foreach_mul_(local, 1 - options["lr"] * options["weight_decay"] * keep)
         for (rows, columns), stack in updates.items():
             changed = shapes[rows, columns]
@@ -93,7 +95,7 @@ class Muon(torch.optim.AdamW):
             size = options["lr"] * max(1.0, rows / columns) ** 0.5
             if shared:
                 parts = shard.own_rows(parts, changed)
-            torch._foreach_add_([shard.local(p) for p in changed], parts, alpha=-size)
+            torch._foreach_add_([shard.local_shard(p) for p in changed], parts, alpha=-size)
 
     def _momentum(self, params, decay):
         """The momentum before this step, with its gradients, and that in Nesterov's form."""
@@ -101,14 +103,14 @@ class Muon(torch.optim.AdamW):
             if not self.state[p]:
                 self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        before = [shard.local(self.state[p]["momentum_buffer"]) for p in params]
-        grads = [shard.local(p.grad) for p in params]
+        before = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
+        grads = [shard.local_shard(p.grad) for p in params]
         if self.defaults["fused"]:
             # PyTorch's SGD heeds grad_scale and found_inf in its one pass. Its rate of 0 leaves the
             # weights alone.
             momentum = torch._foreach_mul(before, 1.0)
             torch._fused_sgd_(
-                [shard.local(p) for p in params],
+                [shard.local_shard(p) for p in params],
                 grads,
                 momentum,
                 lr=0.0,

@@ -95,7 +95,7 @@ def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> tor
         group["lr"] = lr * group["scale"]
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    norm = shard.whole(norm)
+    norm = shard.full_tensor(norm)
     fused = optimizer.defaults.get("fused") and not scaler.is_enabled()
     if fused:
         optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0) if grad_clip else None

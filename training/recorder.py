@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import hardware
 from formats import files, run_folder, run_log
-from training import ranks, terminal
+from training import distributed, terminal
 from training.loggers import Loggers
 from training.setup import Run
 from training.terminal import Evaluation, duration
@@ -74,7 +74,7 @@ class Recorder:
             "elapsed_s": round(progress.elapsed_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
-        if ranks.main:
+        if distributed.is_main:
             self.unwritten.append(record)
             with self.tolerate_disk():
                 run_log.append(self.run.folder, *self.unwritten)
@@ -101,7 +101,7 @@ class Recorder:
     def halved(self, sizes: dict) -> None:
         """Memory ran out: into the log, and into memory.json for the next start."""
         self.record({"event": "out of memory", **sizes})
-        if ranks.main:
+        if distributed.is_main:
             with self.tolerate_disk():
                 files.write_json(self.run.folder / "memory.json", self.run.memory.to_json())
 
@@ -136,7 +136,9 @@ class Recorder:
         peak = hardware.peak_flops(run.device)
         mfu = None
         if peak:
-            mfu = round(speed * run.state.model.flops_per_token() / (peak * ranks.count), 4)
+            mfu = round(
+                speed * run.state.model.flops_per_token() / (peak * distributed.world_size), 4
+            )
         loss, norm, bad_steps = run.trainer.take_window()
         self.last_step = self.record(
             {

@@ -118,9 +118,9 @@ def restore_weights(checkpoint: Checkpoint, model) -> None:
 def restore_optimizer(checkpoint: Checkpoint, optimizer, scaler: torch.amp.GradScaler) -> None:
     """The optimiser's state from a checkpoint; learning rate, decay and so on stay as set."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    mmap = any(map(shard.is_shared, parameters))  # who keeps a part of it copies that
+    mmap = any(map(shard.is_dtensor, parameters))  # who keeps a part of it copies that
     saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=mmap)
-    shard.take_parts(saved["optimizer"]["state"], parameters)
+    shard.distribute_state(saved["optimizer"]["state"], parameters)
     groups = saved["optimizer"]["param_groups"]
     for group, now in zip(groups, optimizer.param_groups, strict=True):
         group.update({k: v for k, v in now.items() if k != "params"})

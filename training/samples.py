@@ -5,7 +5,7 @@ from generating.text import complete_text
 from hardware import out_of_memory
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
-from training import ranks, shard
+from training import distributed, shard
 
 NEW_TOKENS = 64
 
@@ -32,7 +32,7 @@ def answer_prompts(
     if not prompts:
         return []
     model = shard.whole_model(model)
-    if not ranks.main:
+    if not distributed.is_main:
         return []
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
     answers = []

@@ -96,8 +96,8 @@ class Saver:
             return type(value)(self._copy(v, free, copies) for v in value)
         if not isinstance(value, torch.Tensor):
             return value
-        whole = shard.whole(value)  # first, for the other processes are at it too
-        key = (shard.local(value).data_ptr(), _kind(value))
+        whole = shard.full_tensor(value)  # first, for the other processes are at it too
+        key = (shard.local_shard(value).data_ptr(), _kind(value))
         if key not in copies:
             if not free.get(key[1]):
                 free[key[1]] = [_buffer(value)]

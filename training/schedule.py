@@ -11,7 +11,7 @@ import torch
 
 import hardware
 from config import Config
-from training import ranks
+from training import distributed
 from training.state import Progress
 
 
@@ -129,7 +129,7 @@ class Clock:
 
     def stop(self) -> None:
         """Count what has passed since start(), once the device has done its work."""
-        ranks.catch_up(self.device)
+        distributed.synchronize(self.device)
         hardware.synchronize(self.device)
         passed = time.perf_counter() - self.mark
         self.progress.elapsed_s += passed
@@ -183,9 +183,9 @@ class Budget:
         Several stop a step later, when all have heard of it.
         """
         here = self.used_up()
-        ranks.told["budget"] = int(bool(here))
-        if ranks.alone:
+        distributed.told["budget"] = int(bool(here))
+        if distributed.world_size == 1:
             return here
-        if ranks.heard["budget"]:
+        if distributed.heard["budget"]:
             return here or "the budget"
         return None

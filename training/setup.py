@@ -17,7 +17,7 @@ from formats import files, pretrained, run_folder, run_log
 from formats.data_folder import DataError, Meta, read_meta
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
-from training import ranks, shard
+from training import distributed, shard
 from training.adapt import adapt
 from training.conversations import Conversations, check_masked
 from training.dataset import Dataset
@@ -77,7 +77,7 @@ class Run:
         """What the run runs on."""
         return {
             "torch": torch.__version__,
-            "processes": ranks.count,
+            "processes": distributed.world_size,
             "device": hardware.describe(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
@@ -119,7 +119,7 @@ def build(config: Config) -> Run:
     schedule = Schedule(config, state.progress, total_steps, evaluated, val_data is not None)
     known_memory = files.read_json(folder / "memory.json", micro_batch=int, eval_micro_batch=int)
     memory_kind = shard.FixedMemory if shard.wanted(config) else Memory
-    local_batch = config.batch_size // ranks.count
+    local_batch = config.batch_size // distributed.world_size
     memory = memory_kind(config, device, local_batch, known_memory, state.model)
     check_together(config, folder, meta, schedule)
     if not shard.wanted(config):  # else it was done before
@@ -147,12 +147,12 @@ def build(config: Config) -> Run:
 
 def open_device(config: Config) -> tuple[torch.device, torch.dtype]:
     """The device and the precision of its products, made ready."""
-    device = hardware.find_device(config.device, ranks.local)
+    device = hardware.find_device(config.device, distributed.local_rank)
     hardware.respect_quota()
     dtype = hardware.find_dtype(device, config.dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        ranks.connect(device)
+        distributed.init_nccl(device)
     torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
     return device, dtype
 
@@ -230,7 +230,7 @@ def build_state(
     adapt(model, config, device, dtype)
     if shard.wanted(config):
         check_same_weights(model)
-        shard.share_out(model, device)
+        shard.shard_model(model, device)
     model = model.to(device)
     optimizer = make_optimizer(model, config, device)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -273,7 +273,7 @@ def compilation_pays(config: Config, model: GPT, device: torch.device, windows: 
         return config.compile
     steps = count_steps(config, Progress(), windows)
     tokens = steps * config.batch_size * config.block_size
-    flops = tokens * model.flops_per_token() / ranks.count
+    flops = tokens * model.flops_per_token() / distributed.world_size
     if hardware.tuning_pays(device, flops):
         return "max"
     return hardware.compile_pays(device, flops)
@@ -289,7 +289,7 @@ def check_together(config: Config, folder: Path, meta: Meta, schedule: Schedule)
             "steps": schedule.total_steps,
         }
     )
-    if len(set(ranks.gather(int(seen[:12], 16)))) > 1:
+    if len(set(distributed.gather(int(seen[:12], 16)))) > 1:
         raise RunError(
             "the processes of this run do not see the same checkpoint or data; several machines "
             f"need {folder} and {config.data_dir} on a shared disk, or copies on each"
@@ -298,7 +298,7 @@ def check_together(config: Config, folder: Path, meta: Meta, schedule: Schedule)
 
 def check_same_weights(model: GPT) -> None:
     """Raises RunError unless all processes have the same weights."""
-    if not ranks.all_have(model.parameters()):
+    if not distributed.same_on_all_ranks(model.parameters()):
         raise RunError(
             "the processes of this run begin with different weights; they need the same seed, "
             "settings and version of PyTorch, and the same files where init_from names some"

@@ -20,22 +20,22 @@ from formats.run_folder import tensors_in
 from generating.load import NoInit
 from hardware import out_of_memory
 from model import GPT
-from training import ranks
+from training import distributed
 from training.errors import RunError
 from training.memory import Memory, MicroBatch, attempt, largest_divisor
 
 
 def wanted(config: Config) -> bool:
     """Whether the run shares out its model: one process alone has nobody to share with."""
-    return config.shard and not ranks.alone
+    return config.shard and distributed.world_size > 1
 
 
 def sharded(model: torch.nn.Module) -> bool:
     """Whether a model is shared out."""
-    return any(map(is_shared, model.parameters()))
+    return any(map(is_dtensor, model.parameters()))
 
 
-def is_shared(tensor: torch.Tensor) -> bool:
+def is_dtensor(tensor: torch.Tensor) -> bool:
     """Whether this process keeps only a part of a tensor, which then is a DTensor."""
     return hasattr(tensor, "full_tensor")
 
@@ -43,7 +43,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def share_out(model: GPT, device: torch.device) -> None:
+def shard_model(model: GPT, device: torch.device) -> None:
     """Leave each process its rows of the parameters of `model`, on its device, in place.
 
     A layer is whole only while it computes; embeddings, head and last norm are whole from the
@@ -54,7 +54,7 @@ def share_out(model: GPT, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    mesh = init_device_mesh(device.type, (ranks.count,))
+    mesh = init_device_mesh(device.type, (distributed.world_size,))
     for block in model.h:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -92,20 +92,20 @@ def compile_or_end(model, x, y, cast, scaler):
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor put together from the parts of all processes, on the device; any other as it is.
 
     All processes have to call it at the same point. Raises Lost.
     """
-    if not is_shared(tensor):
+    if not is_dtensor(tensor):
         return tensor
     with messages():
         return tensor.full_tensor()
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, of which the tensor is made; any other as it is."""
-    return tensor.to_local() if is_shared(tensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def whole_model(model: GPT) -> GPT | None:
@@ -117,10 +117,10 @@ def whole_model(model: GPT) -> GPT | None:
         return model
     tensors = {}
     for name, tensor in model.state_dict().items():
-        full = whole(tensor)
-        if ranks.main:
+        full = full_tensor(tensor)
+        if distributed.is_main:
             tensors[name] = full.cpu()
-    if not ranks.main:
+    if not distributed.is_main:
         return None
     with NoInit():
         copy = GPT(model.config)
@@ -128,14 +128,14 @@ def whole_model(model: GPT) -> GPT | None:
     return copy
 
 
-def give_parts(*states: dict) -> None:
+def gather_to_main(*states: dict) -> None:
     """Take part in the first process's save, which puts together the same tensors in this order."""
     for value in states:
         for tensor in tensors_in(value):
-            whole(tensor)
+            full_tensor(tensor)
 
 
-def take_parts(state: dict, parameters: list[torch.Tensor]) -> None:
+def distribute_state(state: dict, parameters: list[torch.Tensor]) -> None:
     """Leave this process its part of each tensor in an optimiser's state, in place.
 
     state: of each of `parameters` by its number, whole, as a checkpoint holds it.
@@ -143,12 +143,12 @@ def take_parts(state: dict, parameters: list[torch.Tensor]) -> None:
     for number, p in enumerate(parameters):
         for name, value in state.get(number, {}).items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                state[number][name] = part(value, p)
+                state[number][name] = distribute(value, p)
 
 
-def part(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This process's rows of a whole tensor, where `like` is shared out; else the tensor itself."""
-    if not is_shared(like):
+    if not is_dtensor(like):
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -172,7 +172,7 @@ def join_rows(parts: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch
         strides = (of_one.numel(), of_one.size(1), 1)
         mesh = of_one.device_mesh
         rows = DTensor.from_local(stack, mesh, [Shard(1)], shape=shape, stride=strides)
-        return whole(rows)
+        return full_tensor(rows)
 
     return by_shape(join, parts, like)
 
@@ -249,7 +249,7 @@ def messages():
     except RuntimeError as error:
         if not broken(error):
             raise
-        raise ranks.Lost(str(error)) from None
+        raise distributed.Lost(str(error)) from None
 
 
 def broken(error: Exception) -> bool:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from training import ranks
+from training import distributed
 
 
 class Stop(BaseException):
@@ -26,7 +26,7 @@ class Signals:
 
     def __init__(self):
         self.received = None
-        ranks.told["signal"] = 0
+        distributed.told["signal"] = 0
         self.holding = False
         self.agreed = False  # whether processes stop together, at raise_if_received
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
@@ -44,7 +44,7 @@ class Signals:
                 os.write(2, b"\nleft at once; the last checkpoint is whole\n")
                 os._exit(130)
             return
-        self.received = ranks.told["signal"] = signum
+        self.received = distributed.told["signal"] = signum
         if not self.holding and not self.agreed:
             raise Stop(signum)
 
@@ -69,17 +69,17 @@ class Signals:
         From the first call on, several processes stop only here: all at the same step.
         """
         if not self.agreed:
-            self.agreed = not ranks.alone
-            ranks.gather(0)
-        if ranks.heard["signal"]:
-            raise Stop(int(ranks.heard["signal"]))
+            self.agreed = distributed.world_size > 1
+            distributed.gather(0)
+        if distributed.heard["signal"]:
+            raise Stop(int(distributed.heard["signal"]))
 
 
 def leave(signum: int, message: str):
     """End the process as a signal calls for: with status 130 after Ctrl-C, 143 after SIGTERM."""
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
-    with contextlib.suppress(ranks.Lost):
+    with contextlib.suppress(distributed.Lost):
         # torchrun kills all soon after the first has ended: so none does before the one that saves
-        ranks.gather(0)
+        distributed.gather(0)
     sys.exit(128 + signum)

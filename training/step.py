@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from hardware import out_of_memory
 from model import IGNORE
-from training import ranks
+from training import distributed
 from training.graphs import Graphed
 
 
@@ -25,7 +25,7 @@ def forward_backward(
     processes, a scalar on the device; None: all of them.
     """
     if predictions is None:
-        predictions = y.numel() * ranks.count
+        predictions = y.numel() * distributed.world_size
     if buckets:
         buckets.begin(micro_batch)
     total = torch.zeros((), device=x.device)
@@ -57,7 +57,7 @@ def evaluate(
     if dropout:
         model.eval()
     total, count = 0, 0
-    for x, y in data.evaluation(windows, micro_batch, ranks.rank, ranks.count):
+    for x, y in data.evaluation(windows, micro_batch, distributed.rank, distributed.world_size):
         predictions = (y != IGNORE).sum()
         with cast():
             total = total + model(x, y).detach() * predictions
@@ -106,7 +106,7 @@ def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool 
             torch._dynamo.reset()
         # Compiled as a whole, a model has all its gradients at once, at the end of the backward:
         # several processes could send none before (buckets.py).
-        if x.device.type == "cpu" or not ranks.alone:
+        if x.device.type == "cpu" or distributed.world_size > 1:
             compiled = compile_layers(model, mode)
         else:
             compiled = torch.compile(model, dynamic=False, mode=mode)
@@ -126,6 +126,6 @@ def compile_or_not(model, x, y, cast, scaler, tuned: bool = False, graphs: bool 
         model.zero_grad(set_to_none=True)
     if mode is None:
         return model, problem
-    if ranks.main:
+    if distributed.is_main:
         print(f"{mode} failed, so without it. {problem} ...", end=" ", flush=True)
     return compile_or_not(model, x, y, cast, scaler)

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 import hardware
 from config import Config
 from model import IGNORE
-from training import ranks, shard
+from training import distributed, shard
 from training.buckets import Buckets
 from training.dataset import Dataset
 from training.memory import Memory
@@ -43,11 +43,13 @@ class Trainer:
         self.device, self.dtype = device, dtype
         self.forward = state.model  # until compile()
         self.sharded = shard.sharded(state.model)
-        self.local_batch = config.batch_size // ranks.count  # sequences a step of this process
+        self.local_batch = (
+            config.batch_size // distributed.world_size
+        )  # sequences a step of this process
         self.counts = StepCounts(state.progress.sums, device)
         self.norm = torch.zeros((), device=device)
         self.buckets = None  # in which several processes sum their gradients
-        if not ranks.alone and not self.sharded:
+        if distributed.world_size > 1 and not self.sharded:
             dtype = hardware.DTYPES[config.allreduce_dtype]
             self.buckets = Buckets(state.model.parameters(), dtype)
 
@@ -88,7 +90,7 @@ class Trainer:
         """
         progress, scaler = self.state.progress, self.state.scaler
         with record_function("data"):
-            first = progress.sequences + ranks.rank * self.local_batch
+            first = progress.sequences + distributed.rank * self.local_batch
             x, y = self.train_data.batch(first, self.local_batch, self.config.seed)
 
         predictions = self.count_predictions(y)
@@ -103,9 +105,9 @@ class Trainer:
         if self.buckets:
             loss = self.buckets.collect()
         elif self.sharded:
-            loss = ranks.add_up(loss)
+            loss = distributed.all_reduce_sum(loss)
         if scaler.is_enabled():
-            ranks.catch_up(self.device)  # it reads from the device
+            distributed.synchronize(self.device)  # it reads from the device
         return loss
 
     def count_predictions(self, y: torch.Tensor) -> torch.Tensor | None:
@@ -115,7 +117,7 @@ class Trainer:
         """
         if self.config.loss_on == "all":
             return None
-        return ranks.add_up((y != IGNORE).sum()).clamp(min=1)
+        return distributed.all_reduce_sum((y != IGNORE).sum()).clamp(min=1)
 
     def update(self, loss: torch.Tensor) -> None:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
@@ -140,17 +142,19 @@ class Trainer:
 
         def work(micro_batch):
             sums = evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
-            ranks.catch_up(self.device)
+            distributed.synchronize(self.device)
             return [float(value) for value in sums]
 
-        total, count = (sum(ranks.gather(value)) for value in self.memory.evaluation.run(work))
+        total, count = (
+            sum(distributed.gather(value)) for value in self.memory.evaluation.run(work)
+        )
         return total / count if count else math.nan
 
     def seed_dropout(self) -> None:
         """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
         if self.config.dropout:
             seed = self.config.seed * 0x9E3779B97F4A7C15 + self.state.progress.step
-            torch.manual_seed((seed + (ranks.rank << 40)) % 2**63)
+            torch.manual_seed((seed + (distributed.rank << 40)) % 2**63)
 
     def take_window(self) -> tuple[float | None, float, int]:
         """Mean loss since the last call, norm of the last gradients, bad steps in all.
@@ -171,7 +175,7 @@ class Trainer:
                 f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
                 "took none of them. What helps: dtype = float32, or a lower learning_rate"
             )
-        ranks.catch_up(self.device)
+        distributed.synchronize(self.device)
         in_a_row = int(self.counts.most_in_a_row)
         if in_a_row < config.max_bad_steps:
             return None

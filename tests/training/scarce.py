@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import train
-from training import buckets, ranks
+from training import buckets, distributed
 from training.trainer import Trainer
 
 buckets.SMALLEST = 10_000  # several, though the model is small
@@ -26,7 +26,7 @@ gradients, evaluate, all_reduce = Trainer.gradients, Trainer.evaluate, dist.all_
 
 def ask_for_too_much(trainer):
     """Once, what the allocator cannot give."""
-    if ranks.rank == ranks.count - 1 and seen["sent"] is None:
+    if distributed.rank == distributed.world_size - 1 and seen["sent"] is None:
         seen["sent"] = trainer.buckets.count
         note()
         torch.empty(1 << 60, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def ask_for_too_much(trainer):
 
 def note():
     """Write down what was seen."""
-    if ranks.rank == ranks.count - 1:
+    if distributed.rank == distributed.world_size - 1:
         with open(notes, "w") as file:
             json.dump(seen, file)
 
@@ -76,4 +76,4 @@ Trainer.gradients, Trainer.evaluate = gradients_in_scarcity, evaluate_in_scarcit
 dist.all_reduce = counted
 if __name__ == "__main__":
     train.main(arguments)
-    ranks.end(0)
+    distributed.end(0)

@@ -337,7 +337,7 @@ def test_a_model_that_one_gpu_shares_out_has_the_same_gradients(exact_products):
     plain.to(device)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        shard.share_out(shared, device)
+        shard.shard_model(shared, device)
         shared.to(device)
         x, y = torch.randint(97, (2, 4, 32), device=device)
         found = [model(x, y) for model in (plain, shared)]
@@ -345,7 +345,7 @@ def test_a_model_that_one_gpu_shares_out_has_the_same_gradients(exact_products):
             loss.backward()
         assert found[1].item() == pytest.approx(found[0].item(), abs=1e-5)
         for ours, whole in zip(shared.parameters(), plain.parameters(), strict=True):
-            assert torch.allclose(shard.whole(ours.grad), whole.grad, atol=1e-5)
+            assert torch.allclose(shard.full_tensor(ours.grad), whole.grad, atol=1e-5)
     finally:
         dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ from formats import run_folder, run_log
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, losses, run_script, train_small
 from tests.training.test_limits import BIG
-from training import buckets, ranks
+from training import buckets, distributed
 from training.step import forward_backward
 
 EXACT = [
@@ -307,17 +307,18 @@ def test_buckets_go_during_the_backward_once_it_is_known_to_fit(monkeypatch):
 def test_what_memory_one_process_remembers_all_heed(tmp_path):
     code = """
         import os, torch, config
-        from training import ranks
+        from training import distributed
         from training.memory import Memory
-        ranks.join()
+        distributed.init()
         assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"  # torchrun says 1
         known = {"device": "another GPU"}
         for _ in range(2):  # what the first has written, the second time
             memory = Memory(config.Config(), torch.device("cpu"), 8, known, torch.nn.Linear(1, 1))
-            if ranks.main:
+            if distributed.is_main:
                 known = memory.to_json() | {"micro_batch": 4, "eval_micro_batch": 2}
-        print(ranks.gather(memory.training.size), ranks.gather(memory.evaluation.size), flush=True)
-        ranks.end(0)
+        sizes = [memory.training.size, memory.evaluation.size]
+        print(*map(distributed.gather, sizes), flush=True)
+        distributed.end(0)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(code))
     result = torchrun(2, tmp_path / "script.py", OMP_NUM_THREADS="1")
@@ -333,14 +334,14 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch):
 
 @pytest.mark.gpu
 def test_signals_are_heard_while_a_gpu_is_waited_for(monkeypatch):
-    monkeypatch.setattr(ranks, "alone", False)
+    monkeypatch.setattr(distributed, "world_size", 2)
     heard = []
-    monkeypatch.setitem(ranks.told, "signal", 0)
+    monkeypatch.setitem(distributed.told, "signal", 0)
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append(time.monotonic()))
     try:
         torch.cuda._sleep(4_000_000_000)  # about two seconds
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        ranks.catch_up(torch.device("cuda"))
+        distributed.synchronize(torch.device("cuda"))
         assert heard and time.monotonic() - heard[0] > 0.5
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -80,25 +80,25 @@ def test_muon_has_whole_matrices_and_prompts_are_answered(char_data, tmp_path):
 
 SKIPS = """
 import sys, config, torch, train
-from training import ranks, shard
+from training import distributed, shard
 from training.setup import build
-ranks.join()
+distributed.init()
 run = build(config.load(sys.argv[1:]))
-before = [shard.local(p).clone() for p in run.state.model.parameters()]
-weight = shard.local(run.state.model.h[0].mlp.c_fc.weight.data)
-if ranks.rank == 1:
+before = [shard.local_shard(p).clone() for p in run.state.model.parameters()]
+weight = shard.local_shard(run.state.model.h[0].mlp.c_fc.weight.data)
+if distributed.rank == 1:
     good, weight[0, 0] = weight[0, 0].item(), float("nan")
 run.trainer.step()
-if ranks.rank == 1:
+if distributed.rank == 1:
     weight[0, 0] = good
-after = [shard.local(p) for p in run.state.model.parameters()]
+after = [shard.local_shard(p) for p in run.state.model.parameters()]
 same = all(torch.equal(a, b) for a, b in zip(before, after))
-same = all(ranks.gather(same))
+same = all(distributed.gather(same))
 run.trainer.step()
-moved = all(ranks.gather(any(not torch.equal(a, b) for a, b in zip(before, after))))
+moved = all(distributed.gather(any(not torch.equal(a, b) for a, b in zip(before, after))))
 print("bad steps:", int(run.trainer.counts.bad_total), same, moved)
-ranks.gather(0)
-ranks.end(0)
+distributed.gather(0)
+distributed.end(0)
 """
 
 
@@ -132,10 +132,10 @@ def test_a_signal_saves_once_and_any_number_goes_on(char_data, tmp_path):
 
 KILLED_IN_UPDATE = """
 import os, sys, torch, train
-from training import ranks
+from training import distributed
 found = torch.nn.utils.get_total_norm
 def killed(grads):
-    if ranks.rank == 1:
+    if distributed.rank == 1:
         os.kill(os.getpid(), 9)
     return found(grads)
 torch.nn.utils.get_total_norm = killed
