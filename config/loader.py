@@ -1,20 +1,19 @@
 """A preset and a command line -> values in the types of a table of settings.
 
-Knows how a value is written, checked and explained. Which settings there are is in
-config/__init__.py.
+Knows how a value is written, checked and explained; config/__init__.py has the settings.
 """
 
 import ast
 import dataclasses
 import difflib
-import json
 import math
+import re
+import runpy
 import typing
-from dataclasses import dataclass
+from dataclasses import Field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 
-NOT_PRESETS = ("__init__.py", "loader.py")
 # What nanoGPT calls some settings.
 NANOGPT = {
     "out_dir": "checkpoint_dir",
@@ -33,6 +32,7 @@ KINDS = {
     float: "a number",
     str: "a text",
     list: 'a list of texts, as in \'["Once", "To be"]\'',
+    NoneType: "None",
 }
 
 
@@ -40,183 +40,137 @@ class ConfigError(ValueError):
     """A setting that cannot be used, in a sentence for the user."""
 
 
-def setting(default, meaning: str, choices: list[str] | None = None, low: float | None = None):
-    """A field of a table: its default, its meaning for --help, and what values it takes.
+def setting(default, meaning: str, choices=None, low=None, section=None):
+    """A field of a table: its default, its meaning for --help, and the values it takes.
 
-    choices: the only values, where there are few; of a bool, those beside True and False. low: the
-    smallest value.
+    choices: the only texts. low: the smallest number. section: the heading before it in --help.
     """
-    metadata = {"meaning": meaning, "choices": choices, "low": low}
+    metadata = {"meaning": meaning, "choices": choices, "low": low, "section": section}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One line of the table. kind: of KINDS. optional: whether it takes None too."""
-
-    name: str
-    kind: type
-    optional: bool
-    default: object
-    meaning: str
-    choices: list[str] | None
-    low: float | None
-
-    def describe(self) -> str:
-        """What it takes, in words."""
-        if self.choices and self.kind is not bool:
-            return "one of " + ", ".join(self.choices)
-        words = KINDS[self.kind]
-        if self.choices:
-            words += " or " + " or ".join(self.choices)
-        if self.low is not None:
-            words += f" of at least {self.low}"
-        if self.optional:
-            words += " or None"
-        return words
-
-    def parse(self, text: str):
-        """A value from the text of a command line, yet to be checked by `convert`.
-
-        Raises ConfigError for a text that is none of its kind.
-        """
-        if text == "None":
-            return None
-        if self.choices and text in self.choices:
-            return text
-        try:
-            if self.kind is bool:
-                return YES_OR_NO[text.lower()]
-            if self.kind is list:
-                return json.loads(text) if text.startswith("[") else [text]
-            return whole_number(text) if self.kind is int else self.kind(text)
-        except (KeyError, ValueError):
-            raise ConfigError(
-                f"--{self.name}={text}: {self.name} takes {self.describe()}"
-            ) from None
-
-    def convert(self, value, where: str):
-        """`value` in the type of the setting. Raises ConfigError where it does not fit."""
-        if value is None and self.optional:
-            return None
-        if self.kind is float and type(value) is int:
-            value = float(value)
-        if self.kind is int and type(value) is float and value.is_integer():
-            value = int(value)
-        fits = type(value) is self.kind
-        if fits and self.kind is list:
-            fits = all(isinstance(item, str) for item in value)
-        if self.choices and (self.kind is not bool or not fits):
-            fits = value in self.choices
-        if fits and self.low is not None:
-            fits = self.low <= value < math.inf
-        if not fits:
-            raise ConfigError(f"{where}: {self.name} = {value!r}, but it takes {self.describe()}")
-        return value
+def kinds_of(field: Field) -> tuple[type, ...]:
+    """The types that a setting takes: (int, NoneType) for `int | None`."""
+    return typing.get_args(field.type) or (field.type,)
 
 
-def whole_number(text: str) -> int | float:
-    """The number in a text; a float where it is written as one, like 2e5. Raises ValueError."""
+def describe(field: Field) -> str:
+    """What a setting takes, in words."""
+    words = dict(KINDS)
+    if field.metadata["choices"]:
+        words[str] = ", ".join(field.metadata["choices"])
+    text = " or ".join(words[kind] for kind in kinds_of(field))
+    if field.metadata["low"] is not None:
+        text += f", at least {field.metadata['low']}"
+    return text
+
+
+def parse(field: Field, text: str):
+    """The value that a text of the command line stands for; `convert` checks it."""
+    kinds = kinds_of(field)
+    if text == "None":
+        return None
+    if bool in kinds:
+        return YES_OR_NO.get(text.lower(), text)
+    if list in kinds and not text.startswith("["):
+        return [text]
+    if str in kinds:
+        return text
     try:
-        return int(text)
-    except ValueError:
-        return float(text)
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
-def settings_of(table: type) -> dict[str, Setting]:
-    """What a dataclass made of `setting` fields declares, by name, in its order."""
-    settings = {}
-    for field in dataclasses.fields(table):
-        default = [] if field.default is dataclasses.MISSING else field.default
-        kind, optional = field.type, False
-        if type(None) in typing.get_args(kind):  # int | None
-            kind, optional = typing.get_args(kind)[0], True
-        kind = typing.get_origin(kind) or kind  # list, of list[str]
-        settings[field.name] = Setting(field.name, kind, optional, default, **field.metadata)
-    return settings
+def convert(field: Field, value, where: str):
+    """`value` in the type of a setting. Raises ConfigError where it does not fit."""
+    kinds, choices, low = kinds_of(field), field.metadata["choices"], field.metadata["low"]
+    if float in kinds and type(value) is int:
+        value = float(value)
+    if int in kinds and type(value) is float and value.is_integer():
+        value = int(value)
+    fits = type(value) in kinds
+    if type(value) is list:
+        fits = fits and all(type(item) is str for item in value)
+    if type(value) is str and choices:
+        fits = fits and value in choices
+    if type(value) in (int, float) and low is not None:
+        fits = fits and low <= value < math.inf
+    if not fits:
+        raise ConfigError(f"{where}: {field.name} = {value!r}, but it takes {describe(field)}")
+    return value
 
 
-def read_argument(arg: str, settings: dict[str, Setting]) -> tuple[str, object]:
+def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
     """Name and value of `--key=value`, or of a bare `--key`, which means True.
 
     Raises ConfigError.
     """
+    where = "the command line"
     key, equals, text = arg[2:].partition("=")
     name = key.replace("-", "_")
-    check_name(name, settings, "the command line")
-    known = settings[name]
-    if not equals:
-        if known.kind is not bool:
-            example = "VALUE" if known.default in (None, []) else known.default
-            raise ConfigError(f"--{name} has no value; write --{name}={example}")
-        text = "True"
-    return name, known.convert(known.parse(text), f"--{name}")
+    check_name(name, table, where)
+    if not equals and bool not in kinds_of(table[name]):
+        raise ConfigError(f"{where}: --{name} has no value; write --{name}=VALUE")
+    value = parse(table[name], text) if equals else True
+    return name, convert(table[name], value, where)
 
 
-def read_preset(path: Path, settings: dict[str, Setting]) -> dict:
-    """The assignments of a preset, {name: value}.
+def read_preset(path: Path, table: dict[str, Field]) -> dict:
+    """The assignments of a preset, {name: value}. Raises ConfigError.
 
-    A relative path is looked for here, then beside train.py. Raises ConfigError for a missing or
-    broken file, a line that is no assignment, an unknown name, or a value that does not fit.
+    A relative path counts from here, or else from the folder of train.py.
     """
     if path.suffix != ".py":
-        raise ConfigError(
-            f"{path}: a preset is a Python file of assignments, as config/demo.py is (n_layer = 6)"
-        )
-    beside = Path(__file__).parent.parent / path
-    if not path.exists() and beside.exists():
-        path = beside
+        raise ConfigError(f"{path}: a preset is a Python file of assignments, as config/demo.py is")
+    installed = Path(__file__).parent.parent / path
+    if not path.exists() and installed.exists():
+        path = installed
+    if not path.exists():
+        raise ConfigError(f"no preset {path}; {presets_like(path)}")
     try:
-        code = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"no preset {path}; {presets_like(path)}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text in UTF-8: {error}") from None
-    assigned, lines = {}, {}  # of each name: its value, and the last line that assigned it
-    line = "?"
-    try:
-        for statement in ast.parse(code, str(path)).body:
-            line = statement.lineno
-            if not may_stand_in_a_preset(statement):
-                written = ast.unparse(statement).splitlines()[0]
-                raise ConfigError(
-                    f"a preset's lines are assignments (n_layer = 6), and {written!r} is none"
-                )
-            before = dict(assigned)
-            exec(compile(ast.Module([statement], []), str(path), "exec"), assigned)
-            for name, value in assigned.items():
-                if name not in before or before[name] is not value:
-                    lines[name] = line
+        assigned = runpy.run_path(str(path))
     except Exception as error:  # a preset is a program, and may raise anything
-        if isinstance(error, SyntaxError):
-            line = error.lineno
-        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{path}, line {line}: {kind}{error}") from None
+        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    # The last line that begins with a name is the one that set it.
+    lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(text.splitlines(), 1)}
     values = {}
     for name, value in assigned.items():
-        if not name.startswith("_") and not isinstance(value, ModuleType):
-            where = f"{path}, line {lines[name]}"
-            check_name(name, settings, where)
-            values[name] = settings[name].convert(value, where)
+        if name.startswith("_") or isinstance(value, ModuleType):
+            continue
+        where = f"{path}, line {lines.get(name, '?')}"
+        check_name(name, table, where)
+        values[name] = convert(table[name], value, where)
+    for name in assigned.get("__annotations__", {}):
+        if name not in assigned:
+            raise ConfigError(f"{path}, line {lines[name]}: it sets nothing; write {name} = VALUE")
     return values
 
 
-def may_stand_in_a_preset(statement: ast.stmt) -> bool:
-    """Whether it is an assignment, an import or a docstring: `n_layer: 2` would set nothing."""
-    match statement:
-        case ast.Assign() | ast.AugAssign() | ast.Import() | ast.ImportFrom():
-            return True
-        case ast.AnnAssign(value=ast.expr()) | ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
+def check_name(name: str, table: dict[str, Field], where: str) -> None:
+    """Raises ConfigError, with the nearest real setting, unless `name` is one."""
+    if name in table:
+        return
+    near = difflib.get_close_matches(name, table, 1, 0.65)
+    if name in NANOGPT:
+        near = [NANOGPT[name]]
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
+    )
+
+
+def presets() -> list[Path]:
+    """The presets that come with the project, by name."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path for path in files if path.name not in ("__init__.py", "loader.py"))
 
 
 def presets_like(path: Path) -> str:
-    """What to type instead of a preset that is not there."""
+    """What to type instead of a preset that does not exist."""
     names = [p.name for p in presets()]
     near = difflib.get_close_matches(path.name, names, 1)
     if near:
@@ -224,35 +178,16 @@ def presets_like(path: Path) -> str:
     return "presets here: " + ", ".join(f"config/{name}" for name in names)
 
 
-def presets() -> list[Path]:
-    """The presets that come with the project, by name."""
-    files = Path(__file__).parent.glob("*.py")
-    return sorted(path for path in files if path.name not in NOT_PRESETS)
+def help_text(table: dict[str, Field], defaults) -> str:
+    """All settings, their defaults and meanings, as train.py --help prints them.
 
-
-def check_name(name: str, settings: dict[str, Setting], where: str) -> None:
-    """Raises ConfigError, with the nearest real setting, unless `name` is one."""
-    if name in settings:
-        return
-    near = (
-        [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, settings, 1, 0.65)
-    )
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(
-        f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
-    )
-
-
-def help_text(settings: dict[str, Setting]) -> str:
-    """All settings, their defaults and meanings, as train.py --help prints them."""
-    lines = [
-        "usage: python train.py [config/PRESET.py] [--key=value ...]",
-        "",
-        "settings, their defaults and meanings:",
-    ]
-    for name, known in settings.items():
-        line = f"  --{name}={known.default}".ljust(36) + f" {known.meaning}"
-        if known.choices:
-            line += f" ({', '.join(known.choices)})"
-        lines.append(line)
+    defaults: an object with the default of each as an attribute.
+    """
+    lines = ["usage: python train.py [config/PRESET.py] [--key=value ...]"]
+    for name, field in table.items():
+        if field.metadata["section"]:
+            lines += ["", f"{field.metadata['section']}:"]
+        choices = field.metadata["choices"]
+        line = f"  --{name}={getattr(defaults, name)}".ljust(36) + f" {field.metadata['meaning']}"
+        lines.append(line + f" ({', '.join(choices)})" if choices else line)
     return "\n".join(lines)

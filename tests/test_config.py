@@ -51,9 +51,9 @@ def test_values_are_read_in_their_type(text, name, value):
     ("text", "words"),
     [
         ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
-        ("--compile=maybe", ["--compile=maybe", "True or False"]),
-        ("--n_layer=six", ["--n_layer=six", "whole number"]),
-        ("--n_layer=0", ["n_layer = 0", "at least 1"]),
+        ("--compile=maybe", ["compile = 'maybe'", "True or False"]),
+        ("--n_layer=six", ["n_layer = 'six'", "whole number"]),
+        ("--n_layer=0", ["the command line: n_layer = 0", "at least 1"]),
         ("--n_layer=2.5", ["n_layer", "whole number"]),
         ("--learning_rate=nan", ["learning_rate", "a number"]),
         ("--learning_rate=inf", ["learning_rate", "a number"]),
@@ -65,11 +65,12 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
+        ('--sample_prompts=["a"', ["sample_prompts", "list of texts"]),
         ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
         ("config/demo.yaml", ["config/demo.yaml: a preset is a Python file of assignments"]),
         ("--init_from=scratch", ["leave init_from out", "new weights"]),
         ("--init_from=resume", ["leave init_from out", "continues it"]),
-        ("--init_from=gpt2-xl", ["hf download openai-community/gpt2-xl", "models/gpt2-xl"]),
+        ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
         ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
         ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
@@ -91,14 +92,17 @@ def test_a_bare_flag_is_true():
         ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
         ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
         ("compile = 1\n", ["mine.py, line 1", "True or False"]),
-        ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2", "SyntaxError"]),
-        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3", "undefined"]),
-        ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "'n_head: 2'", "n_layer = 6"]),
-        ("n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n", ["mine.py, line 2", "'for n_head"]),
+        ("n_layer = 2\nn_head = = 3\n", ["SyntaxError", "mine.py, line 2"]),
+        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError", "undefined"]),
+        ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
+        (
+            "n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n",
+            ["mine.py, line 3", "'n_hed'", "'n_head'"],
+        ),
         ("n_layer = 2\nn_layer = '3'\n", ["mine.py, line 2", "n_layer = '3'"]),
     ],
 )
-def test_a_mistake_in_a_preset_names_the_line(tmp_path, text, words):
+def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
     with pytest.raises(ConfigError) as error:
         config.load([preset(tmp_path, text)])
     assert all(word in str(error.value) for word in words), error.value
