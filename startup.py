@@ -1,99 +1,48 @@
-"""What a script does before its slow imports: PyTorch takes seconds to import.
-
-Knows neither PyTorch nor what the scripts do.
-"""
+"""Before the slow imports of a script: PyTorch takes seconds. Knows nothing of what scripts do."""
 
 import importlib.util
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-# Turns for which PyTorch's threads (libgomp's, on Linux) spin while they wait for each other,
-# before they sleep. With its default of 300,000 a step beside busy programs takes several times as
-# long: they spin on the core that the thread they wait for could have. 20,000 cost 2 to 4% where
-# all is quiet, no turns a sixth, and beside busy programs these are faster (docs/results.md).
-SPIN, SPIN_SHARED = 20_000, 1_000
-
 PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # that each script needs
-ROOT = Path(__file__).parent
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-before = {}  # what was called at each signal
-chosen = {}  # what was decided for the threads of this process
+# Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. With the default
+# of 300,000 they hold the core that the thread they wait for could have: beside two busy programs a
+# step takes four times as long. 20,000 cost 2 to 4% on a quiet machine.
+SPIN = "20000"
+
+handlers = {}  # of each signal, before `begin`
 
 
 def begin(*packages: str) -> None:
-    """Ctrl-C and SIGTERM end the script quietly from here on, and threads wait as suits the load.
-
-    packages: what it needs beside PACKAGES; a missing one ends it with a sentence.
-
-    libgomp reads its variables once, when it is loaded. What a user has chosen counts more.
-    """
-    require([*PACKAGES, *packages])
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
-            before[signum] = signal.signal(signum, leave)
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        chosen["asleep"] = shared()
-        os.environ["GOMP_SPINCOUNT"] = str(SPIN_SHARED if chosen["asleep"] else SPIN)
-
-
-def require(packages: list[str]) -> None:
-    """Ends the script with a sentence where one of them is not installed."""
-    missing = [name for name in packages if not importlib.util.find_spec(name)]
-    if not missing:
-        return
-    print(
-        f"{Path(sys.argv[0]).name}: {sys.executable} has no {', '.join(missing)}; install what is"
-        " missing:\n  pip install -r requirements.txt -c constraints.txt",
-        file=sys.stderr,
-    )
-    filled = [path for path in ROOT.glob(".venv/*/python*") if path.stem == "python"]
-    if filled:
+    """From here on Ctrl-C and SIGTERM end the script quietly. A missing package ends it now."""
+    missing = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
+    if missing:
+        script, python = Path(sys.argv[0]).name, Path(__file__).parent / ".venv/bin/python"
+        advice = "pip install -r requirements.txt -c constraints.txt"
+        if python.exists():
+            advice += f"\nor use {python}, which make demo has set up"
         print(
-            f"or use {filled[0].relative_to(ROOT)}, which has what make installed", file=sys.stderr
+            f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )
-    sys.exit(2)
-
-
-def waits_asleep() -> bool:
-    """Whether threads soon sleep while they wait, because other programs kept the CPU busy."""
-    return chosen.get("asleep", False)
+        sys.exit(2)
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
+            handlers[signum] = signal.signal(signum, lambda signum, _: os._exit(128 + signum))
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
 
 
 def end() -> None:
     """The script is ready to handle signals in its own way."""
-    for signum, handler in before.items():
+    for signum, handler in handlers.items():
         signal.signal(signum, handler)
 
 
 def done() -> None:
-    """All is written: a signal in the moments that Python takes to end does not change the status.
-
-    Python would give signals back to the system there, which ends the process by them.
-    """
-    for signum in before:
+    """All is written: a signal while Python exits changes no status."""
+    for signum in handlers:
         signal.signal(signum, signal.SIG_IGN)
-
-
-def leave(signum, frame):
-    """End with the status that the scripts have for the signal later; there is nothing to save."""
-    os._exit(128 + signum)
-
-
-def shared() -> bool:
-    """Whether other programs want so many cores all the time that too few are left for ours.
-
-    Looks for a twentieth of a second. False where the system does not tell, as outside of Linux.
-    """
-    try:
-        ours = len(os.sched_getaffinity(0))
-        others = []
-        for _ in range(10):
-            runnable = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
-            others.append(int(runnable) - 1)  # this process runs as well
-            time.sleep(0.005)
-    except (OSError, AttributeError):
-        return False
-    return min(others) + ours > os.cpu_count()

@@ -1,7 +1,6 @@
 """What is about to run, in a few lines."""
 
 import hardware
-import startup
 from training import distributed
 from training.mirror import address_of
 from training.setup import Run
@@ -31,10 +30,7 @@ def device(run: Run) -> str:
     compiled = "compiled" if run.compiles else "not compiled"
     if run.compiles == "max":
         compiled += " and tuned"
-    text = f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
-    if run.device.type == "cpu" and startup.waits_asleep():
-        text += "; other programs use the CPU too, so threads wait asleep"
-    return text
+    return f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
 
 
 def model(run: Run) -> str:
