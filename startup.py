@@ -9,8 +9,8 @@ from pathlib import Path
 PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # that each script needs
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-# Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. With the default
-# of 300,000 they hold the core that the thread they wait for could have: beside two busy programs a
+# Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. The default,
+# 300,000, keeps them on the core that the thread they wait for needs: beside two busy programs a
 # step takes four times as long. 20,000 cost 2 to 4% on a quiet machine.
 SPIN = "20000"
 
