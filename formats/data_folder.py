@@ -5,18 +5,23 @@ the files. Knows neither text nor tensors, so that preparing need not import tor
 """
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import math
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
+from tqdm import tqdm
 
-from formats.files import write_json
+from formats.files import check_room, whole, write_json
 
 FORMAT = 1
+CHUNK = 1 << 24  # bytes unpacked at a time
 # What a mask says of a token, as bits.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
@@ -220,6 +225,37 @@ def _check_copy(folder, described):
             f"{copy} has {size:,} bytes, but meta.json says {expected:,}: it is cut off or still"
             " being copied"
         )
+
+
+def unpacked(folder: Path, described: Split | Mask, size: int) -> Path:
+    """The path of a .bin of `size` bytes; it is unpacked first, once, where only its .gz is there.
+
+    Raises DataError for a damaged .gz, OSError where the disk has no room.
+    """
+    path = folder / described.file
+    if path.exists():
+        return path
+    lock = folder / f".{path.name}.lock"
+    with FileLock(lock):  # one of torchrun's processes unpacks, the others wait
+        if not path.exists():
+            _unpack(folder / described.compressed["file"], path, size)
+        lock.unlink(missing_ok=True)
+    return path
+
+
+def _unpack(copy, path, size):
+    """Write the content of a .gz, whole or not at all."""
+    check_room(path.parent, size, f"move {path.parent} to a larger disk")
+    bar = tqdm(desc=f"unpacking {copy}", total=size, unit="B", unit_scale=True, disable=None)
+    try:
+        with whole(path) as partial, gzip.open(copy) as source, open(partial, "wb") as file, bar:
+            while data := source.read(CHUNK):
+                file.write(data)
+                bar.update(len(data))
+            if file.tell() != size:
+                raise EOFError(f"{file.tell():,} bytes instead of {size:,}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{copy} is damaged ({error}); copy it again") from None
 
 
 def datasets_in(folder: Path) -> list[str]:
