@@ -124,7 +124,7 @@ def copied(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """
     tensors = []
     for group in optimizer.param_groups:
-        copies = 2 if group.get("muon") else 3
+        copies = 2 if group.get("num_fused") else 3
         for p in group["params"]:
             tensors += [p] * copies
     return tensors

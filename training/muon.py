@@ -1,30 +1,110 @@
 """Muon for the matrices of the blocks, AdamW for everything else, as one optimiser.
 
 Muon makes the momentum of a matrix orthogonal before it steps along it: Jordan et al., 2024,
-https://kellerjordan.github.io/posts/muon. Several processes share that work out. Knows tensors and
-processes only.
+https://kellerjordan.github.io/posts/muon. Knows tensors and the processes that share the work.
 """
-
-import itertools
 
 import torch
 
 from training import distributed, shard
 
 
-def orthogonalize(x, dtype=torch.float32):
-    """Matrices with their singular values brought near 1.
+class Muon(torch.optim.AdamW):
+    """Muon for groups of parameters with `num_fused` above 0, fused AdamW for the others.
 
-    x: [N, rows, columns]; of the same shape is what it returns, in `dtype`, that of the iteration.
-    Each of several processes does a part of the N.
+    A group of Muon's: parameters of one shape, each `num_fused` matrices on top of each other (3
+    for query, key and value); `lr`, Nesterov `momentum`, decoupled `weight_decay`, and `dtype`, in
+    which matrices are made orthogonal. A step is `lr` long times sqrt(rows / columns), where that
+    is above 1.
+
+    As in fused AdamW, gradients are divided by the tensor `grad_scale`, and where the tensor
+    `found_inf` is 1 a step changes neither weights nor momentum; nothing waits for the device.
     """
-    tall = x.size(-2) > x.size(-1)
-    x = x.mT if tall else x
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    x = distributed.split_across_ranks(
-        newton_schulz, x.to(dtype)
-    )  # float16 has no numbers as small as momentum
-    return x.mT if tall else x
+
+    grad_scale = None  # optimizer_step() and GradScaler set these two
+    found_inf = None
+
+    @torch.no_grad()
+    def step(self):
+        """One step on the gradients as they are. Raises Lost before anything has changed."""
+        groups = self.param_groups
+        matrices = [group for group in groups if group["num_fused"]]
+        good = 1.0
+        if self.found_inf is not None:
+            good = 1 - self.found_inf
+        steps = [self._momentum_and_update(group, good) for group in matrices]
+        for group, (momentum, update) in zip(matrices, steps, strict=True):
+            self._apply(group, momentum, update, good)
+        self.param_groups = [group for group in groups if not group["num_fused"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def _momentum_and_update(self, group, good):
+        """The new momentum of a group, and the orthogonal update from it: [N, R, C] each.
+
+        All parameters of a group are one stack: a few operations, however many layers. With `shard`
+        R are the rows of this process.
+        """
+        params, beta = group["params"], group["momentum"]
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
+        momentum = torch.stack(buffers)
+        gradients = torch.stack([shard.local_shard(p.grad) for p in params])
+        if self.grad_scale is not None:
+            gradients /= self.grad_scale
+        if self.found_inf is not None:
+            gradients = torch.where(good.bool(), gradients, 0.0)  # as NaN times 0 is NaN
+        momentum.lerp_(gradients, (1 - beta) * good)
+        nesterov = gradients.lerp_(momentum, beta)
+        if shard.is_dtensor(params[0]):
+            return momentum, orthogonalize_shard(nesterov, params[0], group)
+        return momentum, orthogonalize(nesterov, group["num_fused"], group["dtype"])
+
+    def _apply(self, group, momentum, update, good):
+        """Change the momentum and the weights of a group. good: 0 for a step to be skipped."""
+        params = group["params"]
+        buffers = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
+        weights = [shard.local_shard(p) for p in params]
+        rows, columns = params[0].size(0) / group["num_fused"], params[0].size(1)
+        lr = group["lr"] * good
+        torch._foreach_copy_(buffers, momentum.unbind())
+        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        update *= lr * max(1.0, rows / columns) ** 0.5
+        torch._foreach_sub_(weights, update.unbind())
+
+
+def orthogonalize(x, num_fused: int = 1, dtype: torch.dtype = torch.float32):
+    """Matrices with their singular values brought near 1, in x's dtype.
+
+    x: [N, R, C], in each [R, C] `num_fused` matrices on top of each other. dtype: of the products.
+    Several processes split the matrices between them.
+    """
+    matrices = x.reshape(-1, x.size(1) // num_fused, x.size(2))
+    tall = matrices.size(1) > matrices.size(2)
+    if tall:
+        matrices = matrices.mT
+    matrices = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    # Only now: float16 has no numbers as small as momentum.
+    matrices = distributed.split_across_ranks(newton_schulz, matrices.to(dtype))
+    if tall:
+        matrices = matrices.mT
+    return matrices.to(x.dtype).reshape(x.shape)
+
+
+def orthogonalize_shard(x, p, group):
+    """The same of sharded parameters like `p`. x: [N, r, C], the rows that this process has."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = torch.Size((len(x), *p.shape))
+    stride = (p.numel(), p.size(1), 1)
+    stack = DTensor.from_local(x, p.device_mesh, [Shard(1)], shape=shape, stride=stride)
+    full = orthogonalize(shard.full_tensor(stack), group["num_fused"], group["dtype"])
+    return shard.local_shard(shard.distribute(full, stack))
 
 
 def newton_schulz(x, steps: int = 5):
@@ -38,120 +118,3 @@ def newton_schulz(x, steps: int = 5):
         quintic = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, quintic, x, beta=3.4445)
     return x
-
-
-class Muon(torch.optim.AdamW):
-    """Muon for the groups of parameters that ask for it, fused AdamW for the others.
-
-    A group's `muon` says how many matrices each of its parameters holds side by side (3 for query,
-    key and value), 0 that AdamW steps it. Muon's groups also have `lr`, Nesterov `momentum`,
-    decoupled `weight_decay`, and `dtype`, that of the iteration; these are the same in all of them.
-
-    A step is `lr` times sqrt(rows / columns), where that is above 1. As in fused AdamW, gradients
-    are divided by the tensor `grad_scale`, and where the tensor `found_inf` is 1 the step leaves
-    weights and momentum as they are; nothing waits for the device.
-    """
-
-    @torch.no_grad()
-    def step(self):
-        """One step on the gradients as they are."""
-        groups = self.param_groups
-        self._muon_step([group for group in groups if group["muon"]])
-        self.param_groups = [group for group in groups if not group["muon"]]
-        try:
-            super().step()
-        finally:
-            self.param_groups = groups
-
-    def _muon_step(self, groups):
-        """The step of all matrices, in few and large operations.
-
-        Raises distributed.Lost before anything has changed.
-        """
-        shapes = {}  # (rows, columns) of a matrix: the parameters that hold such
-        for group in groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    shapes.setdefault((len(p) // group["muon"], p.size(1)), []).append(p)
-        if not shapes:
-            return
-        options, params = groups[0], list(itertools.chain(*shapes.values()))
-        shared = shard.is_dtensor(params[0])
-        before, momentum, ahead = self._momentum(params, options["momentum"])
-        keep = 1.0
-        if getattr(self, "found_inf", None) is not None:
-            keep = 1.0 - self.found_inf
-            torch._foreach_mul_(ahead, keep)
-        if shared:
-            ahead = shard.join_rows(ahead, params)
-        updates = orthogonal(shapes, dict(zip(params, ahead, strict=True)), options["dtype"])
-        torch._foreach_copy_(before, momentum)
-        if options["weight_decay"]:
-            local = [shard.local_shard(p) for p in params]
-            torch._foreach_mul_(local, 1 - options["lr"] * options["weight_decay"] * keep)
-        for (rows, columns), stack in updates.items():
-            changed = shapes[rows, columns]
-            parts = stack.float().reshape(-1, columns).split([len(p) for p in changed])
-            size = options["lr"] * max(1.0, rows / columns) ** 0.5
-            if shared:
-                parts = shard.own_rows(parts, changed)
-            torch._foreach_add_([shard.local_shard(p) for p in changed], parts, alpha=-size)
-
-    def _momentum(self, params, decay):
-        """The momentum before this step, with its gradients, and that in Nesterov's form."""
-        for p in params:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        before = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
-        grads = [shard.local_shard(p.grad) for p in params]
-        if self.defaults["fused"]:
-            # PyTorch's SGD heeds grad_scale and found_inf in its one pass. Its rate of 0 leaves the
-            # weights alone.
-            momentum = torch._foreach_mul(before, 1.0)
-            torch._fused_sgd_(
-                [shard.local_shard(p) for p in params],
-                grads,
-                momentum,
-                lr=0.0,
-                momentum=decay,
-                dampening=decay,
-                weight_decay=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-                grad_scale=getattr(self, "grad_scale", None),
-                found_inf=getattr(self, "found_inf", None),
-            )
-        else:
-            momentum = torch._foreach_lerp(before, grads, 1 - decay)
-        # new + decay (new - old), which is gradient and new momentum in Nesterov's proportion
-        ahead = torch._foreach_mul(momentum, 1 + decay)
-        torch._foreach_add_(ahead, before, alpha=-decay)
-        return before, momentum, ahead
-
-
-def orthogonal(shapes, updates, dtype):
-    """The updates of all parameters made orthogonal: {(rows, columns): [N, rows, columns]}.
-
-    shapes: the parameters that hold such matrices. updates: of each parameter.
-    """
-    found = {}
-    for alike in together(shapes):
-        stacks = []
-        for rows, columns in alike:
-            stack = torch.cat([updates[p] for p in shapes[rows, columns]]).view(-1, rows, columns)
-            stacks.append(stack.mT if rows > columns else stack)
-        whole = torch.cat(stacks) if len(stacks) > 1 else stacks[0]
-        done = orthogonalize(whole, dtype).split([len(stack) for stack in stacks])
-        for (rows, columns), stack in zip(alike, done, strict=True):
-            found[rows, columns] = stack.mT if rows > columns else stack
-    return found
-
-
-def together(shapes) -> list[list[tuple[int, int]]]:
-    """The shapes in lists of those that are one another's, or their transpose."""
-    alike = {}
-    for shape in shapes:
-        alike.setdefault(frozenset(shape), []).append(shape)
-    return list(alike.values())

@@ -38,7 +38,7 @@ UTILISATION = 0.4  # of the peak; tokens/s of published runs of this class lie b
 def moments(optimizer) -> int:
     """Bytes of what an optimiser keeps: AdamW two float32 for each parameter, Muon one."""
     return sum(
-        p.numel() * (4 if group.get("muon") else 8)
+        p.numel() * (4 if group.get("num_fused") else 8)
         for group in optimizer.param_groups
         for p in group["params"]
     )

@@ -10,7 +10,6 @@ torch.distributed are inside the functions: they take half a second, and few run
 """
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -155,52 +154,6 @@ def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     mesh, placements = like.device_mesh, like.placements
     # The copy lets go of the whole.
     return distribute_tensor(value, mesh, placements, src_data_rank=None).clone()
-
-
-# -- Muon ------------------------------------------------------------------------------------------
-
-
-def join_rows(parts: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Whole matrices from the rows that each process has, where `like`, such matrices, are shared.
-
-    Those of one shape in one message. Raises Lost.
-    """
-    from torch.distributed.tensor import DTensor, Shard
-
-    def join(stack, of_one):
-        shape = torch.Size((len(stack), *of_one.shape))
-        strides = (of_one.numel(), of_one.size(1), 1)
-        mesh = of_one.device_mesh
-        rows = DTensor.from_local(stack, mesh, [Shard(1)], shape=shape, stride=strides)
-        return full_tensor(rows)
-
-    return by_shape(join, parts, like)
-
-
-def own_rows(matrices: list[torch.Tensor], like: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The reverse: of whole matrices the rows of this process."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    def take(stack, of_one):
-        same = DTensor.from_local(stack, of_one.device_mesh, [Replicate()])
-        return same.redistribute(placements=[Shard(1)]).to_local()
-
-    return by_shape(take, matrices, like)
-
-
-def by_shape(
-    work: Callable, tensors: list[torch.Tensor], like: list[torch.Tensor]
-) -> list[torch.Tensor]:
-    """work(stack, one of `like`) for each shape in `like`, taken apart again, in the old order."""
-    numbers = {}
-    for number, p in enumerate(like):
-        numbers.setdefault(p.shape, []).append(number)
-    done = list(tensors)
-    for alike in numbers.values():
-        stack = work(torch.stack([tensors[n] for n in alike]), like[alike[0]])
-        for n, tensor in zip(alike, stack.unbind(), strict=True):
-            done[n] = tensor
-    return done
 
 
 # -- memory and messages ---------------------------------------------------------------------------

@@ -130,23 +130,21 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
-@pytest.mark.parametrize(("optimizer", "most", "working"), [("adamw", 17, 17), ("muon", 96, 74)])
-def test_an_update_of_twelve_layers_is_few_operations_and_never_waits(
-    arch, optimizer, most, working
-):
-    model = GPT(GPTConfig(100, 16, 12, 2, 32, arch=arch))
-    optimizer = make_optimizer(
-        model, Config(optimizer=optimizer, dtype="bfloat16"), torch.device("cpu")
-    )
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    reserve_state(optimizer)
-    for p in model.parameters():
-        p.grad = torch.randn_like(p)
-    with Seen() as seen:
-        optimizer_step(model, optimizer, scaler, 1e-3, 1.0)
-    assert "aten::_local_scalar_dense" not in seen.all
-    assert len(seen.all) <= most and len(seen.working) <= working
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_update_is_as_few_operations_for_many_layers_and_never_waits(optimizer):
+    counts = []
+    for layers in (2, 12):
+        model = GPT(GPTConfig(100, 16, layers, 2, 32))
+        config = Config(optimizer=optimizer, dtype="bfloat16")
+        made = make_optimizer(model, config, torch.device("cpu"))
+        reserve_state(made)
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+        with Seen() as seen:
+            optimizer_step(model, made, torch.amp.GradScaler("cpu", enabled=False), 1e-3, 1.0)
+        assert "aten::_local_scalar_dense" not in seen.all
+        counts.append(len(seen.all))
+    assert counts[0] == counts[1] <= {"adamw": 17, "muon": 210}[optimizer]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
