@@ -26,7 +26,7 @@ import hardware
 from formats import run_log
 from generating import cpu_kernels
 from model import GPTConfig
-from tools import wording
+from tools import command
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -132,7 +132,7 @@ def gpt2_small(*arguments: str) -> GPTConfig:
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:
     """Print a table in characters: the first column to the left, the others to the right."""
-    print(wording.table(head, rows))
+    print(command.table(head, rows))
 
 
 def can_draw() -> bool:

@@ -1,13 +1,13 @@
-"""A tool as a command: what a user can mend ends it with a sentence on stderr and a status.
+"""What the tools share: how a command ends, how numbers read, and how a template is filled in.
 
-2: what was asked for cannot be had. 1: it went wrong on the way. 130: Ctrl-C. Imports no PyTorch:
-a report is drawn beside the run, again and again.
+Imports no PyTorch: a report does without it.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import startup
 from formats import files
@@ -22,31 +22,31 @@ def run(
     failures: tuple = (),
     stopped: str = "",
 ) -> None:
-    """Call main with the words of the command line; the process ends where it raises one of these.
+    """Call main with the command line. Errors that a user can mend end the process in a sentence.
 
-    name: of the tool, which begins each sentence. mistakes, failures: errors beside those that all
-    tools share, for the statuses 2 and 1. stopped: what Ctrl-C is answered with.
+    mistakes: errors of this tool that exit with 2, as DataError and AddressError do; failures:
+    those that exit with 1, as OSError does. stopped: the answer to Ctrl-C, which exits with 130.
     """
-
-    def leave(status, sentence):
-        print(f"{name}: {sentence}", file=sys.stderr)
-        sys.exit(status)
-
     try:
         startup.end()
         main(sys.argv[1:])
     except (AddressError, DataError, *mistakes) as error:
-        leave(2, error)
+        leave(name, error, 2)
     except failures as error:
-        leave(1, error)
+        leave(name, error, 1)
     except ModuleNotFoundError as error:
-        leave(1, f"{error.name} is missing; pip install {error.name} -c constraints.txt")
+        leave(name, f"{error.name} is missing; pip install {error.name} -c constraints.txt", 1)
     except OSError as error:
-        leave(1, files.in_words(error))
+        leave(name, files.in_words(error), 1)
     except KeyboardInterrupt:
         if stopped:
             print(f"\n{stopped}", file=sys.stderr)
         sys.exit(130)
+
+
+def leave(name: str, sentence: object, status: int) -> None:
+    print(f"{name}: {sentence}", file=sys.stderr)
+    sys.exit(status)
 
 
 def positive(text: str) -> float:
@@ -58,3 +58,45 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: it must be a number above 0")
     return value
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table: 1,234.5000; "" where it is not known."""
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:,.{digits}f}"
+
+
+def short(value: float) -> str:
+    """A large number in few characters: 134.6M, as 135M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 1000 * size:
+            return f"{value / size:,.0f}{letter}"
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:,.0f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A table in characters: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for first, *others in [head, *rows]:
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("   ".join([f"{first:{widths[0]}}", *cells]))
+    return "\n".join(lines)
+
+
+def render(template: str, **values) -> str:
+    """The file templates/TEMPLATE filled in; in one for HTML every value is escaped."""
+    import jinja2  # comes with torch
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, not an empty place
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(values)

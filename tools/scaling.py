@@ -28,6 +28,7 @@ from formats import files
 from formats.data_folder import read_meta
 from tokenizer_bpe import TokenizerError
 from tools import command, scaling_study
+from tools.command import short, table
 from tools.scaling_family import Size, family, settings_of
 from tools.scaling_fit import fit_runs
 from tools.scaling_plan import (
@@ -43,12 +44,12 @@ from tools.scaling_plan import (
     small_runs,
 )
 from tools.scaling_runs import RunFailed, final_loss, seconds_of, train
-from tools.wording import duration, short, table
 from training.conversations import check_validated
 from training.errors import RunError
 from training.memory import release
 from training.plan import check_ram
 from training.setup import build
+from training.terminal import duration
 from training.trial import measure
 
 PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/laptop.py"}
