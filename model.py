@@ -1,13 +1,13 @@
 """The GPT: token ids in, logits or a loss out.
 
-Pure PyTorch. It knows no file, no data set and no tokenizer. `arch` chooses between two forms of
-one model: gpt2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners") and
-qwen3 (Yang et al., 2025, "Qwen3 Technical Report"), which has RMSNorm, rotary positions and SwiGLU
-instead of LayerNorm, learned positions and GELU, and no biases. Names follow GPT-2's own checkpoint
-(wte, wpe, h, ln_1, c_attn, ...).
+Pure PyTorch. It knows no file, no data set and no tokenizer; ops.py has what a device computes
+faster in another form. `arch` chooses between two forms of one model: gpt2 (Radford et al., 2019,
+"Language Models are Unsupervised Multitask Learners") and qwen3 (Yang et al., 2025, "Qwen3
+Technical Report"), which has RMSNorm, rotary positions and SwiGLU instead of LayerNorm, learned
+positions and GELU, and no biases. Names follow GPT-2's own checkpoint (wte, wpe, h, ln_1, ...).
 
-In the comments B is sequences, T tokens a sequence, C the model's width (n_embd), D a head's, V the
-vocabulary.
+In the comments B is sequences, T tokens per sequence, C the model's width (n_embd), D a head's, V
+the vocabulary size.
 """
 
 import math
@@ -17,7 +17,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-IGNORE = -1  # a target with this value counts for nothing in the loss
+from ops import causal_attention, gelu, stream_dtype
+
+IGNORE = -1  # a target with this value does not count in the loss
 
 
 @dataclass
@@ -106,37 +108,15 @@ def rotate(x, rotary):
     return x * cos + x.roll(x.size(-1) // 2, -1) * sin
 
 
-def causal_attention(q, k, v, dropout):
-    """softmax(q k^T / sqrt(D)) v, where no token sees a later one.
-
-    q, k, v, and what it returns: [B, heads, T, D]. dropout: of the softmax's weights. PyTorch's
-    flash attention for CPUs leaves the bf16 instructions idle: products of a quarter of the queries
-    with the keys up to their end take 0.6 of its time (benchmarks/README.md).
-    """
-    if v.device.type != "cpu" or v.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-    T, q, parts = q.size(2), q * q.size(-1) ** -0.5, []
-    size = max(128, math.ceil(T / 4))
-    for begin in range(0, T, size):
-        end = min(begin + size, T)
-        scores = q[:, :, begin:end] @ k[:, :, :end].transpose(-2, -1)
-        later = torch.ones(end - begin, end, dtype=torch.bool).triu(begin + 1)
-        weights = scores.masked_fill_(later, -torch.inf).softmax(dim=-1)
-        parts.append(F.dropout(weights, dropout) @ v[:, :, :end])
-    return torch.cat(parts, dim=2)
-
-
 class Attention(nn.Module):
     """Causal multi-head self-attention."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
         self.layer = layer
-        self.n_head, self.n_kv_head, self.head_dim = (
-            config.n_head,
-            config.n_kv_head,
-            config.head_dim,
-        )
+        self.n_head = config.n_head
+        self.n_kv_head = config.n_kv_head
+        self.head_dim = config.head_dim
         self.dropout = config.dropout
         heads = config.n_head + 2 * config.n_kv_head  # query, key and value at once
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
@@ -163,19 +143,6 @@ class Attention(nn.Module):
         return F.dropout(y, self.dropout, self.training)
 
 
-def gelu(x):
-    """GPT-2's tanh form of GELU.
-
-    In compiled code by its identity 0.5 (1 + tanh u) = sigmoid(2 u), as that is the faster to
-    compute on a CPU.
-    """
-    if not torch.compiler.is_compiling():
-        return F.gelu(x, approximate="tanh")
-    wide = x.float()
-    u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
-    return (wide * torch.sigmoid(2 * u)).to(x.dtype)
-
-
 class MLP(nn.Module):
     """GPT-2's: two layers with GELU between them."""
 
@@ -190,17 +157,13 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Qwen3's MLP: its inner values are multiplied by a gate.
-
-    Shazeer, 2020, "GLU Variants Improve Transformer".
-    """
+    """Qwen3's: values times a gate (Shazeer, 2020, "GLU Variants Improve Transformer")."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.dropout = config.dropout
-        self.c_fc = nn.Linear(
-            config.n_embd, 2 * config.n_inner, bias=False
-        )  # gate and values at once
+        # gate and values at once
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.n_inner, bias=False)
         self.c_proj = nn.Linear(config.n_inner, config.n_embd, bias=False)
 
     def forward(self, x):  # x: [B, T, C]
@@ -209,14 +172,14 @@ class SwiGLU(nn.Module):
 
 
 def make_norm(config: GPTConfig):
-    """The norm before each part of a layer and before the head."""
+    """The norm before attention, before the MLP and before the head."""
     if config.arch == "qwen3":
         return RMSNorm(config.n_embd, eps=1e-6)
     return nn.LayerNorm(config.n_embd, bias=config.bias)
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a norm and added to its input."""
+    """One layer: attention and MLP, each after a norm and added to its input."""
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -231,33 +194,16 @@ class Block(nn.Module):
 
 
 def cross_entropy(logits, targets):
-    """The mean loss in nats of what is to be predicted; 0 where nothing is.
+    """The mean loss in nats of the targets that count; 0 where none does.
 
-    logits: [N, V]. targets: int64 [N], IGNORE where nothing is to be predicted.
+    logits: [N, V]. targets: int64 [N], IGNORE where there is nothing to predict.
     """
     losses = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
     return losses / (targets != IGNORE).sum().clamp(min=1)
 
 
-def stream_dtype(x):
-    """In what dtype x goes from layer to layer: bfloat16 on a GPU with autocast to it, else x's.
-
-    Norms and additions move half the bytes so, and take a quarter less (benchmarks/README.md). A
-    CPU's step takes 3% more, and float16 has not the range for it.
-    """
-    device = x.device.type
-    if device != "cuda" or not torch.is_autocast_enabled(device):
-        return x.dtype
-    if torch.get_autocast_dtype(device) != torch.bfloat16:
-        return x.dtype
-    return torch.bfloat16
-
-
 class GPT(nn.Module):
-    """The language model.
-
-    zero_init: begin with zero projections, which is a recipe of training (see init_weights).
-    """
+    """The language model. zero_init: begin with zero projections, see init_weights."""
 
     def __init__(self, config: GPTConfig, zero_init: bool = False):
         super().__init__()
@@ -276,11 +222,11 @@ class GPT(nn.Module):
     def init_weights(self, zero: bool):
         """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
 
-        With `zero` these projections, and a head of its own, begin at zero: the model begins as its
+        With `zero` these projections and an untied head begin at zero: the model begins as its
         embedding, of variance 1, and the other matrices keep their input's variance.
         """
         for name, p in self.named_parameters():
-            if p.dim() < 2:  # norms begin at one
+            if p.dim() < 2:  # biases, and the weights of norms
                 nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
                 continue
             std = 0.02
@@ -295,19 +241,20 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.
 
-        idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where
-        nothing is to be predicted. cache: keeps keys and values, and says at which positions the
-        tokens stand (generating.cache.Cache). last: int64 [B], the index of the only token of each
-        row whose logits are wanted.
+        idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where there
+        is nothing to predict. cache: keeps keys and values, and has the tokens' positions
+        (generating.cache.Cache). last: int64 [B], the one token of each row whose logits to return.
 
         Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in
-        nats a token, a scalar in float32, 0 where all are IGNORE. Raises ValueError for a sequence
-        beyond the context, and, outside compiled code on the CPU, for an id beyond the vocabulary.
+        nats per token, a scalar in float32, 0 where all are IGNORE. Raises ValueError for a
+        sequence beyond the context, and on an uncompiled CPU for an id beyond the vocabulary.
         """
         B, T = idx.shape
-        if T > self.config.block_size:
-            limit = f"the model's context (block_size = {self.config.block_size})"
-            raise ValueError(f"a sequence of {T} tokens is longer than {limit}")
+        context = self.config.block_size
+        if T > context:
+            raise ValueError(
+                f"a sequence of {T} tokens is longer than the context (block_size = {context})"
+            )
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ids(idx)
         positions = slice(T) if cache is None else cache.positions
@@ -325,10 +272,7 @@ class GPT(nn.Module):
         return self.head(x, targets)
 
     def head(self, x, targets=None):
-        """What the last layer's output comes to: logits, or the loss against targets.
-
-        x: [..., C]. Returns [..., V], or a scalar.
-        """
+        """The last layer's output -> logits, or the loss. x: [..., C] -> [..., V] or a scalar."""
         logits = self.lm_head(self.ln_f(x))
         if targets is None:
             return logits
@@ -340,19 +284,18 @@ class GPT(nn.Module):
         outside = idx[(idx < 0) | (idx >= size)]
         if outside.numel():
             raise ValueError(
-                f"token id {int(outside[0])} is outside the model's vocabulary of {size} (ids 0 to"
-                f" {size - 1})"
+                f"token id {int(outside[0])} is outside the model's vocabulary of {size}"
             )
 
     def num_parameters(self) -> int:
-        """Trained numbers in the model; tied weights count once."""
+        """Trained parameters; tied weights count once."""
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self) -> int:
         """Floating-point operations to train on one token, forward and backward.
 
-        6 for each weight of the blocks and the head, and 12 x layers x width of all heads x context
-        for attention (Chowdhery et al., 2022, "PaLM", appendix B).
+        6 per weight of the blocks and the head, and 12 x layers x width of all heads x context for
+        attention (Chowdhery et al., 2022, "PaLM", appendix B).
         """
         c = self.config
         weights = sum(p.numel() for p in self.h.parameters()) + self.lm_head.weight.numel()

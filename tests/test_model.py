@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import config
 from formats import huggingface
 from generating.cache import Cache
-from model import GPT, IGNORE, GPTConfig, stream_dtype
+from model import GPT, IGNORE, GPTConfig
+from ops import stream_dtype
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 GROUPED = {"arch": "qwen3", "n_kv_head": 2, "head_dim": 24, "n_inner": 80, "rope_theta": 1e6}

@@ -168,7 +168,7 @@ def memory_of(run: Run, micro_batch: int, dtype: torch.dtype, room: float | None
     room: bytes that the GPU has; None for another device.
     """
     c, model = run.config, run.state.model
-    residual = 2 if room and dtype == torch.bfloat16 else 4  # as model.stream_dtype has it
+    residual = 2 if room and dtype == torch.bfloat16 else 4  # as ops.stream_dtype has it
     return memory(
         model.config,
         model.num_parameters(),
