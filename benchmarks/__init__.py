@@ -24,7 +24,6 @@ import torch
 import config
 import hardware
 from formats import run_log
-from generating import cpu_kernels
 from model import GPTConfig
 from tools import command
 
@@ -159,11 +158,16 @@ def machine(device: torch.device) -> dict:
         "products_GFLOP_per_s": {
             str(dtype): round(product_peak(device, dtype) / 1e9, 1)
             for dtype in (torch.float32, torch.bfloat16)
-            if device.type != "cpu" or cpu_kernels.multiplies(dtype)
+            if dtype == torch.float32 or multiplies_bfloat16(device)
         },
         "memory_GB_per_s": round(bandwidth(device) / 1e9, 1),
     }
     return values
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies matrices in bfloat16; PyTorch's emulation takes minutes."""
+    return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def instructions() -> list[str]:

@@ -8,8 +8,8 @@ on one sequence from 16 tokens and at 400 tokens of context, and ours on eight s
 speed counts the tokens after the first. Ratios are taken round by round. The floor is the time to
 read the weights once (and at 400 tokens the cache) at the bandwidth that this machine shows in the
 same round. Beside that, the time from the start of generate.py to the first text of a small
-checkpoint. On a CPU each dtype of generate.py is measured; such variables as above play a CPU that
-has fewer instructions, except for FBGEMM (int8 and one way in float16), which heeds none.
+checkpoint. On a CPU --dtype float32 is measured too; such variables as above emulate a CPU that has
+fewer instructions.
 """
 
 import copy
@@ -26,9 +26,18 @@ from pathlib import Path
 import torch
 
 import hardware
-from benchmarks import argument_parser, bandwidth, gpt2_small, median_ratio, medians, write
+from benchmarks import (
+    argument_parser,
+    bandwidth,
+    gpt2_small,
+    median_ratio,
+    medians,
+    multiplies_bfloat16,
+    write,
+)
 from benchmarks.nanogpt import model_module
-from generating import cpu_kernels, decode
+from generating import decode
+from generating.cpu_kernels import pack
 from model import GPT, GPTConfig
 
 SHORT = list(range(1, 17))  # the prompts: ids of 16 tokens
@@ -131,7 +140,7 @@ def contenders(
     if importlib.util.find_spec("transformers"):
         others["transformers"] = transformers(c, device, dtype if on_gpu else torch.float32)
     # Where a CPU does not multiply in bfloat16, prompts take transformers minutes.
-    if others and not on_gpu and cpu_kernels.multiplies(torch.bfloat16):
+    if others and not on_gpu and multiplies_bfloat16(device):
         others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
     if nanogpt_path:
         others["nanoGPT"] = nanogpt(nanogpt_path, c, device)
@@ -155,22 +164,19 @@ def number_of_weights(model) -> int:
     return sum(layer.weight.numel() for layer in linear)
 
 
-def our_models(model: GPT, device: torch.device, dtype: torch.dtype) -> dict[str, GPT]:
-    """Ours as generate.py runs it, by name: on a CPU also in other dtypes than its own choice."""
+def our_models(
+    model: GPT, device: torch.device, dtype: torch.dtype
+) -> tuple[dict[str, GPT], tuple[str, str]]:
+    """Ours as generate.py runs it, by name, on a CPU also in float32; its choice of formats.
+
+    The formats are those of one row and of several, by the names of cpu_kernels.
+    """
     if device.type != "cpu":
-        return {"ours": model.to(device, dtype)}
-    models = {}
-    for name in ("auto", "float32", "int8"):
-        packed = copy.deepcopy(model)
-        cpu_kernels.pack(packed, name)
-        models["ours" if name == "auto" else f"ours in {name}"] = packed
-    return models
-
-
-def ways(model) -> dict[str, str]:
-    """How a CPU multiplies one row and several, by the names of cpu_kernels."""
-    head = model.lm_head
-    return {"one_row": type(head.one_row).__name__, "several": type(head.several).__name__}
+        return {"ours": model.to(device, dtype)}, (str(dtype), str(dtype))
+    exact = copy.deepcopy(model)
+    pack(exact, "float32")
+    formats = pack(model)
+    return {"ours": model, "ours in float32": exact}, formats
 
 
 def bytes_of_cache(c: GPTConfig, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
@@ -235,12 +241,10 @@ def main(argv):
     c = gpt2_small()
     model = GPT(c).eval()
     weights = number_of_weights(model)
-    models = our_models(model, device, dtype)
-    record = {"dtype": str(dtype)}
+    models, (one_row, several) = our_models(model, device, dtype)
+    record = {"one_row": one_row, "several": several}
     if device.type == "cpu":
-        record = {f"ways of {name}": ways(model) for name, model in models.items()}
-        exact = type(models["ours"].lm_head.one_row) in cpu_kernels.EXACT
-        dtype = torch.float32 if exact else torch.float16
+        dtype = hardware.DTYPES[one_row]
     weights *= dtype.itemsize  # in bytes from here on
     cache = bytes_of_cache(c, len(LONG), device, dtype)
     others = contenders(c, device, dtype, args.nanogpt)

@@ -19,9 +19,9 @@ def last_tokens(sequences) -> torch.Tensor:
 class Cache:
     """Each layer's keys and values, with a slot for each position of the context.
 
-    The B rows may differ in length: `set_positions` says where the coming tokens stand in each, and
-    a token sees the slots up to its own. The slots beyond it hold what padding left there; they are
-    overwritten before a token sees them.
+    The B rows may differ in length: `set_positions` gives the positions of the next tokens in each,
+    and a token sees the slots up to its own. The slots beyond it hold what padding left there; they
+    are overwritten before a token sees them.
     """
 
     def __init__(self, config: GPTConfig, rows: int, device: torch.device, dtype: torch.dtype):
@@ -32,10 +32,10 @@ class Cache:
         self.rows = torch.arange(rows, device=device)[:, None]  # [B, 1]
 
     def set_positions(self, positions, read_until=None, contiguous=False):
-        """Say, before a forward, where its tokens stand; and what spares work, where it is known.
+        """Give the positions of a forward's tokens, and what saves work where it is known.
 
-        positions: int64 [B, T]. read_until: no slot from there on is read; None: all are.
-        contiguous: the tokens of every row stand side by side and end at read_until.
+        positions: int64 [B, T]. read_until: slots from there on are not read; None: all are.
+        contiguous: the tokens of every row are consecutive and end at read_until.
         """
         T = positions.size(1)
         self.positions = positions
@@ -70,10 +70,7 @@ class Cache:
         return y.to(q.dtype)
 
     def write(self, slots, new):
-        """Put new keys or values into the slots of their positions.
-
-        slots: [B, kv heads, block_size, D]. new: [B, kv heads, T, D].
-        """
+        """Put new keys or values, [B, kv heads, T, D], into the slots of their positions."""
         if self.span:
             slots[:, :, self.span] = new
         else:

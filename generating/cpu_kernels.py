@@ -1,156 +1,79 @@
-"""Linear layers as this CPU multiplies them fastest, found by trying.
+"""Linear layers for generation on a CPU, each multiplied in the format that is the fastest there.
 
-What is fast on one kind of CPU falls back on another, so nothing here asks for the processor's
-name: the ways that PyTorch offers take turns on the model's first layers (benchmarks/README.md has
-their times on each kind). Knows modules and tensors; no text.
+What is fast on one kind of CPU is slow on another, so `pack` times the formats on the model's first
+layers instead of asking for the processor's name (benchmarks/README.md has their times on each
+kind). Knows modules and tensors; no text.
 """
 
-import functools
+import contextlib
 import time
-import warnings
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hardware import DTYPES, DeviceError
+from hardware import DTYPES
 
 LARGEST_HALF = 65504  # float16 holds nothing beyond
-SMALL = 2**23  # weights; fewer are not worth a trial
-TRIED = 2**24  # weights of a trial: more than the caches next to a core hold
-SEVERAL = 32  # rows, in the trial for prompts and batches
-CLEARLY = 0.85  # of another's time: what is less may be chance
+SMALL = 2**23  # weights; fewer fit in cache, where float32 is fast enough
+TIMED = 12  # layers: three blocks, more weights than the caches next to a core hold
+SEVERAL = 32  # rows that stand for prompts and batches
+CLEARLY = 0.85  # of float32's time: above that the difference may be chance
+
+# A format takes a weight, float32 [out, in], and a bias, float32 [out] or None, and returns a
+# function of x, float32 [..., in], to float32 [..., out].
 
 
-# -- ways to keep a weight and to multiply by it ---------------------------------------------------
-# Made of a weight, float32 [out, in], and a bias, float32 [out] or None. Called with x,
-# float32 [..., in], they return float32 [..., out].
-
-
-class Plain:
-    """float32, as PyTorch multiplies it everywhere."""
-
-    def __init__(self, weight, bias):
-        self.weight = weight
-        self.bias = bias
-
-    def __call__(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
-class OneDnn:
-    """float32 in the layout that oneDNN likes for a few rows."""
-
-    dtype = torch.float32
-
-    def __init__(self, weight, bias):
-        if not multiplies(self.dtype):
-            raise RuntimeError(f"oneDNN multiplies no {self.dtype} on this machine")
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self.dtype), 1)
-        self.bias = None if bias is None else bias.to(self.dtype)
-
-    def __call__(self, x):
-        x = x.to(self.dtype)
-        y = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return y.float()
-
-
-class OneDnnBfloat16(OneDnn):
-    """The same in bfloat16."""
-
-    dtype = torch.bfloat16
-
-
-class OneDnnHalf(OneDnn):
-    """The same in float16."""
-
-    dtype = torch.float16
-
-
-class Half:
-    """float16, by PyTorch's own kernel for one row. The weight must fit."""
-
-    def __init__(self, weight, bias):
-        self.weight = weight.half()
-        self.bias = None if bias is None else bias.half()
-
-    def __call__(self, x):
-        x = x.half().clamp_(-LARGEST_HALF, LARGEST_HALF)
-        return F.linear(x, self.weight, self.bias).float()
-
-
-class Fbgemm:
-    """float16, but what it is multiplied with stays in float32. The weight must fit."""
-
-    def __init__(self, weight, bias):
-        self.packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-        self.bias = torch.zeros(weight.size(0)) if bias is None else bias
-
-    def __call__(self, x):
-        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
-
-
-class Int8:
-    """8 bits: the weight with a scale for each output, x with one scale for all its rows."""
-
-    def __init__(self, weight, bias):
-        scales = weight.abs().amax(1).clamp(min=1e-12) / 127
-        zeros = torch.zeros(len(scales), dtype=torch.int64)
-        quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
-
-    def __call__(self, x):
-        return torch.ops.quantized.linear_dynamic(x, self.packed, int8_overflows())
-
-
-@functools.cache
-def int8_overflows() -> bool:
-    """Whether x must do with 7 bits: CPUs without VNNI add pairs of products in 16 bits."""
-    weight = torch.quantize_per_tensor(torch.ones(64, 64), 1 / 127, 0, torch.qint8)
-    packed = torch.ops.quantized.linear_prepack(weight, None)
-    row = torch.ones(1, 64)
-    row[0, 0] = 0  # the range of x begins at 0, and all others stand at its end
-    product = torch.ops.quantized.linear_dynamic(row, packed, False)
-    return bool((product - 63).abs().max() > 0.5)
-
-
-def multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of this dtype on this machine."""
+def in_float32(weight, bias):
+    """float32, in oneDNN's layout where PyTorch has oneDNN: half the time of the usual one."""
     if not torch.backends.mkldnn.is_available():
-        return False
-    if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if dtype == torch.float16:
-        return torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    return True
+        return lambda x: F.linear(x, weight, bias)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
-EXACT = [OneDnn, Plain]  # each list in the order of preference
-HALF = [Half, Fbgemm]
+def in_bfloat16(weight, bias):
+    """bfloat16, in oneDNN's layout."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), 1)
+    bias = None if bias is None else bias.bfloat16()
+
+    def multiply(x):
+        x = x.bfloat16()
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "").float()
+
+    return multiply
 
 
-# -- the choice ------------------------------------------------------------------------------------
+def in_float16(weight, bias):
+    """float16, by PyTorch's own kernel, which is fast for one row alone."""
+    weight = weight.half()
+    bias = None if bias is None else bias.half()
+
+    def multiply(x):
+        x = x.half().clamp_(-LARGEST_HALF, LARGEST_HALF)
+        return F.linear(x, weight, bias).float()
+
+    return multiply
+
+
+FORMATS = {"float32": in_float32, "float16": in_float16, "bfloat16": in_bfloat16}
+COARSEST_FIRST = ("bfloat16", "float16", "float32")
 
 
 class PackedLinear(nn.Module):
-    """A Linear layer for generation on a CPU; no gradients. float32 in and out.
+    """A Linear layer in one format for one row and in another for several; no gradients.
 
-    one_row, several: the ways to multiply one row and more. rounded_to: 16 bits to which the weight
-    is rounded first, so that both ways have the same; a weight that they cannot hold stays as it
-    is, and one_row is not taken.
+    rounded_to: the dtype that the weight is rounded to first, so that both have the same.
     """
 
-    def __init__(self, linear: nn.Linear, one_row, several, rounded_to=None):
+    def __init__(self, linear: nn.Linear, one_row: str, several: str, rounded_to: str = "float32"):
         super().__init__()
-        weight = linear.weight.data.float()
-        bias = None if linear.bias is None else linear.bias.data.float()
-        if rounded_to is not None:
-            if weight.abs().max() > LARGEST_HALF:
-                one_row = several
-            else:
-                weight = weight.to(rounded_to).float()
-        self.several = several(weight, bias)
-        self.one_row = self.several if one_row is several else one_row(weight, bias)
+        weight = linear.weight.detach().to(DTYPES[rounded_to]).float()
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.one_row = FORMATS[one_row](weight, bias)
+        self.several = self.one_row
+        if several != one_row:
+            self.several = FORMATS[several](weight, bias)
 
     def forward(self, x):  # x: [..., in features]
         if x.numel() == x.size(-1):
@@ -158,106 +81,44 @@ class PackedLinear(nn.Module):
         return self.several(x)
 
 
-def pack(model: nn.Module, dtype: str = "auto") -> None:
-    """Make a float32 model on a CPU as fast at generating as this machine can.
+def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
+    """Replace the Linear layers of a float32 model by the fastest that this CPU can run.
 
-    Its Linear layers become PackedLinear. dtype: of their weights, float32, bfloat16, float16, int8
-    or auto: 16 bits where a trial of half a second shows that they are clearly faster, else
-    float32; what lies between the layers is float32. Raises DeviceError for int8 where PyTorch
-    lacks its products.
+    dtype: of their weights, float32, bfloat16, float16 or auto: 16 bits where that is clearly
+    faster. Between the layers all stays in float32. Returns the formats of one row and of several.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.filterwarnings("ignore", message=".*deprecated and will be removed")
-        make = choose(layers, dtype)
-        for name, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear):
-                model.set_submodule(name, make(module))
-
-
-def choose(layers: list[nn.Linear], dtype: str):
-    """How PackedLinear is made for a dtype as in `pack`. layers: the model's.
-
-    auto rounds to bfloat16, which has 3 bits less than float16, only where its products are faster.
-    """
-    if dtype == "int8":
-        if not works(Int8, layers[0]):
-            raise DeviceError(
-                "dtype int8: this PyTorch has no int8 products for this processor; use --dtype auto"
-            )
-        return functools.partial(PackedLinear, one_row=Int8, several=Int8)
-    exact_row = fastest(EXACT, layers, rows=1)
-    exact = fastest(EXACT, layers, rows=SEVERAL)
-    if dtype == "float32" or (dtype == "auto" and number_of_weights(layers) < SMALL):
-        return functools.partial(PackedLinear, one_row=exact_row, several=exact)
+    one_row = several = "float32"
+    if dtype != "float32" and sum(layer.weight.numel() for layer in layers) >= SMALL:
+        formats = ["float32"] if dtype == "float16" else ["float32", "bfloat16"]
+        several = fastest(formats, layers[:TIMED], rows=SEVERAL)
+        one_row = fastest([*formats, "float16"], layers[:TIMED], rows=1)
     if dtype == "auto":
-        several = fastest([exact, OneDnnHalf, OneDnnBfloat16], layers, rows=SEVERAL)
-        one_row = fastest([exact_row, *HALF, several], layers, rows=1)
-        if one_row is exact_row:
-            return functools.partial(PackedLinear, one_row=exact_row, several=exact)
-        dtype = "bfloat16" if several is OneDnnBfloat16 else "float16"
-    else:
-        rounded = OneDnnBfloat16 if dtype == "bfloat16" else OneDnnHalf
-        several = fastest([rounded, exact], layers, rows=SEVERAL)
-        one_row = fastest([*HALF, several], layers, rows=1)
-    return functools.partial(
-        PackedLinear, one_row=one_row, several=several, rounded_to=DTYPES[dtype]
-    )
+        dtype = min(one_row, several, key=COARSEST_FIRST.index)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, PackedLinear(module, one_row, several, dtype))
+    return one_row, several
 
 
-def first_layers(layers: list[nn.Linear], weights: int) -> list[nn.Linear]:
-    """The first of these layers that have so many weights together, or all of them."""
-    taken = []
-    for layer in layers:
-        if number_of_weights(taken) >= weights:
-            break
-        taken.append(layer)
-    return taken
+def fastest(formats: list[str], layers: list[nn.Linear], rows: int) -> str:
+    """The fastest format to multiply `rows` rows: float32 unless another is clearly faster.
 
-
-def number_of_weights(layers: list[nn.Linear]) -> int:
-    """How many they have together."""
-    return sum(layer.weight.numel() for layer in layers)
-
-
-def works(way, layer: nn.Linear) -> bool:
-    """Whether this PyTorch can do it on this machine."""
-    try:
-        PackedLinear(layer, way, way)(torch.zeros(1, layer.in_features))
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False
-    return True
-
-
-def fastest(ways: list, layers: list[nn.Linear], rows: int):
-    """The fastest way to multiply so many rows: an earlier one unless a later is clearly faster.
-
-    layers: the model's. Of few the first way that works.
+    A format that this PyTorch or this machine lacks is left out. The formats take turns, so that
+    each finds the caches full of the others' weights; the best of four rounds counts.
     """
-    ways = [way for way in ways if works(way, layers[0])]
-    if len(ways) == 1 or number_of_weights(layers) < SMALL:
-        return ways[0]
-    times = time_in_turn(ways, layers, rows)
-    best = ways[0]
-    for way in ways[1:]:
-        if times[way] < CLEARLY * times[best]:
-            best = way
-    return best
-
-
-def time_in_turn(ways: list, layers: list[nn.Linear], rows: int) -> dict:
-    """Seconds of each way for the products of the first layers, the best of four rounds.
-
-    They take turns, so that each finds the caches full of the others' weights.
-    """
-    tried = first_layers(layers, TRIED)
-    packed = {way: [PackedLinear(layer, way, way) for layer in tried] for way in ways}
-    inputs = [torch.ones(rows, layer.in_features) for layer in tried]
-    times = dict.fromkeys(ways, float("inf"))
+    inputs = [torch.ones(rows, layer.in_features) for layer in layers]
+    packed, seconds = {}, {}
+    for name in formats:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            packed[name] = [PackedLinear(layer, name, name) for layer in layers]
+            packed[name][0](inputs[0])
+            seconds[name] = float("inf")
     for _ in range(4):
-        for way in ways:
+        for name in seconds:
             start = time.perf_counter()
-            for layer, x in zip(packed[way], inputs, strict=True):
+            for layer, x in zip(packed[name], inputs, strict=True):
                 layer(x)
-            times[way] = min(times[way], time.perf_counter() - start)
-    return times
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+    seconds["float32"] *= CLEARLY
+    return min(seconds, key=seconds.get)

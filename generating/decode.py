@@ -1,4 +1,4 @@
-"""Token ids from a model: the prompts in one forward, then one token of each a forward.
+"""Token ids from a model: the prompts in one forward, then one token of each per forward.
 
 Ids in, ids out: it knows no text and no tokenizer. A sequence is here the list of ids that the
 model sees of it. In the comments B is sequences, V the vocabulary.
@@ -6,16 +6,12 @@ model sees of it. In the comments B is sequences, V the vocabulary.
 
 import contextlib
 import functools
-import math
 
 import torch
 
 from generating.cache import Cache, last_tokens
-from generating.recorded import kept_decoder
-from generating.sampling import penalise, sample
-
-# On a GPU prompts are padded to a multiple of this: cuDNN plans each new length of attention anew.
-GPU_PROMPTS = 64
+from generating.cuda_graph import cuda_graph_decoder
+from generating.sampling import apply_repetition_penalty, sample
 
 
 @torch.inference_mode()
@@ -24,9 +20,9 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
 
     model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
     prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
-    `penalise`. settings: as in `sample`.
+    `apply_repetition_penalty`. settings: as in `sample`.
 
-    A sequence that has filled the context goes on from its newer half: the model sees the last
+    A sequence that has filled the context continues from its newer half: the model sees the last
     block_size / 2 tokens and all that follow, until the context is full again.
     """
     context = model.config.block_size
@@ -37,17 +33,18 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
         for _ in range(max_new_tokens):
             logits = decode(sequences) if cached else prefill(model, cache, sequences)
             if repetition_penalty != 1:
-                logits = penalise(logits, seen, repetition_penalty)
+                logits = apply_repetition_penalty(logits, seen, repetition_penalty)
             drawn = sample(logits, **settings)
             seen.scatter_(1, drawn[:, None], True)
             next_ids = drawn.tolist()  # the only thing that is read from the device
             yield next_ids
-            append(sequences, next_ids)
+            for sequence, next_id in zip(sequences, next_ids, strict=True):
+                sequence.append(next_id)
             cached = not restart_full(sequences, context)
 
 
 def tokens_in(prompts, model):
-    """Which tokens of the vocabulary stand in each prompt: bool [B, V]."""
+    """Which tokens of the vocabulary are in each prompt: bool [B, V]."""
     shape = (len(prompts), model.config.vocab_size)
     seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
     for row, prompt in zip(seen, prompts, strict=True):
@@ -57,14 +54,14 @@ def tokens_in(prompts, model):
 
 @contextlib.contextmanager
 def choose_decoder(model, rows):
-    """An empty cache and the fastest way to decode one token with it: sequences -> logits [B, V].
+    """An empty cache, and the fastest way to decode one token with it: sequences -> logits [B, V].
 
-    The way needs a cache that has all tokens of the sequences but the last of each. On a CPU the
-    cache is float32: one row's attention takes half the time of bfloat16's there.
+    It needs all tokens of the sequences but the last of each in the cache. On a CPU the cache is
+    float32: one row's attention takes half the time of bfloat16's there.
     """
     weight = model.wte.weight
     if weight.device.type == "cuda":
-        with kept_decoder(model, rows) as decoder:
+        with cuda_graph_decoder(model, rows) as decoder:
             yield decoder.cache, functools.partial(decoder, model)
         return
     dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
@@ -72,16 +69,10 @@ def choose_decoder(model, rows):
     yield cache, functools.partial(decode_one_token, model, cache)
 
 
-def append(sequences, next_ids):
-    """Put the new token at the end of each sequence."""
-    for sequence, next_id in zip(sequences, next_ids, strict=True):
-        sequence.append(next_id)
-
-
 def restart_full(sequences, context) -> bool:
     """Cut each sequence that has outgrown the context to its newer half; returns whether one had.
 
-    Its tokens stand at other positions then, and the cache no longer fits them.
+    Its tokens then have other positions, and the cache no longer fits them.
     """
     outgrown = [sequence for sequence in sequences if len(sequence) > context]
     keep = max(1, context // 2)
@@ -98,20 +89,13 @@ def prefill(model, cache, sequences):
     """
     device = cache.slots.device
     lengths = [len(sequence) for sequence in sequences]
-    width = padded_width(max(lengths), len(cache.slots), device)
+    width = max(lengths)
     ids = [sequence + [0] * (width - len(sequence)) for sequence in sequences]
     ids = torch.tensor(ids, device=device)
     last = torch.tensor([length - 1 for length in lengths], device=device)
     positions = cache.slots[:width].expand(len(sequences), -1)
     cache.set_positions(positions, width, contiguous=True)
     return model(ids, cache=cache, last=last)
-
-
-def padded_width(longest, context, device):
-    """The tokens of a row in the forward of the prompts, the longest of which has so many."""
-    if device.type != "cuda":
-        return longest
-    return min(math.ceil(longest / GPU_PROMPTS) * GPU_PROMPTS, context)
 
 
 def decode_one_token(model, cache, sequences):

@@ -18,8 +18,8 @@ from tokenizer_bpe import Tokenizer
 class Checkpoint:
     """A model that is ready to generate.
 
-    name: its step folder, with slashes on every system. summary: what it is, in a line. state: what
-    its state.json says.
+    name: its step folder, with slashes on every system. summary: a line about it. state: its
+    state.json.
     """
 
     name: str
@@ -35,14 +35,11 @@ def open_checkpoint(
     """The model of a run or step, at its fastest on this machine.
 
     path: as in mirror.find. dtype: of the weights, as --dtype of generate.py takes it. Raises
-    CheckpointError where there is no checkpoint, or none that is whole, and DeviceError for int8
-    where the device has none.
+    CheckpointError where there is no checkpoint, or none that is whole.
     """
-    if dtype == "int8" and device.type != "cpu":
-        raise hardware.DeviceError(f"dtype int8 is for CPUs; on {device} use --dtype auto")
+    folder = mirror.find(path)
     on_cpu = device.type == "cpu"
     loaded_as = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    folder = mirror.find(path)
     model, tokenizer, state = load_model(folder, device, loaded_as)
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)
@@ -76,10 +73,7 @@ def load_model(
 
 
 class NoInit(TorchFunctionMode):
-    """Modules made under it are not initialised: their memory stays as it comes.
-
-    It takes 3 s less for 134M weights that are replaced at once.
-    """
+    """Modules made under it are not initialised: 3 s less for 134M weights, replaced at once."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

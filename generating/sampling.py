@@ -6,8 +6,8 @@ Tensors in, tensors out. In the comments B is rows, V the vocabulary.
 import torch
 
 
-def penalise(logits, seen, penalty):
-    """Make tokens that already stand in a sequence less likely, with a penalty above 1.
+def apply_repetition_penalty(logits, seen, penalty):
+    """Make tokens that a sequence already has less likely, with a penalty above 1.
 
     logits: [B, V]. seen: bool [B, V]. Returns logits: those of seen tokens are divided by the
     penalty, or multiplied where negative (Keskar et al., 2019, "CTRL", section 4.1).
@@ -33,8 +33,7 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, gen
         return draw(probs, generator)
 
     vocabulary = logits.size(-1)
-    count = min(top_k or vocabulary, vocabulary)
-    logits, ids = logits.topk(count)  # the likeliest first
+    logits, ids = logits.topk(min(top_k or vocabulary, vocabulary))  # the likeliest first
     probs = (logits / temperature).softmax(dim=-1)
     if top_p < 1:
         likelier = probs.cumsum(dim=-1) - probs  # the sum of all before a token; 0 for the first
@@ -44,10 +43,10 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None, vocab_size=None, gen
 
 
 def draw(probs, generator):
-    """The index of a number of each row, drawn with these probabilities: [B, V] -> int64 [B].
+    """An index for each row, drawn with these probabilities: [B, V] -> int64 [B].
 
-    Each number over noise of an exponential distribution is the largest with its probability. It is
-    what torch.multinomial draws too, without its two checks, for which a GPU would have to wait.
+    A probability over exponential noise is the largest of its row with that probability. It draws
+    what torch.multinomial draws, without its two checks, for which a GPU would have to wait.
     """
     noise = torch.empty_like(probs).exponential_(generator=generator)
     return (probs / noise).argmax(dim=-1)

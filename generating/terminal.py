@@ -1,8 +1,9 @@
-"""What generate.py shows: texts as they grow, in columns, or as JSON; notes on standard error.
+"""What generate.py prints: texts as they grow, in columns, or as JSON; notes on standard error.
 
 Knows Completions, prompts and names; computes nothing.
 """
 
+import itertools
 import json
 import shutil
 import sys
@@ -18,20 +19,20 @@ def note(words: str) -> None:
     print(f"[{words}]", file=sys.stderr)
 
 
-def written(completion: Completion, chat: bool) -> str:
-    """What is shown of a continuation: it follows its prompt, but in a chat it stands alone."""
+def shown(completion: Completion, chat: bool) -> str:
+    """A continuation with its prompt; in a chat, without."""
     if chat:
         return completion.text.lstrip()
     return completion.prompt + completion.text
 
 
-def show(answers: Iterable[list[Completion]], chat: bool) -> list[Completion]:
+def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
     """Print continuations as they grow, one below the other; returns them once they are whole."""
     row = 0  # the one that is being printed
     printed = 0  # how many of its characters are
-    for completions in answers:
+    for completions in growing:
         while row < len(completions):
-            text = written(completions[row], chat)
+            text = shown(completions[row], chat)
             print(text[printed:], end="", flush=True)
             printed = len(text)
             if not completions[row].ended:
@@ -44,37 +45,30 @@ def show(answers: Iterable[list[Completion]], chat: bool) -> list[Completion]:
     return completions
 
 
-def show_beside(names: list[str], answers: list[list[Completion]], chat: bool) -> None:
+def show_columns(names: list[str], answers: list[list[Completion]], chat: bool) -> None:
     """Print the continuations of each prompt as columns. answers: a list for each name."""
-    tables = []
     for completions in zip(*answers, strict=True):
-        texts = [written(completion, chat) for completion in completions]
-        if chat:
-            texts = [text.rstrip() for text in texts]
-        tables.append(side_by_side(names, texts))
-    print("\n\n".join(tables))
+        print(columns(names, [shown(completion, chat).rstrip() for completion in completions]))
+        print()
 
 
-def side_by_side(titles: list[str], texts: list[str]) -> str:
+def columns(titles: list[str], texts: list[str]) -> str:
     """Texts as columns, as wide as the terminal."""
-    columns_of_terminal = shutil.get_terminal_size((160, 24)).columns
-    width = max(20, columns_of_terminal // len(texts) - 3)
-    heads = [[*textwrap.wrap(title, width), "-" * width] for title in titles]
-    height = max(len(head) for head in heads)
-    columns = []
+    width = max(20, shutil.get_terminal_size((160, 24)).columns // len(texts) - 3)
+    heads = [wrapped(title, width) for title in titles]
+    height = max(map(len, heads))
+    cells = []
     for head, text in zip(heads, texts, strict=True):
-        space_above = [""] * (height - len(head))
-        columns.append(space_above + head + wrapped(text, width))
-    height = max(len(column) for column in columns)
-    columns = [column + [""] * (height - len(column)) for column in columns]
+        space = [""] * (height - len(head))
+        cells.append([*head, *space, "-" * width, *wrapped(text, width)])
     lines = []
-    for row in zip(*columns, strict=True):
+    for row in itertools.zip_longest(*cells, fillvalue=""):
         lines.append(" | ".join(cell.ljust(width) for cell in row).rstrip())
     return "\n".join(lines)
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The lines of a text, none wider than `width`; nothing but line breaks is left out."""
+    """The lines of a text, none wider than `width`; only line breaks are left out."""
     lines = []
     for line in text.expandtabs(4).splitlines():
         parts = textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=False)
@@ -119,5 +113,5 @@ def note_long_prompts(checkpoint: Checkpoint, prompts: list[str]) -> None:
         if length > context:
             note(
                 f"{checkpoint.name}: the prompt has {length:,} tokens; the model sees the last"
-                f" {context} of them, its context"
+                f" {context}, its context"
             )

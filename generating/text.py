@@ -6,7 +6,6 @@ Knows a model and its tokenizer; no files and no terminal.
 import codecs
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -15,7 +14,6 @@ from model import GPT
 from tokenizer_bpe import Tokenizer
 
 
-@dataclass
 class Completion:
     """One continuation as it grows.
 
@@ -24,12 +22,49 @@ class Completion:
     seconds: from the start to its first and to its last token.
     """
 
-    prompt: str
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    ended: str = ""
-    first_s: float = 0.0
-    seconds: float = 0.0
+    def __init__(self, prompt: str, tokenizer: Tokenizer, max_new_tokens: int, stop: Sequence[str]):
+        self.prompt = prompt
+        self.text = ""
+        self.ids = []
+        self.ended = ""
+        self.first_s = 0.0
+        self.seconds = 0.0
+        self._tokenizer = tokenizer
+        self._max_new_tokens = max_new_tokens
+        self._stop = stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoded = ""  # all whole characters, also those not shown yet
+
+    def add(self, next_id: int, seconds: float) -> None:
+        """Add a token. seconds: since the start."""
+        self.first_s = self.first_s or seconds
+        self.seconds = seconds
+        if next_id == self._tokenizer.eot_id:
+            self._finish("end of text", self._decoded)
+            return
+        self.ids.append(next_id)
+        self._decoded += self._decoder.decode(self._tokenizer.decode_bytes([next_id]))
+        stops = [self._decoded.find(text) for text in self._stop if text in self._decoded]
+        if stops:
+            self._finish("stop", self._decoded[: min(stops)])
+        elif len(self.ids) == self._max_new_tokens:
+            self._finish("length", self._decoded)
+        else:
+            held_back = begun_stop(self._decoded, self._stop)
+            self.text = self._decoded[: len(self._decoded) - held_back]
+
+    def _finish(self, why, text):
+        self.text = text
+        self.ended = why
+
+
+def begun_stop(text: str, stop: Sequence[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of a stop text."""
+    longest = max(map(len, stop), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop_text.startswith(text[-length:]) for stop_text in stop):
+            return length
+    return 0
 
 
 def complete(
@@ -48,16 +83,19 @@ def complete(
     TokenizerError for a prompt that the tokenizer cannot encode.
     """
     started = time.perf_counter()
+    generator = torch.Generator(model.wte.weight.device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    settings |= {"vocab_size": tokenizer.vocab_size, "generator": generator}
     prompt_ids = [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
-    growing = [Growing(prompt, tokenizer, max_new_tokens, stop) for prompt in prompts]
-    completions = [row.completion for row in growing]
-    settings["vocab_size"] = tokenizer.vocab_size
-    settings["generator"] = seeded_generator(model.wte.weight.device, seed)
+    completions = [Completion(prompt, tokenizer, max_new_tokens, stop) for prompt in prompts]
     for next_ids in decode.generate(model, prompt_ids, max_new_tokens, **settings):
         seconds = time.perf_counter() - started
-        for row, next_id in zip(growing, next_ids, strict=True):
-            if not row.completion.ended:
-                row.add(next_id, seconds)
+        for completion, next_id in zip(completions, next_ids, strict=True):
+            if not completion.ended:
+                completion.add(next_id, seconds)
         yield completions
         if all(completion.ended for completion in completions):
             return
@@ -66,73 +104,9 @@ def complete(
 def complete_text(
     model: GPT, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, **settings
 ) -> str:
-    """The continuation of one prompt, once it is whole. settings: as in `complete`.
+    """The whole continuation of one prompt. settings: as in `complete`.
 
     A character that is cut off at the end comes out as U+FFFD.
     """
     *_, (completion,) = complete(model, tokenizer, [prompt], max_new_tokens, **settings)
     return tokenizer.decode(completion.ids)
-
-
-def seeded_generator(device: torch.device, seed: int | None) -> torch.Generator:
-    """Random numbers that follow from the seed; without one, others each time."""
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
-class Growing:
-    """A Completion to which tokens are added, and what it takes to turn them into text."""
-
-    def __init__(self, prompt: str, tokenizer: Tokenizer, max_new_tokens: int, stop: Sequence[str]):
-        self.completion = Completion(prompt)
-        self.tokenizer = tokenizer
-        self.max_new_tokens = max_new_tokens
-        self.stop = stop
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.decoded = ""  # all whole characters, also those not shown yet
-
-    def add(self, next_id: int, seconds: float) -> None:
-        """Add a token. seconds: since the start."""
-        completion = self.completion
-        completion.seconds = seconds
-        if not completion.first_s:
-            completion.first_s = seconds
-        if next_id == self.tokenizer.eot_id:
-            self.finish("end of text")
-            return
-        completion.ids.append(next_id)
-        self.decoded += self.decoder.decode(self.tokenizer.decode_bytes([next_id]))
-        stop_at = self.find_stop()
-        if stop_at is not None:
-            self.finish("stop", stop_at)
-        elif len(completion.ids) == self.max_new_tokens:
-            self.finish("length")
-        else:
-            held_back = may_become(self.decoded, self.stop)
-            completion.text = self.decoded[: len(self.decoded) - held_back]
-
-    def find_stop(self) -> int | None:
-        """Where the first stop text begins; None where there is none."""
-        shown = len(self.completion.text)  # holds none, nor the beginning of one
-        found = [self.decoded.find(text, shown) for text in self.stop]
-        return min((at for at in found if at >= 0), default=None)
-
-    def finish(self, why: str, end: int | None = None) -> None:
-        """Show the text up to `end`, a number of characters, and say why it ended."""
-        self.completion.text = self.decoded[:end]
-        self.completion.ended = why
-
-
-def may_become(text: str, stop: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a stop text."""
-    lengths = [
-        length
-        for stop_text in stop
-        for length in range(1, len(stop_text))
-        if text.endswith(stop_text[:length])
-    ]
-    return max(lengths, default=0)

@@ -335,7 +335,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--dtype",
-        choices=[*hardware.DTYPES, "int8"],
+        choices=list(hardware.DTYPES),
         help="of the weights, as generate.py keeps them on a CPU; default: float32, with the"
         " products in bfloat16 where the hardware has them",
     )

@@ -1,6 +1,5 @@
 """generating/chat.py: a session on a terminal, and the prompts of a conversation."""
 
-import argparse
 import os
 import select
 import subprocess
@@ -9,11 +8,10 @@ import time
 
 import pytest
 
-from generate import session
-from generating.chat import first_prompts, reply_prompt
+from generating.chat import Conversation, reply_prompt
 from generating.load import Checkpoint
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, fails_clearly, run_script
+from tests.conftest import ROOT, run_script
 
 
 class Terminal:
@@ -74,7 +72,7 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-def test_a_chat_begins_anew_when_asked(bpe_run):
+def test_a_chat_starts_again_when_asked(bpe_run):
     terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
     terminal.until("\r\n> ")
     replies = []
@@ -86,24 +84,12 @@ def test_a_chat_begins_anew_when_asked(bpe_run):
     assert terminal.process.wait(10) == 0
 
 
-def test_ctrl_c_where_nothing_was_asked_says_nothing(monkeypatch, capsys):
-    keys = iter([KeyboardInterrupt, EOFError])
-
-    def type_at(prompt):
-        raise next(keys)
-
-    monkeypatch.setattr("builtins.input", type_at)
-    session([], argparse.Namespace(chat=True, system=None))
-    assert "goes on" not in capsys.readouterr().err
-
-
-def test_a_model_that_saw_no_conversations_says_so(bpe_run, byte_tokenizer, tmp_path):
+def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversations(bpe_run):
     ask = ["generate.py", "--checkpoint", bpe_run, "--prompt", "Hi", "--max_new_tokens=2"]
-    assert "was not trained on conversations" in run_script(*ask, "--chat").stderr
+    replied = run_script(*ask, "--system=Be brief.", "--chat", "--json")
+    assert '"prompt": "System: Be brief.\\n\\nUser: Hi\\n\\nAssistant:"' in replied.stdout
+    assert "was not trained on conversations" in replied.stderr
     assert "conversations" not in run_script(*ask).stderr
-    wrong = run_script(*ask, "--top_p=x")
-    fails_clearly(wrong, "--top_p")
-    assert len(wrong.stderr.splitlines()) == 2  # the usage is one of them
 
 
 def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
@@ -126,11 +112,4 @@ def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_begin
     middle = Checkpoint("middle", GPT(GPTConfig(258, 100, 1, 1, 8)), byte_tokenizer, "")
     kept = "System: Be brief.\n\nUser: How?\n\nAssistant:"
     assert reply_prompt([system, *said], middle) == kept
-    assert first_prompts(["How?"], wide, "Be brief.") == [kept]
-
-
-def test_a_system_message_is_for_conversations(bpe_run):
-    ask = ["generate.py", "--checkpoint", bpe_run, "--prompt", "Hi", "--max_new_tokens=2"]
-    fails_clearly(run_script(*ask, "--system=Be brief."), "--chat")
-    replied = run_script(*ask, "--system=Be brief.", "--chat", "--json")
-    assert '"prompt": "System: Be brief.\\n\\nUser: Hi\\n\\nAssistant:"' in replied.stdout
+    assert Conversation(wide, "Be brief.").prompt("How?") == kept

@@ -199,10 +199,9 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
 
 def test_the_loss_of_fewer_bits_is_that_of_float32_and_a_little(runs):
     losses = {}
-    for dtype in ("float32", "float16", "int8"):
+    for dtype in ("float32", "float16"):
         result = run_script("-m", "tools.evaluate", runs / "bpe", "--dtype", dtype)
         assert result.returncode == 0, result.stderr
         row = re.search(r"/step_00000020\s+([\d.]+) ±", result.stdout)
         losses[dtype] = float(row[1])
     assert losses["float16"] == pytest.approx(losses["float32"], abs=2e-3)
-    assert losses["int8"] == pytest.approx(losses["float32"], abs=0.05)

@@ -1,4 +1,4 @@
-"""The recorded step of a GPU: kept between prompts, with one read and one launch a token.
+"""The CUDA-graph decoder: kept between prompts, with one read and one launch per token.
 
 On a CPU its graph is replaced by the forward pass that it would replay; what is counted is the
 work around it.
@@ -15,14 +15,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from generating import decode, recorded
+from generating import cuda_graph, decode
+from generating.cuda_graph import CudaGraphDecoder, cuda_graph_decoder
 from generating.decode import generate
-from generating.recorded import RecordedDecoder, kept_decoder
 from generating.sampling import sample
 from tests.generating.test_sampling import CONTEXT, PROMPTS, without_cache
 from tests.test_model import randomised
 
-ON_A_GPU = torch.device("cuda")
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__")
 WAITING_OPS = ("_local_scalar_dense", "nonzero", "multinomial", "masked_select", "equal")
 
@@ -70,7 +69,7 @@ class Ops(TorchDispatchMode):
 
 @pytest.fixture
 def recordings(monkeypatch):
-    """Makes the CPU take a GPU's way; the list of RecordedDecoders that have recorded."""
+    """Makes the CPU take a GPU's path; the list of CudaGraphDecoders that have recorded."""
     made = []
 
     def record(decoder, model):
@@ -79,27 +78,23 @@ def recordings(monkeypatch):
 
     @contextlib.contextmanager
     def as_on_a_gpu(model, rows):
-        with kept_decoder(model, rows) as decoder:
+        with cuda_graph_decoder(model, rows) as decoder:
             yield decoder.cache, functools.partial(decoder, model)
 
-    padded = decode.padded_width
-    monkeypatch.setattr(RecordedDecoder, "record", record)
+    monkeypatch.setattr(CudaGraphDecoder, "record", record)
     monkeypatch.setattr(decode, "choose_decoder", as_on_a_gpu)
-    monkeypatch.setattr(decode, "GPU_PROMPTS", 8)
-    monkeypatch.setattr(
-        decode, "padded_width", lambda longest, context, _: padded(longest, context, ON_A_GPU)
-    )
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return made
 
 
-def greedy(model, prompts, count=2 * CONTEXT):
+def greedy(model, prompts, count=CONTEXT + 8):
     """What `generate` writes, and what whole forwards write."""
     return list(generate(model, prompts, count, temperature=0)), without_cache(
         model, prompts, count, temperature=0
     )
 
 
-def test_a_second_prompt_takes_the_recorded_step_and_its_text_is_its_own(recordings):
+def test_a_second_prompt_takes_the_recorded_graph_and_its_text_is_its_own(recordings):
     model = randomised()
     model.wpe.weight.data *= 20  # else so small a model repeats one token
     for prompts in (PROMPTS, [[9], [4, 4, 4], [2] * 31, [77]], PROMPTS):
@@ -111,12 +106,12 @@ def test_a_second_prompt_takes_the_recorded_step_and_its_text_is_its_own(recordi
 
 
 def test_where_no_graph_can_be_recorded_the_tokens_are_the_same(recordings, monkeypatch):
-    monkeypatch.setattr(RecordedDecoder, "record", lambda decoder, model: None)
-    written, expected = greedy(randomised(), PROMPTS)
+    monkeypatch.setattr(CudaGraphDecoder, "record", lambda decoder, model: None)
+    written, expected = greedy(randomised(), PROMPTS[:2])
     assert written == expected
 
 
-def test_weights_that_moved_are_recorded_anew(recordings):
+def test_weights_that_moved_are_recorded_again(recordings):
     model = randomised()
     greedy(model, [[5]], 3)
     model.double()
@@ -134,19 +129,21 @@ def test_two_texts_that_grow_at_the_same_time_do_not_mix(recordings):
     assert len(recordings) == 2
 
 
-def test_few_are_kept_and_none_outlives_its_model_or_autocast(recordings):
+def test_one_is_kept_and_none_outlives_its_model_or_autocast(recordings):
     model = randomised()
-    for rows in range(1, recorded.MOST_KEPT + 3):
+    for rows in (1, 2, 2):
         greedy(model, [[5]] * rows, 3)
-    assert len(recorded._kept[model]) == recorded.MOST_KEPT
-    with torch.autocast("cpu", torch.bfloat16):
-        list(generate(model, [[5]] * 9, 3, temperature=0))
-    assert not any(rows == 9 for rows, *_ in recorded._kept[model])
+    assert len(recordings) == 2
     recordings.clear()
-    before = len(recorded._kept)
+    before = len(cuda_graph._kept)
+    with torch.autocast("cpu", torch.bfloat16):
+        list(generate(model, [[5]] * 2, 3, temperature=0))
+    assert model not in cuda_graph._kept
+    greedy(model, [[5]], 3)
+    recordings.clear()
     del model
     gc.collect()
-    assert len(recorded._kept) == before - 1
+    assert len(cuda_graph._kept) == before - 1
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 20, "top_p": 0.9}, {}])
@@ -161,7 +158,7 @@ def test_a_token_takes_one_read_and_one_launch(recordings, settings):
     assert recordings[0].graph.replays == replays + 10
     assert reads.names == ["tolist"] * 10
     assert not {name.lstrip("_") for name in ops.names} & {n.lstrip("_") for n in WAITING_OPS}
-    assert len(ops.names) <= 40 * 10  # each is a kernel at most, beside the graph's 200
+    assert len(ops.names) <= 40 * 10  # each is at most a kernel; the graph has 200
 
 
 def test_sampling_needs_no_value_from_the_device():
@@ -170,28 +167,22 @@ def test_sampling_needs_no_value_from_the_device():
         assert sample(logits, vocab_size=90, **settings).shape == (3,)
 
 
-@pytest.mark.parametrize("longest, width", [(1, 64), (64, 64), (65, 128), (450, 500), (500, 500)])
-def test_prompts_are_padded_on_a_gpu_alone(longest, width):
-    assert decode.padded_width(longest, 500, ON_A_GPU) == width
-    assert decode.padded_width(longest, 500, torch.device("cpu")) == longest
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_the_second_prompt_records_nothing_and_a_token_reads_once():
     model = randomised(block_size=512, n_embd=256).cuda().bfloat16()
-    recorded_now = []
-    plain = RecordedDecoder.record
+    recordings_made = []
+    plain = CudaGraphDecoder.record
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            RecordedDecoder,
+            CudaGraphDecoder,
             "record",
-            lambda decoder, model: (recorded_now.append(1), plain(decoder, model)),
+            lambda decoder, model: (recordings_made.append(1), plain(decoder, model)),
         )
         first = list(generate(model, [[5, 6]], 50, temperature=0))
         start = time.perf_counter()
         assert list(generate(model, [[5, 6]], 50, temperature=0)) == first
         print(f"a second prompt of 50 tokens: {time.perf_counter() - start:.4f} s")
-    assert len(recorded_now) == 1
+    assert len(recordings_made) == 1
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     texts = generate(model, [[7]], 60, top_k=50)
     next(texts), next(texts)
