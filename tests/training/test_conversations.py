@@ -14,7 +14,7 @@ import hardware
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta, write_meta
 from model import GPT, IGNORE, GPTConfig, cross_entropy
 from tests.conftest import conversations, fails_clearly, losses, run_script, write_conversations
-from tests.training.test_ranks import same, train_on
+from tests.training.test_ranks import EXACT, same, train_on
 from training.conversations import Conversations
 from training.dataset import Dataset
 from training.low_memory import use_aligned_head, use_chunked_loss
@@ -156,13 +156,13 @@ def test_an_evaluation_does_not_depend_on_its_micro_batch(chat_data):
 
 def test_micro_batches_processes_and_stops_change_no_loss(chat_data, tmp_path):
     replies = ["--loss_on=assistant", "--eval_interval=10"]
-    for folder, processes, more in (
-        ("one", 1, ["--max_steps=10"]),
-        ("one", 1, ["--max_steps=20", "--loss_chunks=3"]),
-        ("two", 2, ["--max_steps=20", "--micro_batch_size=1"]),
-    ):
-        result = train_on(processes, chat_data, tmp_path / folder, *replies, *more)
+    one = ["train.py", f"--data_dir={chat_data}", f"--checkpoint_dir={tmp_path / 'one'}", *EXACT]
+    for more in (["--max_steps=10"], ["--max_steps=20", "--loss_chunks=3"]):
+        result = run_script(*one, *replies, *more)
         assert result.returncode == 0, result.stderr
+    more = ["--max_steps=20", "--micro_batch_size=1"]
+    result = train_on(2, chat_data, tmp_path / "two", *replies, *more)
+    assert result.returncode == 0, result.stderr
     assert same(losses(tmp_path / "one"), losses(tmp_path / "two"))
     meta = read_meta(chat_data)
     counted = meta.splits["val"].mask
