@@ -1,4 +1,4 @@
-"""One trainer a run: a locked file in its folder that names its holder.
+"""One trainer a run: a locked file in its folder, and beside it who holds it.
 
 Knows files and processes; no run.
 """
@@ -6,73 +6,60 @@ Knows files and processes; no run.
 import contextlib
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
-from formats.files import try_lock
+from filelock import FileLock, Timeout
+
+from formats import files, run_log
 from training.errors import RunError
+
+FRESH_S = 180
 
 
 class Lock:
     """The lock of a run's folder. The system unlocks it when the process dies, however it dies.
 
-    Other machines on a shared folder do not see that lock; for them the file counts as held until
-    it has not been refreshed for `stale_s` seconds. So it is where there is no flock (Windows).
+    On some mounts, such as Google Drive, other machines do not see that lock. So a trainer of
+    another machine that did not release it counts as alive while the run's log is fresh.
     """
-
-    stale_s = 180
 
     def __init__(self, folder: Path):
         """Take the lock. Raises RunError naming the trainer that holds it."""
-        self.file = open(folder / ".lock", "a+")  # noqa: SIM115 - open as long as it is held
-        got_it = try_lock(self.file)
-        locked, flock = got_it is not False, got_it is not None
-        self.file.seek(0)
-        held = self.file.read().split("\t")
-        if len(held) == 3:
-            self._check_holder(folder, held, locked, flock)
-        elif not locked:
-            raise RunError(
-                f"{folder} is being trained by another process; stop that one first, or choose "
-                "another checkpoint_dir"
-            )
-        self._write(f"{os.getpid()}\t{socket.gethostname()}\t{time.strftime('%Y-%m-%d %H:%M:%S')}")
-        self.released = threading.Event()
-        threading.Thread(target=self._refresh, daemon=True).start()
+        self.folder = folder
+        self.holder = folder / ".trainer.json"
+        self.lock = FileLock(folder / ".lock")
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(self._held()) from None
+        holder = self._read_holder()
+        if holder and holder["host"] != socket.gethostname() and self._log_is_fresh():
+            self.lock.release()
+            wait = f"if it is dead, wait {FRESH_S // 60} minutes or delete {self.holder}"
+            raise RunError(f"{self._held()} ({wait})")
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+        files.write_json(self.holder, me)
 
-    def _check_holder(self, folder: Path, held: list[str], locked: bool, flock: bool) -> None:
-        """Raises RunError unless the trainer that the file names is gone."""
-        pid, host, since = held
-        elsewhere = host != socket.gethostname() or not flock
-        fresh = time.time() - os.stat(self.file.name).st_mtime < self.stale_s
-        if locked and not (elsewhere and fresh):
-            return
-        wait = ""
-        if locked:
-            minutes = self.stale_s // 60
-            wait = f" (if it is dead, wait {minutes} minutes or delete {self.file.name})"
-        self.file.close()
-        raise RunError(
-            f"{folder} is being trained by process {pid} on {host} since {since}; stop that one "
-            f"first, or choose another checkpoint_dir{wait}"
+    def _read_holder(self):
+        return files.read_json(self.holder, pid=int, host=str, since=str)
+
+    def _log_is_fresh(self):
+        log = self.folder / run_log.NAME
+        return log.exists() and time.time() - log.stat().st_mtime < FRESH_S
+
+    def _held(self):
+        who = "another process"
+        if holder := self._read_holder():
+            who = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        return (
+            f"{self.folder} is being trained by {who}; stop that one first, or choose another"
+            " checkpoint_dir"
         )
-
-    def _write(self, text: str) -> None:
-        self.file.seek(0)
-        self.file.truncate()
-        self.file.write(text)
-        self.file.flush()
-
-    def _refresh(self) -> None:
-        """Show other machines that this trainer is alive, whatever it is busy with."""
-        while not self.released.wait(self.stale_s / 6):
-            with contextlib.suppress(OSError):
-                os.utime(self.file.name)
 
     def release(self) -> None:
         """Give the lock back."""
-        self.released.set()
-        with contextlib.suppress(OSError):
-            self._write("")
-            self.file.close()
+        with contextlib.suppress(OSError):  # the folder may have become read-only
+            self.holder.unlink()
+        self.lock.release()

@@ -5,10 +5,11 @@ import time
 
 import pytest
 
+from formats import files, run_log
 from tests.conftest import fails_clearly, losses, train_small
 from tests.training.conftest import start, wait_until
 from training.errors import RunError
-from training.lock import Lock
+from training.lock import FRESH_S, Lock
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
@@ -28,9 +29,15 @@ def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
     assert after.returncode == 0, after.stderr  # the lock of the dead one does not count
 
 
-def test_a_lock_of_another_machine_counts_while_it_is_fresh(tmp_path):
-    (tmp_path / ".lock").write_text("17\tanother-host\t2026-01-01 00:00:00")
-    with pytest.raises(RunError, match="process 17 on another-host"):
+def test_a_lock_of_another_machine_counts_while_the_log_is_fresh(tmp_path):
+    holder = {"pid": 17, "host": "another-host", "since": "2026-01-01 00:00:00"}
+    files.write_json(tmp_path / ".trainer.json", holder)
+    log = tmp_path / run_log.NAME
+    log.touch()
+    with pytest.raises(RunError, match=r"process 17 on another-host.*wait 3 minutes"):
         Lock(tmp_path)
-    os.utime(tmp_path / ".lock", (0, time.time() - 2 * Lock.stale_s))
-    Lock(tmp_path).release()
+    os.utime(log, (0, time.time() - 2 * FRESH_S))
+    lock = Lock(tmp_path)
+    assert files.read_json(tmp_path / ".trainer.json")["pid"] == os.getpid()
+    lock.release()
+    assert not (tmp_path / ".trainer.json").exists()
