@@ -20,22 +20,32 @@ from pathlib import Path
 import config as settings
 from config import Config, ConfigError
 from formats import files, run_folder
+from formats.address import AddressError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, catches_up, out_of_memory
 from tokenizer_bpe import TokenizerError
-from training import distributed
+from training import distributed, shard
 from training.banner import banner
-from training.checkpointer import Checkpointer
 from training.dataset import DataError
 from training.errors import RunError
 from training.lock import Lock
-from training.mirror import Uploader, address_of, bring
 from training.plan import plan
 from training.profiling import STEPS, WARMUP, Profiler
 from training.recorder import Recorder, generate_command
 from training.samples import answer_prompts
+from training.saver import Saver
 from training.setup import Run, build
 from training.signals import Signals, Stop, leave
+
+# What a user can mend; the exit status is 2.
+MISTAKES = (
+    AddressError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    TokenizerError,
+)
 
 
 def train(config: Config) -> None:
@@ -48,7 +58,6 @@ def train(config: Config) -> None:
             folder.mkdir(parents=True, exist_ok=True)  # the run may come from there
         if writes and folder.is_dir():
             lock = Lock(folder)  # before anything in it is read
-        bring(config)
         run = build(config)  # writes nothing
         print(banner(run), flush=True)
         if config.dry_run:
@@ -61,7 +70,7 @@ def train(config: Config) -> None:
                 f"finished already, at step {run.state.progress.step:,}. To train longer raise "
                 f"epochs or max_steps. To generate:\n  {generate_command(folder)}"
             )
-            Uploader(address_of(config), folder, config.keep_last).finish()
+            Saver(run).finish()
             return
         if writes and not lock:
             lock = lock_new_folder(folder)
@@ -76,30 +85,30 @@ def train(config: Config) -> None:
 
 def run_to_the_end(run: Run, signals: Signals) -> None:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
-    recorder, checkpointer = Recorder(run), Checkpointer(run)
+    recorder, saver = Recorder(run), Saver(run)
     try:
         if distributed.is_main:
-            checkpointer.begin()
+            saver.begin()
             recorder.begin()
-        outcome = loop(run, signals, recorder, checkpointer)
+        outcome = loop(run, signals, recorder, saver)
         with signals.held():
-            saved = checkpointer.save_now()
+            saved = saver.save_now()
         if not distributed.is_main:
             return
     except (Stop, distributed.Lost) as interruption:
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
-            save_after_interruption(run, checkpointer, interruption)
+            save_after_interruption(run, saver, interruption)
         raise
     finally:
         recorder.close()
-        checkpointer.mirror.finish()
+        saver.finish()
     if not saved:
-        raise RunError(not_saved(run, checkpointer))
-    recorder.summary(outcome, checkpointer.best)
+        raise RunError(not_saved(run, saver))
+    recorder.summary(outcome, saver.best)
 
 
-def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpointer) -> str:
+def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     """Step until the run is done or its budget is. Returns how it ended, in a word or two."""
     trainer, schedule, clock = run.trainer, run.schedule, run.clock
     run.memory.on_halved = recorder.halved  # written down for the next start
@@ -114,12 +123,12 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
     profiler = make_profiler(run, recorder)
     while True:
-        if checkpointer.due:  # first: an evaluation may run out of memory
+        if save_due(run, saver):  # first: an evaluation may run out of memory
             with clock.paused(), signals.held():
-                checkpointer.save()
+                saver.save()
         if schedule.evaluation_due:
             with clock.paused():
-                validate(run, recorder, checkpointer)
+                validate(run, recorder, saver)
         signals.raise_if_received()  # every process, at the same step
         if schedule.done:
             return "finished"
@@ -132,32 +141,38 @@ def loop(run: Run, signals: Signals, recorder: Recorder, checkpointer: Checkpoin
         if profiler:
             profiler.step()
         if schedule.check_due:
-            check_numbers(run, recorder, checkpointer)
+            check_numbers(run, recorder, saver)
         if schedule.log_due:
             with signals.held():
                 recorder.step(clock.lap())
 
 
-def validate(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
+def save_due(run: Run, saver: Saver) -> bool:
+    """Whether to save now; what the first process says, where all take part in a save."""
+    due = run.schedule.save_due(saver.busy)
+    return bool(distributed.gather(due)[0]) if shard.wanted(run.config) else due
+
+
+def validate(run: Run, recorder: Recorder, saver: Saver) -> None:
     """The validation loss and the answers to sample_prompts; the step may be the best so far."""
     loss = run.trainer.evaluate()
     run.schedule.mark_evaluated()
     c, cast = run.config, run.trainer.cast
     answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
-    best = min(checkpointer.best, loss)  # before this one may become it
-    checkpointer.mark_best(loss)
+    best = min(saver.best, loss)  # before this one may become it
+    saver.mark_best(loss)
     recorder.evaluation(loss, best, answers)
 
 
-def check_numbers(run: Run, recorder: Recorder, checkpointer: Checkpointer) -> None:
+def check_numbers(run: Run, recorder: Recorder, saver: Saver) -> None:
     """Raises RunError after max_bad_steps steps in a row whose loss or gradients are NaN."""
     problem = run.trainer.bad_numbers()
     if problem:
         recorder.record({"event": "diverged"})
-        checkpointer.wait()
+        saver.wait()
         last = "There is no checkpoint yet"
-        if checkpointer.saved_step:
-            last = f"The last good checkpoint is {run.folder}/step_{checkpointer.saved_step:08d}"
+        if saver.saved_step:
+            last = f"The last good checkpoint is {run.folder}/step_{saver.saved_step:08d}"
         raise RunError(f"{problem}. {last}")
 
 
@@ -171,20 +186,20 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
     return Profiler(run.folder, run.device, recorder.profile) if distributed.is_main else None
 
 
-def save_after_interruption(run: Run, checkpointer: Checkpointer, interruption) -> None:
+def save_after_interruption(run: Run, saver: Saver, interruption) -> None:
     """Save what is there after a signal (Stop) or the loss of a process; say what came of it."""
     step = f"step {run.state.progress.step:,}"
     stopped = isinstance(interruption, Stop)
     # The GPU's queue may hold a sum that will never come, with a process that has ended; and a part
     # of the state has gone with it where that is shared out.
-    reachable = stopped or (not checkpointer.sharded and catches_up(run.device, 10))
-    if reachable and checkpointer.save_now():
+    reachable = stopped or (not shard.wanted(run.config) and catches_up(run.device, 10))
+    if reachable and saver.save_now():
         message = f"{step} is saved in {run.folder}; the same command continues"
     else:
-        checkpointer.wait()
-        last = checkpointer.saved_step
+        saver.wait()
+        last = saver.saved_step
         message = f"{step} could not be saved; the last checkpoint is step {last:,}"
-    checkpointer.mirror.finish()
+    saver.finish()
     if stopped:
         leave(interruption.signum, message)
     print(f"\na process of the run has ended; {message}", flush=True)
@@ -198,11 +213,11 @@ def what_is_saved(folder: Path) -> str:
     return f"step {run_folder.step_of(saved[-1]):,} is saved in {folder}"
 
 
-def not_saved(run: Run, checkpointer: Checkpointer) -> str:
+def not_saved(run: Run, saver: Saver) -> str:
     """What to say when the last step of a run is not on the disk."""
     last = "there is no checkpoint yet"
-    if checkpointer.saved_step:
-        last = f"the last checkpoint there is step {checkpointer.saved_step:,}"
+    if saver.saved_step:
+        last = f"the last checkpoint there is step {saver.saved_step:,}"
     return (
         f"step {run.state.progress.step:,} could not be saved in {run.folder}, {last}; make room "
         "or choose another checkpoint_dir, and start the same command again"
@@ -241,7 +256,7 @@ def main(argv: list[str]) -> None:
         distributed.init()
         train(settings.load(argv))
         distributed.gather(0)  # none leaves while another waits for its numbers
-    except (ConfigError, DataError, TokenizerError, CheckpointError, DeviceError) as error:
+    except MISTAKES as error:
         distributed.say_once(f"train.py: {error}")
         sys.exit(2)
     except RunError as error:

@@ -1,7 +1,7 @@
-"""Folders and files that lie elsewhere: addresses such as s3://bucket/runs, and plain paths too.
+"""Folders at addresses such as s3://bucket/runs, and on disks: files are listed, read and written.
 
-All of it is done by fsspec and the packages that it takes for each protocol, which read tokens and
-endpoints from the environment (HF_TOKEN, AWS_*). Knows no format.
+fsspec does it, with the package that it takes for each protocol; these read tokens and endpoints
+from the environment (HF_TOKEN, AWS_*). Knows no format.
 """
 
 import importlib.util
@@ -31,12 +31,12 @@ PERMISSION = {
     " or FSSPEC_S3_ANON=true for a public bucket",
     "gs": "run gcloud auth application-default login as somebody who may",
 }
-PAUSES = (0.5, 1, 2)  # seconds between the tries of whatever may pass
+PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
 FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
 
 
 class AddressError(ValueError):
-    """An address that cannot be used, in a sentence for the user."""
+    """An address that cannot be read or written, in a sentence for the user."""
 
 
 def protocol_of(address: str) -> str:
@@ -72,30 +72,23 @@ def names_of(error: Exception) -> Iterator[str]:
         yield kind.__name__
 
 
+def is_denied(error: Exception) -> bool:
+    """Whether a permission is missing, so that another try is of no use."""
+    return isinstance(error, PermissionError) or "NoCredentialsError" in names_of(error)
+
+
 def why(error: Exception, address: str) -> str:
     """What failed at an address, in one line; with what to do about it where that is known."""
     hint = PERMISSION.get(protocol_of(address), "")
-    denied = isinstance(error, PermissionError) or "NoCredentialsError" in names_of(error)
-    return f"{short(error)}; {hint}" if denied and hint else short(error)
-
-
-def insist(action, *arguments):
-    """What an action on an address returns, tried again where its failure may pass."""
-    for pause in PAUSES:
-        try:
-            return action(*arguments)
-        except (FileNotFoundError, PermissionError, *BUGS):
-            raise
-        except Exception:  # whatever the packages raise
-            time.sleep(pause)
-    return action(*arguments)
+    return f"{short(error)}; {hint}" if hint and is_denied(error) else short(error)
 
 
 class Folder:
     """A folder at an address, or on a disk; it need not exist yet.
 
     Its files are known by their names below it, with slashes. A file is written whole or not at
-    all. Raises AddressError where a package is missing; the methods raise whatever the packages do.
+    all. Raises AddressError where a package is missing, and its methods do where a request fails
+    again and again. What asks for a file that does not exist raises FileNotFoundError.
     """
 
     def __init__(self, address: str):
@@ -116,25 +109,25 @@ class Folder:
     def list(self) -> dict[str, int]:
         """The files in it and below it: {name: bytes}. Empty where there is no such folder.
 
-        0 bytes where they are not told, as by a web server.
+        0 bytes where the server does not say, as one of the web.
         """
-        found = insist(self._find)
+        self.files.invalidate_cache()
+        try:
+            found = self._request(self.files.find, self.root, detail=True)
+        except FileNotFoundError as error:  # of a bucket
+            raise AddressError(f"{self.address} cannot be reached: {short(error)}") from None
         below = f"{self.root}/"
         sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
         return {path.removeprefix(below): size for path, size in sizes.items()}
 
-    def _find(self):
-        self.files.invalidate_cache()
-        return self.files.find(self.root, detail=True)
-
     def read(self, name: str, end: int | None = None) -> bytes:
         """The bytes of a file, up to `end`."""
-        return insist(lambda: self.files.cat_file(f"{self.root}/{name}", start=0, end=end))
+        return self._request(self.files.cat_file, f"{self.root}/{name}", start=0, end=end)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         if not self.on_disk:
-            insist(self.files.pipe_file, f"{self.root}/{name}", data)
+            self._request(self.files.pipe_file, f"{self.root}/{name}", data)
             return
         with self._on_disk(name) as partial:
             partial.write_bytes(data)
@@ -142,7 +135,7 @@ class Folder:
     def put(self, file: Path, name: str) -> None:
         """Write a copy of a file of this disk."""
         if not self.on_disk:
-            insist(self.files.put_file, str(file), f"{self.root}/{name}")
+            self._request(self.files.put_file, str(file), f"{self.root}/{name}")
             return
         with self._on_disk(name) as partial:
             shutil.copyfile(file, partial)
@@ -154,13 +147,10 @@ class Folder:
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file to this disk."""
-        insist(self.files.get_file, f"{self.root}/{name}", str(file))
+        self._request(self.files.get_file, f"{self.root}/{name}", str(file))
 
     def get_small(self, names: tuple[str, ...], folder: Path) -> None:
-        """Copy files to a folder of this disk, each whole or not at all; which is not there, not.
-
-        Raises OSError where the disk does not take them.
-        """
+        """Copy those of the files that exist to a folder of this disk, each whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             try:
@@ -171,16 +161,26 @@ class Folder:
                 partial.write_bytes(data)
 
     def remove(self, name: str) -> None:
-        """Delete a file; on a disk, also a folder that is empty without it."""
-        insist(self.files.rm_file, f"{self.root}/{name}")
-        if self.on_disk:
-            parent = Path(self.root, name).parent
-            if not any(parent.iterdir()):
-                parent.rmdir()
+        """Delete a file, or a folder with what is in it."""
+        self._request(self.files.rm, f"{self.root}/{name}", recursive=True)
+
+    def _request(self, action, *arguments, **options):
+        """What a method of fsspec returns, tried again where its failure may pass."""
+        for pause in (*PAUSES, 0):
+            try:
+                return action(*arguments, **options)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each package has its own
+                failure = error
+            if is_denied(failure):
+                break
+            time.sleep(pause)
+        raise AddressError(f"{self.address} cannot be reached: {why(failure, self.address)}")
 
 
 def copy_of(address: str) -> Path:
-    """The folder of this disk for copies of what lies in a folder at an address."""
+    """The folder of this disk for copies of what is in a folder at an address."""
     return FETCHED / address.rstrip("/").replace("://", "/")
 
 
@@ -192,10 +192,5 @@ def run_here(address: str) -> Path:
     if not protocol_of(address):
         return Path(address)
     folder = copy_of(address)
-    try:
-        Folder(address).get_small(("log.jsonl", "config.json"), folder)
-    except (AddressError, *BUGS):
-        raise
-    except Exception as error:  # whatever the packages raise
-        raise AddressError(f"{address} cannot be read: {why(error, address)}") from None
+    Folder(address).get_small(("log.jsonl", "config.json"), folder)
     return folder

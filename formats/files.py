@@ -89,10 +89,10 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
         )
 
 
-def in_words(error: OSError) -> str:
-    """What an error of the system says, without its number: the file, if there is one, and why."""
-    if not error.strerror:
-        return str(error)
+def in_words(error: BaseException) -> str:
+    """What an error says, in a line: of one of the system the file, if there is one, and why."""
+    if not getattr(error, "strerror", None):
+        return first_line(error)
     place = f"{error.filename}: " if error.filename else ""
     return place + error.strerror
 

@@ -1,78 +1,171 @@
-"""A run folder at an address: its steps are listed, uploaded, fetched and dropped.
+"""A run folder at an address: kept up to date with the one on this disk, and fetched from.
 
-A step counts when its state.json is there: that file is written last and deleted first. What is
-fetched is compared with its checksums before it gets its name. Where the bytes lie, and how they
-get there, formats/address.py knows.
+A step counts once its state.json is there: that file is written last and deleted first. A step
+that is fetched is compared with its checksums before it gets its name. How bytes get there and
+back: formats/address.py.
 """
 
 import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from formats import files, run_folder, run_log
-from formats.address import BUGS, AddressError, Folder, copy_of, protocol_of, why
-from formats.run_folder import FILES, STEP_NAME, CheckpointError
+from formats.address import AddressError, Folder, copy_of, protocol_of
+from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
 
 BEGINNING = 100_000  # bytes; a log's first line is shorter
 
 
-def name_of(step: int) -> str:
-    """The name of a step's folder."""
-    return f"step_{step:08d}"
+def address_of(mirror: str, run: Path) -> str:
+    """Where the copy of a run folder is: under the mirror, by the name of the folder."""
+    return f"{mirror.rstrip('/')}/{run.resolve().name}"
 
 
 class Mirror:
-    """A run folder at an address. Raises AddressError; its methods raise what the packages do."""
+    """A run folder at an address. Raises AddressError, and so do its methods.
+
+    uploading: the step folder of this disk that is being uploaded, and must not be deleted.
+    """
 
     def __init__(self, address: str):
-        self.there = Folder(address)
-        self.address = self.there.address
+        self.folder = Folder(address)
+        self.address = self.folder.address
+        self.uploading = None
 
-    def steps(self) -> dict[int, dict[str, int]]:
-        """The steps that are there, whole or not, oldest first: {step: {file: bytes}}."""
+    def steps(self) -> dict[int, set[str]]:
+        """The files of each step that is there, whole or not, oldest first."""
         found = {}
-        for path, size in self.there.list().items():
+        for path in self.folder.list():
             folder, _, name = path.partition("/")
             if name and STEP_NAME.fullmatch(folder):
-                found.setdefault(int(folder.removeprefix("step_")), {})[name] = size
+                found.setdefault(int(folder.removeprefix("step_")), set()).add(name)
         return dict(sorted(found.items()))
 
-    def whole(self) -> dict[int, dict[str, int]]:
-        """The steps that count."""
-        return {step: held for step, held in self.steps().items() if "state.json" in held}
+    def whole(self) -> list[int]:
+        """The steps that count, oldest first."""
+        return [step for step, names in self.steps().items() if "state.json" in names]
 
     def state(self, step: int) -> bytes:
-        """What the state.json of a step holds."""
-        return self.there.read(f"{name_of(step)}/state.json")
+        """The content of a step's state.json."""
+        return self.folder.read(f"{step_name(step)}/state.json")
 
-    def upload(self, folder: Path, state: bytes) -> None:
-        """Write a step folder of this disk, and the log up to it. state: its state.json.
+    def holds_another(self, run: Path) -> bool:
+        """Whether this is the copy of another run than that in a folder of this disk.
 
-        Raises FileNotFoundError where the folder is deleted on the way.
+        Their logs begin differently then.
         """
-        with contextlib.suppress(FileNotFoundError):
-            self.there.remove(f"{folder.name}/state.json")  # of an earlier save of this step
-        for name in FILES:
-            self.there.put(folder / name, f"{folder.name}/{name}")
-        self.put_small(folder.parent, run_log.NAME)
-        if not folder.is_dir():  # its files may have been emptied before they were deleted
-            raise FileNotFoundError(folder)
-        self.there.write(f"{folder.name}/state.json", state)
+        try:
+            there = self.folder.read(run_log.NAME, BEGINNING).partition(b"\n")[0]
+            with open(run / run_log.NAME, "rb") as log:
+                return log.readline().rstrip() != there
+        except FileNotFoundError:
+            return False
 
-    def put_small(self, run: Path, *names: str) -> None:
-        """Write those of the files of a run folder that it has."""
+    # -- upload ------------------------------------------------------------------------------------
+
+    def update(self, run: Path, keep_last: int) -> None:
+        """Upload what is lacking of a run, the newest step first; delete what it keeps no more.
+
+        Raises CheckpointError where the copy is of another run.
+        """
+        self._check_same_run(run)
+        while folder := self._newest_lacking(run):
+            self._upload(folder)
+            self._tidy(run, keep_last)
+        self._tidy(run, keep_last)
+
+    def _check_same_run(self, run):
+        if self.whole() and self.holds_another(run):
+            raise CheckpointError(
+                f"{self.address} holds another run than {run}: their logs begin differently;"
+                " choose another mirror, or another name for the folder"
+            )
+
+    def _newest_lacking(self, run):
+        """The newest step folder of a run that is not there as it is here; None if there is none.
+
+        A step may be there from before the run went back, and came to it again.
+        """
+        whole = self.whole()
+        for folder in reversed(run_folder.steps(run)):
+            step = run_folder.step_of(folder)
+            with contextlib.suppress(FileNotFoundError):  # deleted just now
+                if step not in whole or self.state(step) != (folder / "state.json").read_bytes():
+                    return folder
+        return None
+
+    def _upload(self, folder):
+        """Write a step, and the log up to it."""
+        self.uploading = folder
+        try:
+            state = (folder / "state.json").read_bytes()
+            with contextlib.suppress(FileNotFoundError):
+                self.folder.remove(f"{folder.name}/state.json")  # of an earlier save of this step
+            for name in FILES:
+                self.folder.put(folder / name, f"{folder.name}/{name}")
+            self._write_small(folder.parent, run_log.NAME)
+            self.folder.write(f"{folder.name}/state.json", state)
+        except FileNotFoundError:
+            if folder.exists():
+                raise  # else it was deleted just before `uploading` named it
+        finally:
+            self.uploading = None
+
+    def _write_small(self, run, *names):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                self.there.write(name, (run / name).read_bytes())
+                self.folder.write(name, (run / name).read_bytes())
 
-    def drop(self, step: int, names: dict[str, int]) -> None:
-        """Delete the files `names` of a step."""
-        for name in sorted(names, key="state.json".__ne__):
+    def _tidy(self, run, keep_last):
+        """Write the files that are no step's, and delete the steps that are kept no more."""
+        self._write_small(run, "config.json", run_log.NAME)
+        whole = self.whole()
+        best = run_folder.best_of(run)
+        if best in whole:
+            self._write_small(run, "best.json")
+        here = map(run_folder.step_of, run_folder.steps(run))
+        for step in self.steps().keys() - {*whole[-keep_last:], best, *here}:
             with contextlib.suppress(FileNotFoundError):
-                self.there.remove(f"{name_of(step)}/{name}")
+                self.folder.remove(f"{step_name(step)}/state.json")
+            with contextlib.suppress(FileNotFoundError):
+                self.folder.remove(step_name(step))
+
+    # -- fetch -------------------------------------------------------------------------------------
+
+    def download_newer(self, run: Path) -> None:
+        """Fetch the newest whole step if it is newer than those of a run, and the best one.
+
+        Says what is damaged, here and there, and passes over it. Raises CheckpointError where the
+        copy is of another run.
+        """
+        if run_folder.steps(run):
+            self._check_same_run(run)
+        newest, _, problems = run_folder.latest(run)
+        here = run_folder.step_of(newest) if newest else -1
+        whole = self.whole()
+        newer = [step for step in whole if step > here]
+        if not newer:
+            return
+        for problem in problems:
+            print(f"passed over: {problem}")
+        run_folder.set_aside(run, here)
+        self.folder.get_small((run_log.NAME, "best.json"), run)
+        self._fetch_first(reversed(newer), run)
+        best = run_folder.best_of(run)
+        if best in whole and not (run / step_name(best)).exists():
+            self._fetch_first([best], run)
+
+    def _fetch_first(self, steps: Iterable[int], run):
+        """Fetch the first of these steps that is not damaged."""
+        for step in steps:
+            try:
+                self.fetch(step, run)
+                return
+            except CheckpointError as error:
+                print(f"passed over in {self.address}: {error}")
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:
         """Copy files of a step, and its state.json, into a run folder of this disk; its folder.
@@ -80,37 +173,24 @@ class Mirror:
         It is whole or it does not exist. Raises CheckpointError where what is there is damaged,
         OSError where the disk does not take it.
         """
-        final = run / name_of(step)
+        final = run / step_name(step)
         partial = run / f".{final.name}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        sizes = self.whole().get(step, {})
+        sizes = self.folder.list()
+        size = sum(sizes.get(f"{final.name}/{name}", 0) for name in names)
         try:
             partial.mkdir(parents=True)
-            size = sum(sizes.get(name, 0) for name in names)
             files.check_room(run, size, "choose another disk")
             how_much = f", {size / 1e6:,.1f} MB" if size else ""
             print(f"fetching {self.address}/{final.name}{how_much}", file=sys.stderr, flush=True)
             for name in ("state.json", *names):
                 with contextlib.suppress(FileNotFoundError):  # read_state() names what is missing
-                    self.there.get(f"{final.name}/{name}", partial / name)
+                    self.folder.get(f"{final.name}/{name}", partial / name)
             run_folder.read_state(partial, names)
-            for file in partial.iterdir():
-                files.sync(file)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(partial, final)
-            files.sync(run)
+            run_folder.publish(partial, final)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return final
-
-    def holds_another(self, run: Path) -> bool:
-        """Whether what is there began as another run than the one in a folder of this disk."""
-        here = next(run_log.iterate(run), None)
-        try:
-            line = self.there.read(run_log.NAME, BEGINNING).partition(b"\n")[0]
-        except FileNotFoundError:
-            return False
-        return here is not None and next(run_log.lines_of([here])).encode().rstrip() != line
 
 
 def find(path: str | Path | None) -> Path:
@@ -120,43 +200,29 @@ def find(path: str | Path | None) -> Path:
     """
     if not protocol_of(str(path)):
         return run_folder.find(path)
-    with reading(path):
-        return _fetched(path.rstrip("/"))
-
-
-@contextlib.contextmanager
-def reading(address: str) -> Iterator[None]:
-    """Have CheckpointError for whatever is raised by reading from an address."""
     try:
-        yield
-    except (CheckpointError, *BUGS):
-        raise
-    except AddressError as error:
-        raise CheckpointError(str(error)) from None
-    except Exception as error:  # whatever the packages raise
-        raise CheckpointError(f"{address} cannot be read: {why(error, address)}") from None
+        return _fetched(path.rstrip("/"))
+    except (AddressError, OSError) as error:
+        raise CheckpointError(files.in_words(error)) from None
 
 
 def _fetched(address):
     """The copy of what an address names: a step, or the best one of a run, else its newest."""
-    folder, _, name = address.rpartition("/")
+    parent, _, name = address.rpartition("/")
     wanted = STEP_NAME.fullmatch(name)
-    run = Mirror(folder if wanted else address)
-    here = copy_of(run.address)
-    whole = run.whole()
+    mirror = Mirror(parent if wanted else address)
+    whole = mirror.whole()
+    here = copy_of(mirror.address)
     if whole:
-        run.there.get_small((run_log.NAME, "best.json"), here)
-    if wanted:
-        step = int(wanted[1])
-    elif whole:
-        step = run_folder.best_of(here)
-        if step not in whole:
-            step = max(whole)
-    if not whole or step not in whole:
-        there = ", ".join(map(name_of, whole)) or "no step that is whole"
-        raise CheckpointError(f"no checkpoint at {address}; {run.address} holds {there}")
-    folder = here / name_of(step)
+        mirror.folder.get_small((run_log.NAME, "best.json"), here)
+    step = int(wanted[1]) if wanted else run_folder.best_of(here)
+    if step not in whole and not wanted:
+        step = max(whole, default=None)
+    if step not in whole:
+        there = ", ".join(map(step_name, whole)) or "no step that is whole"
+        raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")
+    folder = here / step_name(step)
     state = folder / "state.json"
-    if state.exists() and state.read_bytes() == run.state(step):
+    if state.exists() and state.read_bytes() == mirror.state(step):
         return folder
-    return run.fetch(step, here, ("model.pt", "tokenizer.json"))
+    return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from formats import files, huggingface, mirror, run_folder
-from formats.address import Folder, copy_of, protocol_of
+from formats.address import AddressError, Folder, copy_of, protocol_of
+from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import Tokenizer
 
@@ -72,12 +74,10 @@ def fetched(address: str) -> Path:
     """
     asked = time.time()
     here = copy_of(address)
-    with mirror.reading(address):
+    here.mkdir(parents=True, exist_ok=True)
+    try:
         there = Folder(address)
-        here.mkdir(parents=True, exist_ok=True)
-        with open(here / ".lock", "w") as lock:
-            while files.try_lock(lock) is False:
-                time.sleep(0.1)
+        with FileLock(here / ".lock"):
             there.get_small(("config.json",), here)
             if "model_type" not in (files.read_json(here / "config.json") or {}):
                 return mirror.find(address)
@@ -85,6 +85,8 @@ def fetched(address: str) -> Path:
             if not finished.exists() or finished.stat().st_mtime < asked:
                 _fetch(there, here)
                 finished.touch()
+    except (AddressError, OSError) as error:
+        raise CheckpointError(files.in_words(error)) from None
     return here
 
 

@@ -1,8 +1,7 @@
-"""A run's state <-> checkpoints/<run>/.
+"""A run's state <-> checkpoints/<run>/: step folders, and best.json.
 
-What is known of that folder's format: step folders and best.json. A step folder is whole or it does
-not exist: it is written under a temporary name, flushed to disk, and renamed. Knows tensors and
-plain values, not what they mean.
+A step folder is whole or it does not exist: it is written under a temporary name, flushed to disk,
+and renamed. Knows tensors and plain values, not what they mean.
 """
 
 import contextlib
@@ -25,18 +24,6 @@ ROOT = Path("checkpoints")
 DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)")
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, beside state.json
-# Switches of the model that older checkpoints name and that are gone. With one of these values the
-# model is the GPT-2 of model.py.
-GONE = {
-    "norm": ["layernorm"],
-    "logit_softcap": [0.0],
-    "position": ["learned"],
-    "qk_norm": [False],
-    "activation": ["gelu"],
-    "zero_init": [False, True],
-    "shortcut": [False],
-    "value_residual": [False],
-}
 
 
 class CheckpointError(ValueError):
@@ -49,7 +36,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and
     plain values. Raises OSError when the disk does not take it; nothing of it is left then.
     """
-    final = run / f"step_{state['step']:08d}"
+    final = run / step_name(state["step"])
     partial = run / f".{final.name}.partial"
     _delete(partial)
     try:
@@ -59,16 +46,21 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
         torch.save(optimizer, partial / "optimizer.pt")
         (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
         write_json(partial / "state.json", _described(state, partial))
-        for file in partial.iterdir():
-            sync(file)
-        sync(partial)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(partial, final)
-        sync(run)
+        publish(partial, final)
     except BaseException:
         _delete(partial)
         raise
     return final
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Flush the files of a step folder to the disk, and give it its name."""
+    for file in partial.iterdir():
+        sync(file)
+    sync(partial)
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(partial, final)
+    sync(final.parent)
 
 
 def _described(state, folder):
@@ -101,6 +93,11 @@ def fingerprint(state: dict) -> str:
     """Checksum of state.json's values, but for the checksum itself."""
     values = {k: v for k, v in state.items() if k != "sha256"}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def step_name(step: int) -> str:
+    """The name of a step's folder."""
+    return f"step_{step:08d}"
 
 
 def steps(run: Path) -> list[Path]:
@@ -156,22 +153,11 @@ def _check_file(file, known):
 def read_shape(folder: Path, state: dict) -> GPTConfig:
     """The shape of the model in a step folder: what its state lacks takes its default.
 
-    Raises CheckpointError for what model.py does not build, and for a switch that was used and is
-    gone.
+    Raises CheckpointError for what model.py does not build.
     """
-    known, used = {}, []
     try:
-        for name, value in state["model"].items():
-            if name in GPTConfig.__dataclass_fields__:
-                known[name] = value
-            elif value not in GONE.get(name, []):
-                used.append(f"{name} = {value}")
-        if used:
-            raise ValueError(
-                f"it was trained with {', '.join(used)}, which this version of the code has no more"
-            )
-        return GPTConfig(**known)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return GPTConfig(**state["model"])
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
 
 
@@ -222,7 +208,7 @@ def find(path: str | Path | None) -> Path:
     found = steps(path)
     if not found:
         raise CheckpointError(f"no checkpoint at {path}; {what_is_there(path)}")
-    best = path / f"step_{best_of(path) or 0:08d}"
+    best = path / step_name(best_of(path) or 0)
     return best if best in found else found[-1]
 
 
@@ -242,18 +228,11 @@ def runs_with_steps() -> list[Path]:
 
 
 def what_is_there(path: Path) -> str:
-    """In words, what a path that holds no checkpoint holds instead, and where checkpoints are."""
-    if path.is_dir():
-        names = sorted(p.name for p in path.iterdir())
-        more = " ..." if len(names) > 8 else ""
-        here = f"it holds {', '.join(names[:8])}{more}" if names else "it is empty"
-    elif path.exists():
-        here = "it is a file, and a checkpoint is a folder"
-    else:
-        here = "it does not exist"
-    runs = [run.as_posix() for run in runs_with_steps()]
+    """In words, whether a path without a checkpoint exists, and where checkpoints are."""
+    here = "it holds no step_* folder" if path.exists() else "it does not exist"
+    runs = ", ".join(run.as_posix() for run in runs_with_steps())
     if runs:
-        return f"{here}; runs with checkpoints: {', '.join(runs)}"
+        return f"{here}; runs with checkpoints: {runs}"
     return f"{here}; there are none under {ROOT}/ either"
 
 

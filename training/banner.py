@@ -1,8 +1,8 @@
 """What is about to run, in a few lines."""
 
 import hardware
+from formats.mirror import address_of
 from training import distributed
-from training.mirror import address_of
 from training.setup import Run
 
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
@@ -107,5 +107,5 @@ def checkpoints(run: Run) -> str:
     if often:
         text += f", every {' and '.join(often)}"
     if c.mirror:
-        text += f"; copied to {address_of(c)}"
+        text += f"; copied to {address_of(c.mirror, run.folder)}"
     return text

@@ -16,8 +16,8 @@ import hardware
 from hardware import out_of_memory
 from model import GPTConfig
 from training.adapt import loss_chunks
-from training.checkpointer import copied
 from training.errors import RunError
+from training.saver import copied_tensors
 from training.setup import Run
 from training.trial import measure
 
@@ -220,7 +220,7 @@ def disk(run: Run) -> list[str]:
     copy = size
     if run.device.type == "cuda":
         # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
-        copy = sum(1 << (t.nbytes - 1).bit_length() for t in copied(run.state.optimizer))
+        copy = sum(1 << (t.nbytes - 1).bit_length() for t in copied_tensors(run.state.optimizer))
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     free, kept = shutil.disk_usage(folder).free, (c.keep_last + 2) * size
     verdict = "" if kept < free else "  << too little"

@@ -1,8 +1,9 @@
 """Which checkpoint a run continues from, whether it fits, and its state back in place.
 
-Knows run folders and plain values; what it finds it returns. Says what does not fit in a sentence.
+Knows run folders, mirrors and plain values. Says what does not fit in a sentence.
 """
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import torch
 
 from config import Config
 from formats import run_folder
+from formats.address import AddressError
+from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from training import shard
+from training import distributed, shard
+from training.errors import RunError
 from training.state import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
@@ -32,16 +36,21 @@ class Checkpoint:
         return Progress.from_json(self.state["progress"])
 
 
-def find_checkpoint(run: Path, mode: str) -> Checkpoint | None:
-    """The newest whole step of a run; None where it is to begin. mode: the setting `resume`.
+def find_checkpoint(config: Config) -> Checkpoint | None:
+    """The newest whole step of a run, of the disk and the mirror; None where it is to begin.
 
-    Prints what was passed over. Raises CheckpointError where `mode` forbids what is there.
+    A newer one in the mirror is fetched. Prints what was passed over. Raises CheckpointError where
+    the setting `resume` forbids what is there, and where all of it is damaged; AddressError and
+    RunError as download_newer does.
     """
-    if mode == "never" and run_folder.steps(run):
-        raise CheckpointError(
-            f"{run} already holds a run, and resume = never: choose another checkpoint_dir, or "
-            "remove that folder"
-        )
+    run = Path(config.checkpoint_dir)
+    if config.mirror and not config.dry_run:
+        for turn in range(distributed.world_size):  # machines may share the disk
+            if turn == distributed.rank and distributed.local_rank == 0:
+                download_newer(config, run)
+            distributed.gather(0)
+    if config.resume == "never" and run_folder.steps(run):
+        raise never_resume(run)
     folder, state, problems = run_folder.latest(run)
     for problem in problems:
         print(f"passed over: {problem}")
@@ -49,12 +58,40 @@ def find_checkpoint(run: Path, mode: str) -> Checkpoint | None:
         return Checkpoint(folder, state, run_folder.read_shape(folder, state))
     if problems:
         raise CheckpointError(
-            f"no checkpoint in {run} is whole; to start anew, choose another checkpoint_dir"
+            f"no checkpoint in {run} is whole; to start from scratch, choose another checkpoint_dir"
         )
-    if mode == "must":
+    if config.resume == "must":
         there = run_folder.what_is_there(run)
         raise CheckpointError(f"resume = must, but there is no checkpoint at {run}; {there}")
     return None
+
+
+def download_newer(config: Config, run: Path) -> None:
+    """Fetch the newest step of a run from its mirror, if it is newer than those of the disk.
+
+    Raises AddressError where a package is missing, CheckpointError where the mirror holds another
+    run, RunError where it cannot be read and the disk has no checkpoint.
+    """
+    mirror = Mirror(address_of(config.mirror, run))
+    try:
+        if config.resume == "never" and mirror.whole():
+            raise never_resume(mirror.address)
+        mirror.download_newer(run)
+    except AddressError as error:
+        if not run_folder.steps(run):
+            raise RunError(
+                f"{error}\n{run} has no checkpoint, and the mirror may have one: start again"
+                f" later, correct mirror = {config.mirror}, or leave it out to begin a new run"
+            ) from None
+        print(f"{error}. The run goes on from {run}", file=sys.stderr, flush=True)
+
+
+def never_resume(place) -> CheckpointError:
+    """What to say of a run that is there already."""
+    return CheckpointError(
+        f"{place} already holds a run, and resume = never: choose another checkpoint_dir, or remove"
+        " what is there"
+    )
 
 
 def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: dict) -> None:
@@ -72,7 +109,8 @@ def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: d
     optimizer = saved["settings"].get("optimizer", "adamw")
     if optimizer != config.optimizer:
         differences.append(difference("optimizer", optimizer, config.optimizer))
-    differences += other_data(saved["data"], data)
+    if any(saved["data"].get(name, value) != value for name, value in data.items()):
+        differences.append(difference("data", describe_data(saved["data"]), describe_data(data)))
     if differences:
         raise CheckpointError(
             f"{checkpoint.folder} cannot be continued with these settings; set them back, or "
@@ -85,18 +123,10 @@ def difference(name: str, was, now) -> str:
     return f"  {name}: {was} in the checkpoint, {now} now"
 
 
-def other_data(was: dict, now: dict) -> list[str]:
-    """A line of the list where the data is not what it was, with the first thing that tells."""
-    changed = [name for name, value in now.items() if was.get(name, value) != value]
-    if not changed:
-        return []
-    if "tokenizer_sha256" in changed:
-        sizes = f"vocabulary of {was['vocab_size']:,} in the checkpoint, {now['vocab_size']:,} now"
-        return [f"  other data: made with another tokenizer ({sizes})"]
-    if "tokens" in changed:
-        before, after = was["tokens"]["train"], now["tokens"]["train"]
-        return [f"  other data: {before:,} training tokens in the checkpoint, {after:,} now"]
-    return ["  other data: as many tokens as in the checkpoint, but others"]
+def describe_data(identity: dict) -> str:
+    """Prepared data in a few words."""
+    tokens, checksum = identity["tokens"]["train"], run_folder.fingerprint(identity)
+    return f"{tokens:,} tokens, vocabulary {identity['vocab_size']:,} (checksum {checksum[:8]})"
 
 
 def changed_settings(saved: dict, now: dict) -> str:

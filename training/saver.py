@@ -1,155 +1,292 @@
-"""Saves from a thread, so that training waits for a copy of its state alone.
+"""Saves of a run: a copy of its state, which one thread writes to the disk and another uploads.
 
-Knows when a save is under way and what became of it; the files are formats/run_folder.py's.
+Training waits for the copy, and for the write of the save before; never for an upload, but at the
+end. A step folder is formats/run_folder.py's, what lies in the mirror formats/mirror.py's.
 """
 
 import contextlib
 import math
 import sys
 import threading
+import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import torch
 
-from formats import run_log
-from formats.files import first_line, in_words, write_json
-from formats.run_folder import rotate, save, tensors_in
-from training import shard
-from training.mirror import Uploader
+from formats import files, run_folder, run_log
+from formats.address import AddressError
+from formats.mirror import Mirror, address_of
+from formats.run_folder import CheckpointError, tensors_in
+from training import distributed, shard
+from training.setup import Run
+
+UPLOADING_S = 20 * 60  # that the end of a run waits for an upload,
+FAILING_S = 60  # and for a mirror that fails then
+PAUSE_S = 2  # between its tries
 
 
 class Saver:
-    """Saves a copy of the state from a thread, one at a time.
+    """Saves a run, one step at a time. A save that fails is reported, and training goes on.
 
-    saved: the step last written whole. best: the validation loss in best.json. A save that fails is
-    reported, and the run goes on. mirror: hears of each save.
+    saved_step: the last step that is on the disk whole; 0 if there is none. best: the validation
+    loss in best.json; infinite if there is none.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        keep_last: int,
-        saved: int = 0,
-        best: float = math.inf,
-        mirror: Uploader | None = None,
-    ):
-        self.run, self.keep_last, self.saved, self.best = run, keep_last, saved, best
-        self.thread, self.buffers = None, {}
-        self.mirror = mirror or Uploader(None, run, keep_last)
+    def __init__(self, run: Run):
+        self.run = run
+        self.saved_step = self.begun_step = run.state.progress.step
+        self.best = run.best["val_loss"] if run.best else math.inf
+        self.buffers = Buffers()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing = None  # the newest job of the writer
+        self.finished = False
+        self.mirror = None
+        if run.config.mirror and distributed.is_main:
+            self.mirror = Mirror(address_of(run.config.mirror, run.folder))
+        self.uploader = None  # the thread of the newest upload
+        self.one_upload = threading.Lock()
 
-    def reserve(self, tensors: list[torch.Tensor]) -> None:
-        """Have memory for copies of these at hand: to touch new memory takes longer than a copy."""
-        self._begin(self._reserve, tensors)
-
-    def _begin(self, job, *args):
-        """Run a job in the thread; False where there is no memory for one."""
-        self.thread = threading.Thread(target=job, args=args)
-        try:
-            self.thread.start()
-        except RuntimeError:
-            self.thread = None
-        return self.thread is not None
-
-    def _reserve(self, tensors):
-        # If memory is short, the save itself will say so.
-        with contextlib.suppress(RuntimeError, MemoryError):
-            self._take(tensors)
-
-    def _take(self, tensors):
-        held = Counter({kind: len(buffers) for kind, buffers in self.buffers.items()})
-        for t in tensors:
-            if not held[_kind(t)]:
-                self.buffers.setdefault(_kind(t), []).append(_buffer(t))
-            else:
-                held[_kind(t)] -= 1
-
-    def has_room(self, step: int, tensors: list[torch.Tensor]) -> bool:
-        """Whether there is memory for copies of these; if not, says that `step` is not saved."""
-        self.wait()
-        try:
-            self._take(tensors)
-        except (RuntimeError, MemoryError) as error:
-            self._failed(step, str(error).splitlines()[0])
-            return False
-        return True
-
-    def save(self, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> None:
-        """Copy the state and have it written, once the save before is."""
-        self.wait()
-        free = {kind: list(buffers) for kind, buffers in self.buffers.items()}
-        copies = {}  # by address: tied weights are copied once, and stay tied
-        try:
-            devices = {t.device for t in tensors_in([model, optimizer]) if t.is_cuda}
-            model, optimizer = self._copy(model, free, copies), self._copy(optimizer, free, copies)
-            for device in devices:
-                torch.cuda.synchronize(device)
-        except (RuntimeError, MemoryError) as error:  # no memory for the copy
-            return self._failed(state["step"], first_line(error))
-        if not self._begin(self._save, state, model, optimizer, tokenizer_json):
-            self._save(state, model, optimizer, tokenizer_json)
-
-    def _copy(self, value, free, copies):
-        if isinstance(value, dict):
-            return {k: self._copy(v, free, copies) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(v, free, copies) for v in value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        whole = shard.full_tensor(value)  # first, for the other processes are at it too
-        key = (shard.local_shard(value).data_ptr(), _kind(value))
-        if key not in copies:
-            if not free.get(key[1]):
-                free[key[1]] = [_buffer(value)]
-                self.buffers.setdefault(key[1], []).extend(free[key[1]])
-            copies[key] = free[key[1]].pop().copy_(whole, non_blocking=whole.is_cuda)
-        return copies[key]
-
-    def _save(self, state, model, optimizer, tokenizer_json):
-        try:
-            save(self.run, state, model, optimizer, tokenizer_json)
-            rotate(self.run, self.keep_last, self.mirror.uploading)
-            self.saved = state["step"]
-            with contextlib.suppress(OSError):
-                run_log.append(self.run, {"step": state["step"], "event": "save"})
-            self.mirror.wake()
-        except Exception as error:  # OSError, and whatever torch.save makes of one
-            why = in_words(error) if isinstance(error, OSError) else str(error)
-            self._failed(state["step"], why)
-
-    def mark_best(self, step: int, val_loss: float) -> None:
-        """Have best.json name a step once it is written whole: only what is saved can be kept."""
-        writing = self.thread
-        if not self._begin(self._mark_best, writing, step, val_loss):
-            self._mark_best(writing, step, val_loss)
-
-    def _mark_best(self, writing, step, val_loss):
-        if writing:
-            writing.join()
-        if self.saved == step:
-            with contextlib.suppress(OSError):
-                write_json(self.run / "best.json", {"step": step, "val_loss": val_loss})
-                self.best = val_loss
-            self.mirror.wake()
-
-    def _failed(self, step, why):
-        print(
-            f"\nstep {step:,} could not be saved in {self.run}: {why}. Training goes on; the last"
-            f" checkpoint is step {self.saved:,}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def wait(self) -> None:
-        """Until what was begun is written."""
-        if self.thread:
-            self.thread.join()
-            self.thread = None
+    def begin(self) -> None:
+        """Make ready what earlier starts left, and reserve the memory for the copy of a save."""
+        run = self.run
+        run_folder.set_aside(run.folder, run.state.progress.step)
+        if run.best:  # a crash may have come between a save and its evaluation's mark
+            self._write_best(run.best["step"], run.best["val_loss"])
+        self.writing = self.writer.submit(self._reserve)
+        self._upload()  # a kill may have come before the last save was there
 
     @property
     def busy(self) -> bool:
         """Whether a save is being written."""
-        return self.thread is not None and self.thread.is_alive()
+        return self.writing is not None and not self.writing.done()
+
+    def wait(self) -> None:
+        """Until what was begun is written."""
+        if self.writing:
+            self.writing.result()
+
+    def save(self) -> None:
+        """Copy the state of this step, and have it written.
+
+        Where the model is sharded, every process has to call it, as its tensors are gathered from
+        all of them. The first process alone writes.
+        """
+        run = self.run
+        run.schedule.mark_saved()
+        self.begun_step = run.state.progress.step
+        model = run.state.model.state_dict()
+        optimizer = {
+            "optimizer": run.state.optimizer.state_dict(),
+            "scaler": run.state.scaler.state_dict(),
+        }
+        if not distributed.is_main:
+            shard.gather_to_main(model, optimizer)
+            return
+        self.wait()
+        try:
+            self.buffers.reserve(distinct(tensors_in([model, optimizer])))
+        except (RuntimeError, MemoryError) as error:
+            self._report_failure(self.begun_step, error)
+            shard.gather_to_main(model, optimizer)  # the other processes are at it
+            return
+        model, optimizer = self.buffers.copy([model, optimizer])
+        self.writing = self.writer.submit(self._write, self._describe(), model, optimizer)
+
+    def save_now(self) -> bool:
+        """Have this step on the disk before returning; False if that failed."""
+        step = self.run.state.progress.step
+        if self.begun_step < step:
+            self.save()
+        self.wait()
+        return not distributed.is_main or self.saved_step == step
+
+    def mark_best(self, val_loss: float) -> None:
+        """Have best.json name this step, once it is written, if its loss is the lowest so far."""
+        if val_loss < self.best and distributed.is_main:
+            step = self.run.state.progress.step
+            self.writing = self.writer.submit(self._mark_best, step, val_loss)
+
+    def finish(self) -> None:
+        """Wait until all is written, and uploaded: while that goes on, but not for ever."""
+        self.wait()
+        if not self.mirror or self.finished:
+            return
+        self.finished = True
+        self._upload(patience_s=FAILING_S)
+        self.uploader.join(1)
+        if self.uploader.is_alive():
+            print(f"uploading to {self.mirror.address}; Ctrl-C leaves it", flush=True)
+            self.uploader.join(UPLOADING_S)
+        if self.uploader.is_alive():
+            self._report_mirror("it takes too long")
+
+    # -- the thread that writes ------------------------------------------------------------------
+
+    def _reserve(self):
+        tensors = copied_tensors(self.run.state.optimizer)
+        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say so
+            self.buffers.reserve(tensors)
+
+    def _write(self, state, model, optimizer):
+        run, step = self.run, state["step"]
+        try:
+            run_folder.save(run.folder, state, model, optimizer, run.tokenizer.to_json())
+        except Exception as error:  # OSError, and whatever torch.save makes of one
+            self._report_failure(step, error)
+            return
+        self.saved_step = step
+        uploading = self.mirror.uploading if self.mirror else None
+        run_folder.rotate(run.folder, run.config.keep_last, spare=uploading)
+        with contextlib.suppress(OSError):
+            run_log.append(run.folder, {"step": step, "event": "save"})
+        self._upload()
+
+    def _mark_best(self, step, val_loss):
+        if self.saved_step == step:
+            with contextlib.suppress(OSError):
+                self._write_best(step, val_loss)
+                self.best = val_loss
+            self._upload()
+
+    def _write_best(self, step, val_loss):
+        files.write_json(self.run.folder / "best.json", {"step": step, "val_loss": val_loss})
+
+    def _describe(self):
+        """What state.json says of this step."""
+        run = self.run
+        run.state.progress.sums = run.trainer.counts.tolist()
+        run.state.progress.running_s = run.clock.running_s
+        return {
+            "step": run.state.progress.step,
+            "tokens": run.tokens,
+            "epoch": run.epoch,
+            "best_val_loss": None if self.best == math.inf else self.best,
+            "seed": run.config.seed,
+            "progress": asdict(run.state.progress),
+            "model": asdict(run.state.model.config),
+            "data": run.meta.identity(),
+            "settings": asdict(run.config),
+            "versions": run.versions(),
+        }
+
+    def _report_failure(self, step, error):
+        print(
+            f"\nstep {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
+            f" Training goes on; the last checkpoint is step {self.saved_step:,}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    # -- the threads that upload -----------------------------------------------------------------
+
+    def _upload(self, patience_s=0):
+        """Have a thread bring the mirror up to date. patience_s: how long to try if it fails."""
+        if self.mirror:
+            # A daemon: Ctrl-C at the end leaves an upload.
+            self.uploader = threading.Thread(target=self._update, args=[patience_s], daemon=True)
+            self.uploader.start()
+
+    def _update(self, patience_s):
+        with self.one_upload:
+            if threading.current_thread() is not self.uploader:
+                return  # a later one waits, and brings what this one would
+            problem = self._try_to_update()
+            deadline = time.monotonic() + patience_s
+            while problem and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+                problem = self._try_to_update()
+        if problem:
+            self._report_mirror(problem)
+
+    def _try_to_update(self):
+        """What is wrong with the mirror; None once it is up to date."""
+        try:
+            self.mirror.update(self.run.folder, self.run.config.keep_last)
+        except (AddressError, CheckpointError, OSError) as error:
+            return files.in_words(error)
+        return None
+
+    def _report_mirror(self, problem):
+        print(
+            f"\nmirror {self.mirror.address} is not up to date: {problem}. {self.run.folder} is;"
+            " the next save, or the same command, uploads what is missing",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class Buffers:
+    """Memory on the CPU for a copy of the state, kept from one save to the next.
+
+    To touch new memory takes longer than a copy. Pinned for what is on a GPU, which copies into
+    that several times faster.
+    """
+
+    def __init__(self):
+        self.kept = {}  # {kind: tensors}
+        self.free = {}
+
+    def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Have a buffer for each of these. Raises RuntimeError or MemoryError."""
+        needed = Counter()
+        for t in tensors:
+            kind = _kind(t)
+            needed[kind] += 1
+            buffers = self.kept.setdefault(kind, [])
+            if len(buffers) < needed[kind]:
+                buffers.append(_new_buffer(t))
+
+    def copy(self, state):
+        """A copy of tensors in nested dicts, lists and tuples, for which there are buffers.
+
+        Tensors that share memory are copied once, and share it in the copy.
+        """
+        self.free = {kind: list(buffers) for kind, buffers in self.kept.items()}
+        copied = self._copy(state, {})
+        for device in {t.device for t in tensors_in(state) if t.is_cuda}:
+            torch.cuda.synchronize(device)  # the copies were only begun
+        return copied
+
+    def _copy(self, value, copies):
+        if isinstance(value, dict):
+            return {k: self._copy(v, copies) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(v, copies) for v in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        full = shard.full_tensor(
+            value
+        )  # also of one that is copied already: all processes take part
+        address = _address(value)
+        if address not in copies:
+            buffer = self.free[_kind(value)].pop()
+            copies[address] = buffer.copy_(full, non_blocking=full.is_cuda)
+        return copies[address]
+
+
+def copied_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Parameters, each as often as a save copies a tensor of its size.
+
+    That is itself and its moments: AdamW's two, or Muon's one.
+    """
+    tensors = []
+    for group in optimizer.param_groups:
+        copies = 2 if group.get("num_fused") else 3
+        for p in group["params"]:
+            tensors += [p] * copies
+    return tensors
+
+
+def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors without those that share the memory of one before, as tied weights do."""
+    return list({_address(t): t for t in tensors}.values())
+
+
+def _address(tensor):
+    return shard.local_shard(tensor).data_ptr(), _kind(tensor)
 
 
 def _kind(tensor):
@@ -157,14 +294,10 @@ def _kind(tensor):
     return tensor.shape, tensor.dtype, tensor.device.type
 
 
-def _buffer(tensor):
-    """Memory for a copy of `tensor` on the CPU.
-
-    Page-locked for a GPU's tensor, which copies into it several times faster.
-    """
+def _new_buffer(tensor):
+    """Memory for a copy of `tensor` on the CPU, touched."""
+    empty = {"size": tensor.shape, "dtype": tensor.dtype}
     try:
-        return torch.empty(
-            tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda"
-        ).zero_()
+        return torch.empty(**empty, pin_memory=tensor.device.type == "cuda").zero_()
     except RuntimeError:  # no page-locked memory to be had
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.zeros(**empty)

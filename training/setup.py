@@ -98,7 +98,7 @@ def build(config: Config) -> Run:
     tokenizer = load_tokenizer(config.data_dir, meta)
     check_prompts(tokenizer, config.sample_prompts)
 
-    checkpoint = find_checkpoint(folder, config.resume)
+    checkpoint = find_checkpoint(config)
     weights = find_weights(config, tokenizer, checkpoint)
     shape = find_shape(config, meta, checkpoint, weights)
     if checkpoint:

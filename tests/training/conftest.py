@@ -4,7 +4,16 @@ import subprocess
 import sys
 import time
 
+import config
 from tests.conftest import ROOT, SMALL
+from training.setup import build
+
+
+def small_run(data, folder, *more):
+    """A Run of the small settings in this process, its folder made."""
+    run = build(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    return run
 
 
 def start(data, folder, *more, before=(), **options):

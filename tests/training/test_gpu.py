@@ -20,9 +20,9 @@ from tests.test_model import randomised
 from tests.training.test_ranks import torchrun
 from train import train
 from training import profiling, shard
-from training.checkpointer import Checkpointer
 from training.dataset import Dataset
 from training.graphs import Graphed
+from training.saver import Saver
 from training.setup import build
 
 # cuBLAS repeats its sums bit by bit only with this, which it reads when it starts.
@@ -204,14 +204,14 @@ def test_a_step_without_numbers_leaves_the_weights(char_data, tmp_path, dtype, o
 def test_a_save_holds_its_step_while_training_goes_on(char_data, tmp_path):
     run = build(settings_for(char_data, tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    checkpointer = Checkpointer(run)
-    checkpointer.begin()
+    saver = Saver(run)
+    saver.begin()
     run.trainer.step()
-    checkpointer.save()
+    saver.save()
     before = weights(run)
     for _ in range(5):
         run.trainer.step()
-    checkpointer.wait()
+    saver.wait()
     saved = run_folder.load_tensors(tmp_path / "step_00000001" / "model.pt")
     assert same(saved, before) and not same(weights(run), before)
 
@@ -285,7 +285,7 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable):
     for _ in range(20):
         run.trainer.step()
     (tmp_path / "part").mkdir(exist_ok=True)
-    assert Checkpointer(run).save_now()
+    assert Saver(run).save_now()
     train(settings_for(char_data, tmp_path / "part", *settings))
     ends = [tmp_path / name / "step_00000040" / "model.pt" for name in ("whole", "part")]
     assert same(*map(run_folder.load_tensors, ends))

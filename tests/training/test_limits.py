@@ -7,24 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-import config
 from formats import files, run_folder, run_log
 from hardware import out_of_memory
-from tests.conftest import SMALL, fails_clearly, losses, run_script, train_small
+from tests.conftest import fails_clearly, losses, run_script, train_small
+from tests.training.conftest import small_run
 from train import check_numbers
-from training.checkpointer import Checkpointer
 from training.errors import RunError
 from training.recorder import Recorder, losses_since_evaluation
-from training.setup import build
+from training.saver import Saver
 from training.state import StepCounts
-
-
-def small_run(data, folder, *more):
-    """A Run of the small settings in this process, its folder made."""
-    run = build(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
-    run.folder.mkdir(parents=True, exist_ok=True)
-    return run
-
 
 # -- memory ---------------------------------------------------------------------------------------
 
@@ -112,7 +103,7 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
     char_data, tmp_path, capsys
 ):
     run = small_run(char_data, tmp_path / "run", "--max_bad_steps=3")
-    checkpointer, recorder = Checkpointer(run), Recorder(run)
+    saver, recorder = Saver(run), Recorder(run)
     recorder.open_bar()
     before = {k: v.clone() for k, v in run.state.model.state_dict().items()}
     weight = run.state.model.lm_head.weight
@@ -122,7 +113,7 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
     with torch.no_grad():
         weight[0, 0] = good
     assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
-    check_numbers(run, recorder, checkpointer)
+    check_numbers(run, recorder, saver)
     run.trainer.step()
     recorder.step(seconds=1.0)
     assert "left, 1 of the steps skipped for NaN or infinity" in capsys.readouterr().out
@@ -136,7 +127,7 @@ def test_a_single_bad_step_is_skipped_and_counted_and_many_stop_the_run(
         weight[0, 0] = good
     run.trainer.step()  # a good one between the third and the look does not hide them
     with pytest.raises(RunError, match="3 steps in a row, by step 6") as error:
-        check_numbers(run, recorder, checkpointer)
+        check_numbers(run, recorder, saver)
     assert "learning_rate" in str(error.value)
     assert run_log.read(run.folder)[-1]["event"] == "diverged"
 

@@ -1,19 +1,23 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
 import shutil
-import time
+import signal
 
 import pytest
 import torch
 
-from config import Config, ConfigError
-from formats import address, files, mirror, run_folder, run_log
+from config import Config
+from formats import address, files, run_folder, run_log
+from formats.address import AddressError
+from formats.mirror import Mirror, find
 from formats.run_folder import CheckpointError
 from tests.conftest import ROOT, SMALL, run_script, train_small
+from tests.training.conftest import small_run, start
 from tests.training.mirror_torture import torture
 from tests.training.store import Store
 from training.errors import RunError
-from training.mirror import Uploader, bring
+from training.resume import download_newer
+from training.saver import Saver
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +53,15 @@ def save(run, *steps):
 
 
 def upload(run, place, keep_last=2):
-    """Bring a run to a mirror; the thread's object."""
-    uploader = Uploader(f"{place}/{run.name}", run, keep_last)
-    uploader.finish()
-    return uploader
+    """Bring a run's copy up to date; the mirror."""
+    mirror = Mirror(f"{place}/{run.name}")
+    mirror.update(run, keep_last)
+    return mirror
 
 
 def fetch(run, place, **settings):
     """What a start with a mirror does first; the steps that are there then."""
-    bring(Config(mirror=place, checkpoint_dir=str(run), **settings))
+    download_newer(Config(mirror=place, checkpoint_dir=str(run), **settings), run)
     return [run_folder.step_of(folder) for folder in run_folder.steps(run)]
 
 
@@ -68,42 +72,70 @@ def test_kills_in_uploads_lose_nothing_with_the_disk_or_without(tmp_path, char_d
 
 def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
     run = tmp_path / "run"
-    uploader = Uploader(f"{place}/run", run, 2)
     for step in (1, 2, 3, 4, 5):
         save(run, step)
         if step == 2:
             files.write_json(run / "best.json", {"step": 2, "val_loss": 0.5})
         run_folder.rotate(run, 2)
-        uploader.wake()
-        while uploader.answered < uploader.asked:
-            time.sleep(0.01)
-    there = mirror.Mirror(f"{place}/run")
-    assert list(there.steps()) == list(there.whole()) == [2, 4, 5]
+        mirror = upload(run, place)
+    assert list(mirror.steps()) == mirror.whole() == [2, 4, 5]
     assert fetch(tmp_path / "empty" / "run", place) == [2, 5]
     assert run_log.read(tmp_path / "empty" / "run") == run_log.read(run)
 
 
 def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
-    tmp_path, store, capsys
+    char_data, tmp_path, store, capsys
 ):
-    run, where = tmp_path / "run", f"s3://bucket/{tmp_path.name}"
-    uploader = Uploader(f"{where}/run", run, 2)
-    there = mirror.Mirror(f"{where}/run")
+    where = f"s3://bucket/{tmp_path.name}"
+    saver = Saver(small_run(char_data, tmp_path / "run", f"--mirror={where}", "--keep_last=2"))
     for step, share in enumerate((0, 1, 0.5, 0.5, 0), start=1):
         store.failing = share
-        save(run, step)
-        run_folder.rotate(run, 2, uploader.uploading)
-        uploader.wake()
-        while uploader.answered < uploader.asked:
-            time.sleep(0.01)
+        saver.run.state.progress.step = step
+        saver.save()
+        saver.wait()
+        saver.uploader.join()
         store.failing = 0
         if step == 2:
-            errors = capsys.readouterr().err
-            assert errors.count("could not be brought up to date") == 1
-        newest = there.fetch(max(there.whole()), tmp_path / "look")
+            assert capsys.readouterr().err.count("is not up to date") == 1
+        newest = saver.mirror.fetch(max(saver.mirror.whole()), tmp_path / "look")
         assert run_folder.read_state(newest)
-    assert list(there.steps()) == [4, 5]
+    assert list(saver.mirror.steps()) == [4, 5]
     assert store.failed > 10
+
+
+def test_training_waits_for_no_upload_and_its_end_for_the_last(char_data, tmp_path, store, capsys):
+    where = f"s3://bucket/{tmp_path.name}"
+    saver = Saver(small_run(char_data, tmp_path / "run", f"--mirror={where}", "--keep_last=1"))
+    store.slow_s = 0.3
+    store.arrived.clear()
+    try:
+        for step in (1, 2, 3, 4):
+            saver.run.state.progress.step = step
+            saver.save()
+            saver.wait()
+            assert store.arrived.wait(60)  # the first one's upload has begun
+        saver.mark_best(1.5)
+        saver.finish()
+    finally:
+        store.slow_s = 0
+    out, errors = capsys.readouterr()
+    assert "Ctrl-C leaves it" in out and not errors
+    assert saver.mirror.whole()[-1] == 4 and not saver.uploader.is_alive()
+    assert b'"step": 4' in saver.mirror.folder.read("best.json")
+
+
+def test_ctrl_c_leaves_the_last_upload(char_data, tmp_path, store):
+    store.slow_s = 600
+    try:
+        where = f"--mirror=s3://bucket/{tmp_path.name}"
+        process = start(char_data, tmp_path / "run", "--max_steps=2", where)
+        assert any("Ctrl-C leaves it" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        store.slow_s = 0
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert run_folder.latest(tmp_path / "run")[0].name == "step_00000002"
 
 
 def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, capsys):
@@ -126,15 +158,15 @@ def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
     run, empty = tmp_path / "run", tmp_path / "empty" / "run"
     save(run, 1, 2)
     upload(run, place)
-    there = mirror.Mirror(f"{place}/run")
-    there.there.write("step_00000002/model.pt", b"damaged")
-    there.there.remove("step_00000001/optimizer.pt")
+    there = Mirror(f"{place}/run").folder
+    there.write("step_00000002/model.pt", b"damaged")
+    there.remove("step_00000001/optimizer.pt")
     assert fetch(empty, place) == []
     said = capsys.readouterr().out
     assert "model.pt has 7 bytes" in said and "optimizer.pt is missing" in said
 
 
-def test_another_run_in_the_mirror_is_left_alone(tmp_path, place, capsys):
+def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
     save(tmp_path / "a" / "run", 1)
     save(tmp_path / "b" / "run", 2)
     upload(tmp_path / "a" / "run", place)
@@ -142,12 +174,9 @@ def test_another_run_in_the_mirror_is_left_alone(tmp_path, place, capsys):
         fetch(tmp_path / "b" / "run", place)
     with pytest.raises(CheckpointError, match="resume = never"):
         fetch(tmp_path / "c" / "run", place, resume="never")
-    uploader = Uploader(f"{place}/run", tmp_path / "b" / "run", 2)
-    uploader.wake()
-    while uploader.answered < uploader.asked:
-        time.sleep(0.01)
-    assert "holds another run" in capsys.readouterr().err
-    assert list(mirror.Mirror(f"{place}/run").whole()) == [1]
+    with pytest.raises(CheckpointError, match="holds another run"):
+        upload(tmp_path / "b" / "run", place)
+    assert Mirror(f"{place}/run").whole() == [1]
 
 
 def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_path, store, capsys):
@@ -156,13 +185,13 @@ def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_pat
     try:
         assert fetch(tmp_path / "run", "s3://bucket/x") == [1]
         assert "The run goes on" in capsys.readouterr().err
-        with pytest.raises(RunError, match="start again later, or leave mirror out"):
+        with pytest.raises(RunError, match="start again later"):
             fetch(tmp_path / "none", "s3://bucket/x")
     finally:
         store.failing = 0
-    with pytest.raises(ConfigError, match="bucket does not exist"):
+    with pytest.raises(RunError, match="bucket does not exist"):
         fetch(tmp_path / "none", "s3://nowhere/x")
-    with pytest.raises(ConfigError, match="Install adlfs"):
+    with pytest.raises(AddressError, match="Install adlfs"):
         fetch(tmp_path / "none", "az://container/x")
 
 
@@ -186,10 +215,10 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(tmp_path, store, ch
     assert "validation loss" in run_script(*export, cwd=tmp_path).stderr
     assert list((tmp_path / "checkpoints").glob("**/log.jsonl"))  # for what a card says
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
-        mirror.find("s3://bucket/none")
+        find("s3://bucket/none")
     where_and_when = [f"--checkpoint_dir={tmp_path / 'tuned'}", "--max_steps=1"]
-    start = [ROOT / "train.py", f"--data_dir={char_data}", *SMALL, *where_and_when]
-    tuned = run_script(*start, f"--init_from={where}/run", cwd=tmp_path)
+    begin = [ROOT / "train.py", f"--data_dir={char_data}", *SMALL, *where_and_when]
+    tuned = run_script(*begin, f"--init_from={where}/run", cwd=tmp_path)
     assert tuned.returncode == 0 and "the weights of" in tuned.stdout, tuned.stderr
     again = train_small(char_data, run, *settings)
     assert again.returncode == 0 and "finished already, at step 20" in again.stdout

@@ -1,6 +1,5 @@
-"""saver.py: saves that fail, full disks, folders that take no writes."""
+"""saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
-import json
 import math
 import resource
 import subprocess
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from formats import run_folder, run_log
-from tests.conftest import run_script, train_small
-from tests.training.conftest import start, wait_until
+from tests.conftest import train_small
+from tests.training.conftest import small_run, start, wait_until
 from training.saver import Saver
 
 
@@ -28,141 +27,128 @@ def disk(tmp_path, request):
     subprocess.run(["umount", path], check=True)
 
 
-def test_what_is_saved_is_the_state_at_the_moment_of_the_save(tmp_path):
-    saver = Saver(tmp_path, 2)
-    tensors = {"w": torch.ones(1_000_000), "tied": None}
-    tensors["tied"] = tensors["w"]
-    saver.reserve([tensors["w"]])
-    for step in (1, 2):
-        tensors["w"].fill_(step)
-        saver.save({"step": step}, tensors, {"m": [torch.full((3,), float(step))]}, "{}")
-        tensors["w"].fill_(-1)
+def save(saver, step):
+    """Save the state as that of a step, and wait until it is written or has failed."""
+    saver.run.state.progress.step = step
+    saver.save()
     saver.wait()
+
+
+def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, tmp_path):
+    run = small_run(char_data, tmp_path, "--tie_weights=True")
+    saver = Saver(run)
+    saver.begin()
+    moments = {}
     for step in (1, 2):
-        folder = tmp_path / f"step_{step:08d}"
+        run.trainer.step()
+        saver.save()
+        weight = run.state.model.wte.weight
+        moment = run.state.optimizer.state[weight]["exp_avg"]
+        moments[step] = (weight.detach().clone(), moment.clone())
+        with torch.no_grad():
+            weight.fill_(-1)
+            moment.fill_(-1)
+    saver.wait()
+    for step, (weight, moment) in moments.items():
+        folder = tmp_path / run_folder.step_name(step)
         model = run_folder.load_tensors(folder / "model.pt")
-        optimizer = run_folder.load_tensors(folder / "optimizer.pt")
-        assert (model["w"] == step).all()
-        assert model["tied"].data_ptr() == model["w"].data_ptr()
-        assert optimizer["m"][0][0] == step
+        optimizer = run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]
+        assert torch.equal(model["wte.weight"], weight)
+        assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
+        assert any(torch.equal(s["exp_avg"], moment) for s in optimizer["state"].values())
+    assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
+    kept = sum(len(buffers) for buffers in saver.buffers.kept.values())
+    assert kept == 3 * len(list(run.state.model.parameters())) + len(optimizer["state"])  # and step
 
 
-def test_the_best_is_marked_when_it_is_written_and_training_does_not_wait(tmp_path):
-    saver = Saver(tmp_path / "run", 2)
-    saver.save({"step": 1}, {"w": torch.ones(20_000_000)}, {}, "{}")
-    saver.mark_best(1, 2.5)
-    assert saver.busy and not (tmp_path / "run/best.json").exists()
+def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    saver, may_write = Saver(run), threading.Event()
+    saver.writer.submit(may_write.wait)
+    run.state.progress.step = 1
+    saver.save()
+    saver.mark_best(2.5)
+    assert saver.busy and not (tmp_path / "best.json").exists()
+    may_write.set()
     saver.wait()
-    assert run_folder.best_of(tmp_path / "run") == 1 and saver.best == 2.5
+    assert run_folder.best_of(tmp_path) == 1 and saver.best == 2.5
 
 
-def test_what_is_not_saved_is_not_the_best(tmp_path, capsys):
-    (tmp_path / "run").write_text("no folder")
-    saver = Saver(tmp_path / "run", 2)
-    saver.save({"step": 1}, {"w": torch.ones(3)}, {}, "{}")
-    saver.mark_best(1, 2.5)
+def test_what_is_not_saved_is_not_the_best(char_data, tmp_path, capsys):
+    run = small_run(char_data, tmp_path / "run")
+    run.folder.rmdir()
+    run.folder.write_text("no folder")
+    saver = Saver(run)
+    save(saver, 1)
+    saver.mark_best(2.5)
     saver.wait()
     assert "step 1 could not be saved" in capsys.readouterr().err and saver.best == math.inf
 
 
-def test_a_best_that_a_crash_left_unmarked_is_marked_at_the_next_start(char_data, tmp_path):
-    assert train_small(char_data, tmp_path, "--max_steps=20").returncode == 0
-    best = json.loads((tmp_path / "best.json").read_text())["step"]
-    (tmp_path / "best.json").unlink()
-    more = ["--max_steps=21", "--eval_interval=0", "--save_interval=0"]
-    result = train_small(char_data, tmp_path, *more)
-    assert result.returncode == 0, result.stderr
-    assert run_folder.best_of(tmp_path) in (best, 21)
-
-
-def test_an_evaluation_cut_off_between_its_records_is_recorded_once(char_data, tmp_path):
-    more = ["--max_steps=10", "--sample_prompts=The"]
+def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
+    more = ["--max_steps=20", "--sample_prompts=The"]
     assert train_small(char_data, tmp_path, *more).returncode == 0
-    whole = (tmp_path / "log.jsonl").read_text()
-    lines = whole.splitlines(keepends=True)
-    (tmp_path / "log.jsonl").write_text("".join(line for line in lines if "val_loss" not in line))
-    result = train_small(char_data, tmp_path, *more)
+    best = run_folder.best_of(tmp_path)
+    (tmp_path / "best.json").unlink()
+    later = [*more, "--max_steps=21", "--eval_interval=0", "--save_interval=0"]
+    assert train_small(char_data, tmp_path, *later).returncode == 0
+    assert run_folder.best_of(tmp_path) in (best, 21)
+    # The loss of an evaluation is recorded last.
+    log = tmp_path / run_log.NAME
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if "val_loss" not in line))
+    result = train_small(char_data, tmp_path, *later)
     assert result.returncode == 0, result.stderr
-    log = run_log.read(tmp_path)
-    assert sum("samples" in record for record in log) == sum("val_loss" in record for record in log)
-
-
-def test_without_memory_for_a_thread_a_save_is_made_all_the_same(tmp_path):
-    code = """if True:
-        import resource, sys, threading, pathlib, torch
-        from training.saver import Saver
-        saver, model = Saver(pathlib.Path(sys.argv[1]), 2), {"w": torch.ones(3)}
-        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        limit = used + (6 << 20)  # a thread's stack has 8 MB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        saver.reserve([model["w"]])
-        saver.save({"step": 1}, model, {}, "{}")
-        print(saver.thread, saver.saved)
-    """
-    result = run_script("-c", code, tmp_path)
-    assert result.stdout == "None 1\n", result.stderr
+    records = run_log.read(tmp_path)
+    assert sum("samples" in r for r in records) == sum("val_loss" in r for r in records) == 1
 
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
-def test_a_full_disk_is_reported_and_the_next_save_succeeds(disk, capsys):
-    model, saver = {"w": torch.zeros(700_000)}, Saver(disk / "run", 2)
-    saver.save({"step": 1}, model, {}, "{}")
-    saver.wait()
-    (disk / "filler").write_bytes(bytes(4_000_000))
-    saver.save({"step": 2}, model, {}, "{}")  # the room is looked at first
-    saver.wait()
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(char_data, disk, capsys):
+    run = small_run(char_data, disk / "run", "--n_embd=128")  # 1.7 MB
+    saver = Saver(run)
+    save(saver, 1)
+    (disk / "filler").write_bytes(bytes(5_000_000))
+    save(saver, 2)  # the room is looked at first
     said = capsys.readouterr().err
-    assert "step 2 could not be saved" in said
-    assert "MB are free" in said
-    assert saver.saved == 1
-    assert sorted(p.name for p in (disk / "run").iterdir()) == ["log.jsonl", "step_00000001"]
+    assert "step 2 could not be saved" in said and "MB are free" in said
+    assert saver.saved_step == 1
+    assert sorted(p.name for p in run.folder.iterdir()) == ["log.jsonl", "step_00000001"]
     (disk / "filler").unlink()
-    saver.save({"step": 3}, model, {}, "{}")
-    saver.wait()
-    assert saver.saved == 3 and run_folder.latest(disk / "run")[0].name == "step_00000003"
+    save(saver, 3)
+    assert saver.saved_step == 3 and run_folder.latest(run.folder)[0].name == "step_00000003"
 
 
-@pytest.mark.parametrize("disk", ["40m"], indirect=True)
-def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(disk, capsys):
-    """The room was there when it was looked at; another process took it."""
-    saver = Saver(disk / "run", 2)
-    (disk / "run").mkdir()
-    filler = threading.Thread(target=fill, args=(disk / "filler", 36_000_000, disk / "run"))
-    filler.start()
-    saver.save({"step": 1}, {"w": torch.zeros(8_000_000)}, {}, "{}")
-    saver.wait()
-    filler.join()
-    assert "could not be saved" in capsys.readouterr().err and not list((disk / "run").iterdir())
+def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
+    char_data, tmp_path, capsys
+):
+    """A limit on the size of files ends a write in the middle, as a full disk does."""
+    run = small_run(char_data, tmp_path, "--n_embd=128")
+    saver, limit = Saver(run), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+    try:
+        save(saver, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "step 1 could not be saved" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
-def fill(path, size, after):
-    """Write a file as soon as something appears in the folder `after`."""
-    while not list(after.iterdir()):
-        pass
-    with open(path, "wb", buffering=0) as f:
-        while size > 0:
-            try:
-                size -= f.write(bytes(1 << 16))
-            except OSError:
-                return
-
-
-def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(tmp_path, capsys):
-    saver = Saver(tmp_path, 1)
-    tensors = {"w": torch.zeros(50_000_000)}
+def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(
+    char_data, tmp_path, capsys
+):
+    saver = Saver(small_run(char_data, tmp_path, "--n_embd=768", "--n_layer=6"))  # 170 MB
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = resource.getrlimit(resource.RLIMIT_AS)
-    low = pages * resource.getpagesize() + 100_000_000
+    low = pages * resource.getpagesize() + 60_000_000
     resource.setrlimit(resource.RLIMIT_AS, (low, limit[1]))
     try:
-        saver.save({"step": 1}, tensors, {}, "{}")
+        save(saver, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
-    saver.wait()
-    assert "step 1 could not be saved" in capsys.readouterr().err and saver.saved == 0
-    saver.save({"step": 2}, tensors, {}, "{}")
-    saver.wait()
-    assert saver.saved == 2
+    assert "step 1 could not be saved" in capsys.readouterr().err and saver.saved_step == 0
+    save(saver, 2)
+    assert saver.saved_step == 2
 
 
 def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):

@@ -15,7 +15,6 @@ import torch
 from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
-from training.resume import other_data
 from training.setup import count_steps
 from training.state import Progress
 
@@ -298,16 +297,7 @@ def test_another_shape_or_other_data_lists_every_difference(finished, char_data,
     other = train_small(bpe_data, folder, "--max_steps=50", "--n_layer=3")
     vocabulary, layers, data = other.stderr.splitlines()[1:]
     assert "model vocab_size" in vocabulary and "n_layer: 2 in the checkpoint, 3 now" in layers
-    assert "other data: made with another tokenizer" in data and "512 now" in data
-
-
-def test_other_data_is_one_line_that_says_how_it_differs():
-    was = {"tokenizer_sha256": "a", "vocab_size": 9, "tokens": {"train": 50}, "sha256": {"a": "b"}}
-    assert other_data(was, was) == []
-    assert "vocabulary of 9 in" in other_data(was, was | {"tokenizer_sha256": "b"})[0]
-    (more,) = other_data(was, was | {"tokens": {"train": 1000}, "sha256": {}})
-    assert more == "  other data: 50 training tokens in the checkpoint, 1,000 now"
-    assert "but others" in other_data(was, was | {"sha256": {}})[0]
+    assert "data: " in data and "vocabulary 512" in data
 
 
 def test_never_refuses_to_write_over_a_run(finished, char_data):
