@@ -22,7 +22,7 @@ import numpy as np
 
 from formats import files
 from formats.address import protocol_of, run_here
-from tools import command, history, scaling_study
+from tools import command, history
 from tools.command import number, short
 from tools.history import History
 from training.terminal import duration
@@ -65,8 +65,11 @@ def write(folders: list[Path], out: Path) -> None:
 
 def prediction(run: History) -> dict | None:
     """The final "loss" that tools.scaling predicted for a run, with its interval "low", "high"."""
-    found = scaling_study.behind(run.folder)
-    return found.recommended if found else None
+    folder = run.folder.resolve()
+    found = files.read_json(folder.parent / "scaling.json", recommended=dict)
+    if not found or found["recommended"]["run"] != folder.name:
+        return None
+    return found["recommended"]
 
 
 def spread(items: list, count: int) -> list:

@@ -1,30 +1,29 @@
 """Loss as a function of parameters and tokens, fitted to finished runs.
 
-Hoffmann et al., 2022, "Training Compute-Optimal Large Language Models", approach 3, on a user's own
-text. Plain numbers in, plain numbers out; knows no model, no files and no machine.
+Hoffmann et al., 2022, "Training Compute-Optimal Large Language Models", approach 3. Plain numbers
+in, plain numbers out; knows no model, no files and no machine. Needs scipy.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# Muennighoff et al., 2023, "Scaling Data-Constrained Language Models", section 3: what further
-# passes over the same text are worth wears off with this many of them.
+# Muennighoff et al., 2023, "Scaling Data-Constrained Language Models", section 3: what another pass
+# over the same text is worth wears off with this many of them.
 REPEATS = 15.4
 MILLION = 1e6
-NOISE = 0.01  # of a run's log loss: between seeds, and by what the law is no law
+NOISE = 0.01  # of a run's log loss: between seeds, and where the law does not hold exactly
 BENDS = 0.02  # the same for each power of four by which a run's compute exceeds those fitted
-# Downwards it is more where no run of the fit saw so many tokens: models that come to copy from
-# their context then fall far below the law (docs/scaling.md: by up to 36%).
+# Downwards it is more where no run of the fit saw so many tokens: models that learn to copy from
+# their context then end far below the law, by up to 36% (docs/scaling.md).
 COPYING_TOKENS, COPYING_BENDS = 20e6, 0.1
-# What is known before the first run, which is little. The exponents were 0.34 and 0.28 in the
-# paper, 0.35 and 0.37 where its data were fitted again (Besiroglu et al., 2024, "Chinchilla
-# Scaling: A replication attempt"); E lies far below the losses of small runs. A dozen of these
-# alone settle neither. FLOOR and SPREAD are those that did best on the runs of docs/scaling.md.
+# The prior, as a dozen small runs do not determine five numbers. The exponents were 0.34 and 0.28
+# in the paper, 0.35 and 0.37 in Besiroglu et al., 2024, "Chinchilla Scaling: A replication
+# attempt". FLOOR and SPREAD did best on the runs of docs/scaling.md.
 EXPONENT, FLOOR = 0.3, 0.15  # FLOOR: E as a share of the lowest loss seen
 SPREAD = 0.8  # of the logarithms of all three
 DRAWS = 200  # of the bootstrap
-NAMES = ("A", "B", "E", "alpha", "beta")  # in the order of Law.logs
+LEVEL = 1.645  # standard deviations: nine of ten runs
 
 
 @dataclass
@@ -33,109 +32,84 @@ class Law:
 
     N: parameters that multiply, those of the blocks and the head. D: effective tokens. logs: the
     logarithms of A, B, E, alpha and beta, float [5]. draws: the same for each resample of the
-    bootstrap, float [DRAWS, 5]. compute, tokens: the most that a run of the fit had, operations and
-    effective tokens. A law from JSON has none of these three, and so no intervals.
+    bootstrap, float [DRAWS, 5]. compute, tokens: the most operations and effective tokens that a
+    run of the fit had.
     """
 
     logs: np.ndarray
-    draws: np.ndarray | None = None
-    compute: float | None = None
-    tokens: float | None = None
+    draws: np.ndarray
+    compute: float
+    tokens: float
 
     def loss(self, parameters: float, tokens: float) -> float:
         """The loss expected of so many parameters and effective tokens."""
-        return float(np.exp(log_loss(self.logs, *logs_of(parameters, tokens))))
+        return float(np.exp(log_loss(self.logs, parameters, tokens)))
 
-    def interval(
-        self, parameters: float, tokens: float, compute: float, level: float = 1.645
-    ) -> tuple[float, float]:
-        """Between which losses nine of ten such runs end, at that level of a normal distribution.
-
-        compute: the run's operations. That the law itself bends is seen by no bootstrap.
-        """
-        logs = log_loss(self.draws, *logs_of(parameters, tokens))
+    def interval(self, parameters: float, tokens: float, compute: float) -> tuple[float, float]:
+        """The losses between which nine of ten such runs end. compute: the run's operations."""
+        spread = log_loss(self.draws, parameters, tokens).var() + NOISE**2
         powers = max(0.0, np.log(compute / self.compute) / np.log(4))
-        bends = (BENDS if self.copies else COPYING_BENDS, BENDS)
-        low, high = (
-            level * np.sqrt(logs.var() + NOISE**2 + (bend * powers) ** 2) for bend in bends
-        )
+        bends_down = BENDS if self.saw_copying else COPYING_BENDS
+        down = LEVEL * np.sqrt(spread + (bends_down * powers) ** 2)
+        up = LEVEL * np.sqrt(spread + (BENDS * powers) ** 2)
         middle = self.loss(parameters, tokens)
-        return float(middle * np.exp(-low)), float(middle * np.exp(high))
+        return float(middle * np.exp(-down)), float(middle * np.exp(up))
 
     @property
-    def copies(self) -> bool:
+    def saw_copying(self) -> bool:
         """Whether a run of the fit was long enough to learn to copy from its context."""
         return self.tokens >= COPYING_TOKENS
 
-    def to_json(self) -> dict[str, float]:
-        """The law's five numbers by name."""
-        return dict(zip(NAMES, np.exp(self.logs).tolist(), strict=True))
-
-    @classmethod
-    def from_json(cls, values: dict[str, float]) -> "Law":
-        """The law of such five numbers."""
-        return cls(np.log([values[name] for name in NAMES]))
-
 
 def effective_tokens(tokens: float, unique: float) -> float:
-    """What `tokens` are worth of a text that has `unique` of them: repeated ones count for less."""
+    """What `tokens` of a text with `unique` of them are worth: repeated ones count for less."""
     repeats = max(0.0, tokens / unique - 1)
     return min(tokens, unique) + unique * REPEATS * (1 - np.exp(-repeats / REPEATS))
 
 
-def logs_of(parameters, tokens):
-    """How many powers of e parameters and tokens lie above a million."""
-    return np.log(np.asarray(parameters) / MILLION), np.log(np.asarray(tokens) / MILLION)
-
-
-def log_loss(logs: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """The logarithm of the law. logs: [..., 5], as Law has them. n, d: as logs_of, [...]."""
+def log_loss(logs: np.ndarray, parameters, tokens) -> np.ndarray:
+    """The logarithm of the law. logs: [..., 5], as Law has them; parameters, tokens: [...]."""
     a, b, e, alpha, beta = np.moveaxis(np.asarray(logs), -1, 0)
-    return np.logaddexp(np.logaddexp(a - np.exp(alpha) * n, b - np.exp(beta) * d), e)
-
-
-def fit_runs(runs: list[dict], unique: int) -> Law:
-    """The law of runs by name of weights, tokens, loss and compute. unique: tokens of the text."""
-    effective = [effective_tokens(run["tokens"], unique) for run in runs]
-    weights, losses, compute = ([run[n] for run in runs] for n in ("weights", "loss", "compute"))
-    return fit(weights, effective, losses, compute)
+    of_size = a - np.exp(alpha) * np.log(np.asarray(parameters) / MILLION)
+    of_tokens = b - np.exp(beta) * np.log(np.asarray(tokens) / MILLION)
+    return np.logaddexp(np.logaddexp(of_size, of_tokens), e)
 
 
 def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
-    """The law that finished runs follow.
+    """The law that finished runs follow. Each argument has a number a run, as Law names them.
 
-    Each argument has a number a run: parameters, effective tokens, final losses, operations.
-    Least squares of the logarithms, with Huber's loss, from several starts. The bootstrap draws
-    other residuals, and other prior knowledge, for each of its resamples.
+    Least squares of the logarithms with Huber's loss, from several starts. Each resample of the
+    bootstrap has residuals and prior drawn anew.
     """
-    n, d = logs_of(parameters, tokens)
     observed = np.log(np.asarray(losses, dtype=float))
     prior = np.log([FLOOR * min(losses), EXPONENT, EXPONENT])
-    starts = [
-        np.array([np.log(0.25 * min(losses)), np.log(0.25 * min(losses)), floor, alpha, beta])
-        for floor in prior[0] + np.array([-1.0, 0.0, 0.5])
-        for alpha in prior[1] + np.array([-0.7, 0.0, 0.7])
-        for beta in prior[2] + np.array([-0.7, 0.0, 0.7])
-    ]
-    found = [solve(start, n, d, observed, prior) for start in starts]
+    shares = np.log([0.25 * min(losses)] * 2)  # of A and B, to begin with
+    found = []
+    for floor in (-1.0, 0.0, 0.5):
+        for alpha in (-0.7, 0.0, 0.7):
+            for beta in (-0.7, 0.0, 0.7):
+                start = np.concatenate([shares, prior + np.array([floor, alpha, beta])])
+                found.append(solve(start, parameters, tokens, observed, prior))
     best = min(found, key=lambda result: result.cost).x
-    residuals = observed - log_loss(best, n, d)
-    spread = max(NOISE, np.sqrt((residuals**2).sum() / max(1, len(residuals) - 3)))
+
+    expected = log_loss(best, parameters, tokens)
+    misses = ((observed - expected) ** 2).sum()
+    spread = max(NOISE, np.sqrt(misses / max(1, len(observed) - 3)))
     random = np.random.default_rng(seed)
     draws = []
     for _ in range(DRAWS):
-        noisy = log_loss(best, n, d) + spread * random.standard_normal(len(observed))
+        noisy = expected + spread * random.standard_normal(len(observed))
         other = prior + SPREAD * random.standard_normal(3)
-        draws.append(solve(best, n, d, noisy, other).x)
+        draws.append(solve(best, parameters, tokens, noisy, other).x)
     return Law(best, np.array(draws), float(max(computes)), float(max(tokens)))
 
 
-def solve(start, n, d, observed, prior):
-    """scipy's result for the fit from one start. prior: what logs[2:] are expected to be."""
-    from scipy.optimize import least_squares  # no other part of the tools needs scipy
+def solve(start, parameters, tokens, observed, prior):
+    """scipy's result for the fit from one start. prior: of logs[2:]."""
+    from scipy.optimize import least_squares
 
     def misses(logs):
-        residuals = (log_loss(logs, n, d) - observed) / NOISE
+        residuals = (log_loss(logs, parameters, tokens) - observed) / NOISE
         return np.concatenate((residuals, (logs[2:] - prior) / SPREAD))
 
     return least_squares(misses, start, loss="huber")
