@@ -2,7 +2,7 @@
 
     python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH]
 
-This file is the order in which things happen; preparing/ holds the steps. What is written depends
+This file is the order in which things happen; preparing/ holds the steps. The bytes written depend
 on the input and the settings alone: not on the number of workers, and not on interruptions. Kill it
 at any time and run the same command again. Independent of models.
 """
@@ -20,93 +20,99 @@ from pathlib import Path
 
 from formats.data_folder import DataError, dtype_for
 from preparing.arguments import parse_args
-from preparing.encoder import encode_pieces
+from preparing.chunks import Position, batches
+from preparing.encoder import encode_chunks
 from preparing.errors import InputError, PrepareError
-from preparing.folders import verify
-from preparing.job import Job, lock
-from preparing.pieces import Position
+from preparing.folders import compress, verify
+from preparing.plan import Plan
 from preparing.progress import Progress
+from preparing.readers import read_chunks
+from preparing.remote import Cache
 from preparing.summary import describe, summary
-from preparing.tokenizers import obtain_tokenizer
+from preparing.tokenizers import obtain_tokenizer, worker_pool
+from preparing.work_folder import WorkFolder
 from preparing.writer import Journal, Output
 from tokenizer_bpe import Tokenizer, TokenizerError
 
-STOPPED = "stopped; what is finished is kept, and the same command continues"
+STOPPED = "stopped; finished work is kept, and the same command continues"
 
 
 def prepare(args: Namespace) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
-    job = Job.from_args(args)  # sources, options, settings, folders; writes nothing
-    job.check_alone()
-    with lock(job.work):
-        job.complete_interrupted_publish()
-        if job.reads_stdin:
-            job.keep_stdin()
-        if job.is_finished():
-            print(job.complete_finished())
+    plan = Plan.from_args(args)  # finds the input; writes nothing
+    with WorkFolder(plan) as work:
+        if work.is_finished():
+            print(work.describe_finished())
             return
-        job.start_or_resume()
-        tokenizer, origin = obtain_tokenizer(job)
-        if args.tokenizer_only:
-            print(f"{job.publish_tokenizer()}: {tokenizer.vocab_size:,} tokens, {origin}")
+        work.start_or_resume()
+        tokenizer, origin = obtain_tokenizer(plan, work)
+        if plan.tokenizer_only:
+            print(f"{work.publish_tokenizer()}: {tokenizer.vocab_size:,} tokens, {origin}")
             return
-        journal = encode_all(job, tokenizer)
-        meta, used = describe(job, tokenizer, journal)
-        job.publish(meta, journal.report)
-    print(summary(job, meta, journal, tokenizer=tokenizer, origin=origin, used=used))
+        journal = tokenise(plan, work, tokenizer)
+        meta, used = describe(plan, work, tokenizer, journal)
+        work.publish(meta, journal.report)
+    print(summary(plan, meta, journal, tokenizer=tokenizer, origin=origin, used=used))
 
 
-def encode_all(job: Job, tokenizer: Tokenizer) -> Journal:
+def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
     """Tokenise what is asked for and not finished yet into the working folder; says how far.
 
-    Pieces are encoded by worker processes, here or on a Ray cluster, and written here in order.
-    Raises InputError when nothing is left of the text.
+    Chunks of text are read here, encoded by worker processes, and written here in order. Raises
+    InputError when nothing is left of the text.
     """
     output = Output(
-        job.work,
+        work.path,
         tokenizer,
-        job.settings["val_fraction"],
-        job.options.dedupe,
-        most_bytes=job.most_bytes,
+        plan.settings["val_fraction"],
+        plan.options.dedupe,
+        plan.most_bytes,
     )
     journal = output.journal
     start = journal.position
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
     if not journal.complete and not output.is_full:
-        dtype = dtype_for(tokenizer.vocab_size)
-        encode = functools.partial(encode_pieces, tokenizer, dtype, job.options)
+        encode = functools.partial(
+            encode_chunks, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
+        )
         with (
-            job.engine(encode, start) as engine,
-            Progress(job.total, "tokenising", job.done(journal)) as bar,
+            Cache(
+                plan.sources, work.cache, plan.cache_bytes, start.source, plan.most_bytes
+            ) as files,
+            worker_pool(plan, encode) as pool,
+            Progress(
+                plan.total, "tokenising", plan.done(journal.text_bytes, journal.position.on_disk)
+            ) as bar,
         ):
             output.start_clock()  # the workers are up
-            for parts in engine.results():  # read, cleaned and tokenised
-                for part in parts:
+            chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.ray)
+            for encoded in pool.map(batches(chunks)):
+                for part in encoded:
                     if not output.is_full:
-                        output.add(part)  # split, without copies, and written
-                engine.release(output.saved.source)
-                bar.to(job.done(journal), engine.status())
+                        output.add(part)
+                files.release(output.saved.source)
+                bar.to(plan.done(journal.text_bytes, journal.position.on_disk), files.status())
                 if output.is_full:
                     break
         output.save()
-    check_not_empty(job, journal)
-    if job.args.gigabytes and not output.is_full:
+    check_not_empty(plan, journal)
+    if plan.is_limited and not output.is_full:
         found = journal.text_bytes / 1e9
         print(f"there are only {found:.3g} GB of text; all of it is taken", file=sys.stderr)
     output.finish()
     return journal
 
 
-def check_not_empty(job: Job, journal: Journal) -> None:
+def check_not_empty(plan: Plan, journal: Journal) -> None:
     """Raises InputError when no document is left of the input, and says why."""
     if any(journal.tokens.values()):
         return
     reasons = [f"{rule}: {documents:,}" for rule, (documents, _, _) in journal.report.rules.items()]
     why = f" ({'; '.join(reasons)})" if reasons else ": only white space"
-    others = len(job.sources) - 1
+    others = len(plan.sources) - 1
     more = f" and {others:,} more" if others else ""
-    raise InputError(f"no document is left in {job.sources[0].path}{more}{why}")
+    raise InputError(f"no document is left in {plan.sources[0].path}{more}{why}")
 
 
 class Terminated(KeyboardInterrupt):
@@ -129,6 +135,8 @@ def main(argv: list[str]) -> int:
         args = parse_args(argv)
         if args.verify:
             print(verify(Path(args.verify)))
+        elif args.compress:
+            print(compress(Path(args.compress), args.workers))
         else:
             prepare(args)
     except (InputError, TokenizerError) as error:
@@ -138,11 +146,11 @@ def main(argv: list[str]) -> int:
     except PrepareError as error:
         return complain(error, 1)
     except OSError as error:
-        place = error.filename or (args and (args.verify or args.out))
+        place = error.filename or (args and (args.verify or args.compress or args.out))
         reason = error.strerror or error
         return complain(
-            f"{place}: {reason}; what is finished is kept, and the same command continues once"
-            " there is room or permission",
+            f"{place}: {reason}; finished work is kept, and the same command continues once there"
+            " is room or permission",
             1,
         )
     except Terminated:

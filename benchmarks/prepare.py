@@ -28,7 +28,7 @@ import psutil
 from benchmarks import RESULTS
 from formats.data_folder import read_meta
 from formats.files import sha256, write_json
-from preparing.pool import usable_cores
+from preparing.engines import usable_cores
 from tokenizer_bpe import EOT, Tokenizer
 
 ROOT = Path(__file__).parent.parent

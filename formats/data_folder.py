@@ -6,10 +6,8 @@ the files. Knows neither text nor tensors, so that preparing need not import tor
 
 import dataclasses
 import gzip
-import hashlib
 import json
 import math
-import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +50,7 @@ class Split:
 
     text_bytes: UTF-8 bytes of the text that the tokens stand for. compressed: {"file", "bytes",
     "sha256"} of a .gz copy, which can stand in for the file. mask: where the data holds
-    conversations. parts: in a folder of shards, the files that one after the other make up the
-    split.
+    conversations.
     """
 
     file: str
@@ -63,11 +60,6 @@ class Split:
     sha256: str
     compressed: dict | None = None
     mask: Mask | None = None
-    parts: list["Split"] = dataclasses.field(default_factory=list)
-
-    def files(self) -> list["Split"]:
-        """The files that one after the other make up the split: itself, or one a shard."""
-        return self.parts or [self]
 
     def counted(self, loss_on: str) -> "Split | Mask":
         """What of the tokens a loss counts. loss_on: the setting of that name."""
@@ -122,30 +114,21 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
     values = dataclasses.asdict(meta)
     for split in values["splits"].values():
         for described in (split, split["mask"] or {}):
-            for name in ("compressed", "mask", "parts"):
+            for name in ("compressed", "mask"):
                 if not described.get(name, True):
                     del described[name]
     write_json(Path(folder) / "meta.json", values)
 
 
 def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
-    """Read meta.json and check it against the files beside it.
+    """Read meta.json and check it against the files next to it.
 
-    A folder of shards, shard-I-of-N, reads as one dataset. weights: whose tokenizer the data is to
-    have, for what to type where there is none. Raises DataError for all that does not fit together.
+    weights: whose tokenizer the data is to have, for what to type where there is none. Raises
+    DataError for all that does not fit together.
     """
     folder = Path(folder)
     path = folder / "meta.json"
-    there = datasets_in(folder)
-    if len(there) > 1:
-        raise DataError(
-            f"{folder} holds more than one dataset: {', '.join(there)}; delete those that are not"
-            " meant"
-        )
     if not path.exists():
-        shards = there or {_shards_of(path) for path in folder.glob("shard-*")} - {""}
-        if shards:
-            return _join_shards(folder, max(int(name.rpartition("-")[2]) for name in shards))
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -256,91 +239,6 @@ def _unpack(copy, path, size):
                 raise EOFError(f"{file.tell():,} bytes instead of {size:,}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{copy} is damaged ({error}); copy it again") from None
-
-
-def datasets_in(folder: Path) -> list[str]:
-    """What finished datasets a folder holds: "meta.json" for a whole one, "shard-...-of-N" for N.
-
-    Only one of them can be read.
-    """
-    finished = {_shards_of(path.parent) for path in folder.glob("shard-*/meta.json")} - {""}
-    whole = ["meta.json"] if (folder / "meta.json").exists() else []
-    return [*whole, *sorted(finished)]
-
-
-def _shards_of(path):
-    """The dataset that a folder is a shard of, as in datasets_in; "" where it is none."""
-    name = re.fullmatch(r"shard-\d+-of-(\d+)", path.name)
-    return f"shard-...-of-{name[1]}" if name else ""
-
-
-def _join_shards(folder, count):
-    """One Meta for the shards of a folder, in their order. count: how many there are to be.
-
-    Raises DataError when one is missing or was made with another tokenizer.
-    """
-    names = [f"shard-{n}-of-{count}" for n in range(1, count + 1)]
-    missing = [name for name in names if not (folder / name / "meta.json").exists()]
-    if missing:
-        raise DataError(
-            f"{folder} lacks {', '.join(missing)} (no meta.json there): prepare that share, with"
-            " --shard, or copy it here"
-        )
-    metas = {name: read_meta(folder / name) for name in names}
-    first = metas[names[0]]
-    for name, meta in metas.items():
-        if meta.tokenizer["sha256"] != first.tokenizer["sha256"]:
-            raise DataError(
-                f"{folder / name} was made with another tokenizer than {folder / names[0]}: make"
-                " one of them again with the other's, as --tokenizer"
-            )
-    splits = {}
-    for kind in first.splits:
-        parts = [_placed(meta.splits[kind], name) for name, meta in metas.items()]
-        masks = [part.mask for part in parts if part.mask]
-        splits[kind] = Split(
-            file=kind,
-            tokens=sum(part.tokens for part in parts),
-            documents=sum(part.documents for part in parts),
-            text_bytes=sum(part.text_bytes for part in parts),
-            sha256=_sha256_of(parts),
-            mask=_joined_mask(f"{kind}.mask", masks),
-            parts=parts,
-        )
-    return dataclasses.replace(
-        first,
-        tokenizer=first.tokenizer | {"file": f"{names[0]}/{first.tokenizer['file']}"},
-        splits=splits,
-        sources=[source for meta in metas.values() for source in meta.sources],
-    )
-
-
-def _placed(described, shard):
-    """A shard's Split, with its Mask, as seen from the folder that holds the shards."""
-    compressed = described.compressed
-    if compressed:
-        compressed = compressed | {"file": f"{shard}/{compressed['file']}"}
-    placed = dataclasses.replace(described, file=f"{shard}/{described.file}", compressed=compressed)
-    if isinstance(placed, Split) and placed.mask:
-        placed.mask = _placed(placed.mask, shard)
-    return placed
-
-
-def _joined_mask(name, masks):
-    """One Mask for those of the shards that have any."""
-    if not masks:
-        return None
-    return Mask(
-        file=name,
-        tokens=sum(mask.tokens for mask in masks),
-        text_bytes=sum(mask.text_bytes for mask in masks),
-        sha256=_sha256_of(masks),
-    )
-
-
-def _sha256_of(files):
-    """A checksum of several files' checksums."""
-    return hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 def _what_to_run(folder, weights):

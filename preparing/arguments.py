@@ -1,98 +1,111 @@
-"""The command line of prepare_data.py: what can be asked for, and what follows when it is not.
+"""The command line of prepare_data.py: its options, and the defaults that depend on one another.
 
 Touches no file, except to see which step of a run holds a tokenizer.
 """
 
 import argparse
+import codecs
 import glob
 import math
-import re
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from preparing.catalog import table
-from preparing.encodings import encoding
+from preparing.engines import usable_cores
 from preparing.options import Options
-from preparing.pool import usable_cores
 
 DEFAULT_OUT = "data/python_stdlib"
 DEFAULT_VOCAB_SIZE = 32000
+USAGE = (
+    "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
+    " (--help lists all)"
+)
+DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
 
 
 def parse_args(argv: list[str]) -> Namespace:
     """The command line, with defaults that depend on one another filled in.
 
-    Ends the process with status 2 for what makes no sense. input: empty for the default text.
+    Ends the process with status 2 for contradictions. input: empty for the default text.
     """
     parser = argparse.ArgumentParser(
         prog="prepare_data.py",
-        usage=(
-            "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH]"
-            " ... (--help lists all)"
-        ),
-        description=(
-            "Text files -> data/NAME/, ready for train.py. Run again after an interruption, it"
-            " goes on."
-        ),
+        usage=USAGE,
+        description=DESCRIPTION,
         epilog=table(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_main_arguments(parser.add_argument)
-    _add_tokenizer_arguments(parser.add_argument)
-    _add_reading_arguments(parser.add_argument)
-    _add_fetching_arguments(parser.add_argument)
-    _add_cleaning_arguments(parser.add_argument)
-    _add_output_arguments(parser.add_argument)
+    _add_input_and_output(parser.add_argument)
+    _add_tokenizer(parser.add_argument)
+    _add_reading(parser.add_argument)
+    _add_cleaning(parser.add_argument)
+    _add_machines(parser.add_argument)
     args = parser.parse_args(argv)
+    if args.tokenizer != "bpe" and args.vocab_size:
+        parser.error(
+            f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it"
+            " sets the size of a tokenizer trained here (bpe)"
+        )
+    if "-" in args.input and len(args.input) > 1:
+        parser.error("- (standard input) cannot be mixed with files")
     args.tokenizer = newest_tokenizer(args.tokenizer)
-    _check_combinations(args, parser.error)
     args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
     args.on_error = args.on_error or default_on_error(args)
     if args.clean and not args.dedupe:
         args.dedupe = "exact"
     args.out = args.out or default_out(args.input)
-    if args.shard:
-        args.out = "{}/shard-{}-of-{}".format(args.out, *args.shard)
     return args
 
 
-def _add_main_arguments(add):
-    """What to read, and where to write."""
+def _add_input_and_output(add):
     add(
         "input",
         nargs="*",
         metavar="INPUT",
-        help=(
-            "files, folders, globs, - for standard input, shakespeare, a name from the table below,"
-            " or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt .jsonl"
-            " .parquet, also .gz .zst; default: Python's standard library"
-        ),
+        help="files, folders, globs, - for standard input, shakespeare, a name from the table"
+        " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
+        " .jsonl .parquet, also .gz .zst; default: Python's standard library",
     )
     add(
         "--out", metavar="FOLDER", help="folder to write; default: data/ and the first input's name"
     )
+    add(
+        "--val_fraction",
+        type=number(float, 0, 0.999),
+        metavar="F",
+        help="share of the text held back for validation; default 0.1, less above 200 MB: about"
+        " 20 MB",
+    )
+    add(
+        "--gigabytes",
+        type=number(float, 1e-6),
+        metavar="N",
+        help="stop after N GB of text, at a document's end; default: all of it",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace a finished dataset, or unfinished work on other input or settings",
+    )
+    add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
+    add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
 
 
-def _add_tokenizer_arguments(add):
-    """With which tokenizer."""
+def _add_tokenizer(add):
     add(
         "--tokenizer",
         default="bpe",
         metavar="T",
-        help=(
-            "bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
-            " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s"
-        ),
+        help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
+        " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s",
     )
     add(
         "--vocab_size",
         type=number(int, 257),
         metavar="N",
-        help=(
-            "ids of the tokenizer to train, the 256 bytes and end-of-text among them; default"
-            f" {DEFAULT_VOCAB_SIZE}"
-        ),
+        help="ids of the tokenizer to train, the 256 bytes and end-of-text among them; default"
+        f" {DEFAULT_VOCAB_SIZE}",
     )
     add(
         "--sample_bytes",
@@ -108,45 +121,18 @@ def _add_tokenizer_arguments(add):
     )
 
 
-def _add_reading_arguments(add):
-    """What is done with the text, and how records become texts."""
-    add(
-        "--val_fraction",
-        type=number(float, 0, 0.999),
-        metavar="F",
-        help=(
-            "share of the text held back for validation; default 0.1, of more than 200 MB less:"
-            " about 20 MB"
-        ),
-    )
-    add(
-        "--workers",
-        type=number(int, 1),
-        default=usable_cores(),
-        metavar="N",
-        help="worker processes; default: one a core, here %(default)s",
-    )
-    add(
-        "--ray",
-        metavar="ADDRESS",
-        help=(
-            "tokenise on a Ray cluster: HOST:PORT of its head, or auto for this machine's (pip"
-            " install ray)"
-        ),
-    )
+def _add_reading(add):
     add(
         "--text_field",
         metavar="NAME",
-        help=(
-            "field of a JSON line, or column, with the text; default: text, else messages (a"
-            " conversation of role and content)"
-        ),
+        help="field of a JSON line, or column, with the text; default: text, else messages (a"
+        " conversation of role and content)",
     )
     add(
         "--stdin_format",
         choices=["txt", "jsonl"],
         default="txt",
-        help="what standard input holds; default %(default)s",
+        help="format of standard input; default %(default)s",
     )
     add(
         "--encoding",
@@ -157,47 +143,23 @@ def _add_reading_arguments(add):
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
-        help=(
-            "broken UTF-8 or JSON: stop; skip the document (above 1 MB, the piece); replace bytes,"
-            " skip JSON; default stop, with --clean replace, without INPUT skip"
-        ),
+        help="broken UTF-8 or JSON: stop; skip the document (above 1 MB, the part); replace bytes,"
+        " skip JSON; default stop, with --clean replace, without INPUT skip",
     )
 
 
-def _add_fetching_arguments(add):
-    """How much of it, and what is on the disk on its way."""
-    add(
-        "--gigabytes",
-        type=number(float, 1e-6),
-        metavar="N",
-        help="stop after so many GB of text, at a document's end; default: all of it",
-    )
-    add(
-        "--cache_gb",
-        type=number(float, 1e-6),
-        default=10,
-        metavar="N",
-        help="GB of remote files on the disk at a time; default %(default)s",
-    )
-
-
-def _add_cleaning_arguments(add):
-    """What is left out."""
+def _add_cleaning(add):
     add(
         "--clean",
         action="store_true",
-        help=(
-            "NFC, no control characters, no broken encodings, no exact duplicates, no noise; with a"
-            " report"
-        ),
+        help="NFC, no control characters, no broken encodings, no exact duplicates, no noise; with"
+        " a report",
     )
     add(
         "--dedupe",
         choices=["exact", "near"],
-        help=(
-            "drop copies: exact ones, as --clean does, or near ones too: documents that share three"
-            " quarters of their runs of five words with an earlier one (pip install rensa)"
-        ),
+        help="drop copies: exact ones, as --clean does, or near ones too: documents that share"
+        " three quarters of their runs of five words with an earlier one (pip install rensa)",
     )
     add(
         "--min_chars",
@@ -211,44 +173,46 @@ def _add_cleaning_arguments(add):
         type=number(float, 0, 1),
         default=Options.max_char_share,
         metavar="F",
-        help=(
-            "--clean drops documents of which a larger share is one character, white space not"
-            " counted; default %(default)s"
-        ),
+        help="--clean drops documents in which one character makes up a larger share, white space"
+        " not counted; default %(default)s",
     )
     add(
         "--min_letters",
         type=number(float, 0, 1),
         default=Options.min_letters,
         metavar="F",
-        help=(
-            "--clean drops documents with a smaller share of letters and digits, white space not"
-            " counted; default %(default)s"
-        ),
+        help="--clean drops documents with a smaller share of letters and digits, white space not"
+        " counted; default %(default)s",
     )
 
 
-def _add_output_arguments(add):
-    """In which form to write, and what to do with a folder that is there."""
-    add("--compress", action="store_true", help="also write train.bin.gz and val.bin.gz, to upload")
+def _add_machines(add):
     add(
-        "--shard",
-        type=parse_shard,
-        metavar="I/N",
-        help="prepare only the I-th of N shares of the input, into FOLDER/shard-I-of-N",
+        "--workers",
+        type=number(int, 1),
+        default=usable_cores(),
+        metavar="N",
+        help="worker processes; default: one a core, here %(default)s",
     )
     add(
-        "--overwrite",
-        action="store_true",
-        help="replace a finished dataset, or unfinished work on other input or settings",
+        "--ray",
+        metavar="ADDRESS",
+        help="tokenise on a Ray cluster: HOST:PORT of its head, or auto for this machine's (pip"
+        " install ray)",
     )
-    add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
+    add(
+        "--cache_gb",
+        type=number(float, 1e-6),
+        default=10,
+        metavar="N",
+        help="GB of remote files on the disk at a time; default %(default)s",
+    )
 
 
 def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
     """A type for argparse: numbers of a kind from `low` to `high`."""
 
-    def number(text):  # its name stands in argparse's errors
+    def number(text):  # argparse's errors show its name
         value = kind(text)
         if low <= value <= high:
             return value
@@ -267,41 +231,25 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """A type for argparse: I/N."""
-    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
-        raise ArgumentTypeError(f"{text}: it must be I/N, as in 1/4, with I from 1 to N")
-    return int(numbers[1]), int(numbers[2])
+def encoding(name: str) -> str | None:
+    """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
+    try:
+        found = codecs.lookup(name)
+        "".encode(name)  # refuses codecs of bytes, such as base64
+    except (LookupError, ValueError):
+        raise ArgumentTypeError(
+            f"{name} is no encoding that Python knows; some are latin-1, cp1252, utf-16, gb18030,"
+            " shift_jis, koi8-r"
+        ) from None
+    return None if found.name == "utf-8" else found.name
 
 
 def newest_tokenizer(tokenizer: str) -> str:
-    """Of a run, the tokenizer of its newest step; anything else as it is."""
+    """The tokenizer of the newest step, for a run; anything else as it is."""
     steps = sorted(Path(tokenizer).glob("step_*/tokenizer.json"))
     if steps:
         return str(steps[-1])
     return tokenizer
-
-
-def _check_combinations(args, error):
-    """Call `error` with a sentence for arguments that make no sense together."""
-    if args.tokenizer != "bpe" and args.vocab_size:
-        error(
-            f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it"
-            " sets the size of a tokenizer trained here (bpe)"
-        )
-    if args.shard and (args.tokenizer in ("bpe", "char") or args.input == ["-"]):
-        error(
-            "--shard needs files and one tokenizer for all shards: train it first with"
-            " --tokenizer_only, then give it with --tokenizer FOLDER/tokenizer.json"
-        )
-    if args.shard and args.gigabytes:
-        error(
-            "--gigabytes counts text from the beginning, and a shard does not know how much is in"
-            " those before it; give the shards fewer files instead"
-        )
-    if "-" in args.input and len(args.input) > 1:
-        error("- (standard input) cannot be mixed with files")
 
 
 def default_on_error(args: Namespace) -> str:
@@ -314,9 +262,9 @@ def default_on_error(args: Namespace) -> str:
 
 
 def default_out(inputs: list[str]) -> str:
-    """data/ and the name of the first input, or of the folder that it lies in.
+    """data/ and the name of the first input, or of the folder that it is in.
 
-    Of a glob, the part of a name before a * is one, as in texts*.txt, and other patterns are none.
+    The part of a glob's name before a * counts, as in texts*.txt; other patterns have no name.
     """
     if not inputs:
         return DEFAULT_OUT

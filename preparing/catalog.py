@@ -1,11 +1,29 @@
-"""Texts by name: where each lies on the Hugging Face hub, and what it is.
+"""Texts by name: a table of the Hugging Face hub's, tiny Shakespeare, Python's standard library.
 
-One small table. What is read is plain parquet, never a dataset script. Repositories and files are
-those of the hub's own file lists and cards, as public code quotes them; sizes are rounded, and
-estimates where the comment says so. Fetches nothing.
+The hub's are plain parquet, never a dataset script. Repositories and files are those of the hub's
+own file lists and cards, as public code quotes them; sizes are rounded, and estimates where the
+comment says so.
 """
 
+import http.client
+import re
+import sysconfig
+import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
+
+from formats.files import sha256, write_text
+from preparing.errors import InputError
+
+SHAKESPEARE = "shakespeare"  # the INPUT that stands for the file below
+SHAKESPEARE_FILE = Path("data/shakespeare.txt")
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+NOT_IN_STDLIB = re.compile(
+    r"/(tests?|idlelib|lib2to3|encodings|pydoc_data|site-packages|dist-packages|__pycache__)/"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class Corpus:
 
     @property
     def address(self) -> str:
-        """Where its files lie."""
+        """The glob of its files on the hub."""
         return f"hf://datasets/{self.repository}/{self.files}"
 
 
@@ -116,3 +134,54 @@ def table() -> str:
             f" {corpus.repository}: {corpus.files} ({corpus.field})"
         )
     return "\n".join(lines)
+
+
+def resolve(inputs: list[str]) -> list[str]:
+    """INPUT arguments with paths for what they name. Raises InputError when it cannot be had."""
+    if not inputs:
+        return standard_library()
+    if inputs == [SHAKESPEARE] and not Path(SHAKESPEARE).exists():
+        return [shakespeare()]
+    return [
+        CATALOG[given].address if given in CATALOG and not Path(given).exists() else given
+        for given in inputs
+    ]
+
+
+def standard_library() -> list[str]:
+    """The sources of the Python that runs this.
+
+    Without its tests, its tables of character sets and its help pages.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return sorted(
+        path.as_posix()
+        for path in root.rglob("*.py")
+        if path.stat().st_size and not NOT_IN_STDLIB.search(f"/{path.relative_to(root).as_posix()}")
+    )
+
+
+def shakespeare() -> str:
+    """The path of the tiny Shakespeare file, downloaded if need be.
+
+    Raises InputError when it cannot be had, or is not the file it should be.
+    """
+    path = SHAKESPEARE_FILE
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with urllib.request.urlopen(SHAKESPEARE_URL, timeout=30) as reply:
+                write_text(path, reply.read().decode())
+        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+            reason = getattr(error, "reason", error)
+            raise InputError(
+                f"tiny Shakespeare could not be downloaded ({reason}). Where there is a network,"
+                f" fetch\n  {SHAKESPEARE_URL}\nand put it at {path.absolute()}, or give the file as"
+                " INPUT"
+            ) from None
+    if sha256(path) != SHAKESPEARE_SHA256:
+        raise InputError(
+            f"{path} is not the file it should be, its sha256 is not {SHAKESPEARE_SHA256}; delete"
+            f" it and fetch {SHAKESPEARE_URL} again"
+        )
+    return path.as_posix()

@@ -21,7 +21,7 @@ class CleaningReport:
     """What was left out or corrected.
 
     rules: {rule: [documents, bytes, examples]}. noise: the rule by which the last document was
-    dropped; if it goes on in further pieces, they go with it.
+    dropped; further chunks of it go with it.
     """
 
     rules: dict[str, list] = field(default_factory=dict)

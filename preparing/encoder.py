@@ -1,10 +1,9 @@
-"""Pieces -> token ids, and which of them are replies, in a worker process.
+"""Chunks -> token ids, and which of them are replies, in a worker process.
 
-Independent of processes, of files to write, and of what came before: the same piece always gives
+Independent of processes, of files to write, and of what came before: the same chunk always gives
 the same ids.
 """
 
-import hashlib
 import unicodedata
 from dataclasses import dataclass
 
@@ -12,24 +11,24 @@ import numpy as np
 
 from formats.conversation import REPLY
 from formats.data_folder import IN_REPLY, TURN_BEGINS
-from preparing import near
+from preparing.chunks import CHUNK, Chunk, Position
 from preparing.cleaning import CleaningReport
+from preparing.copies import band_keys, hash64
 from preparing.folders import token_lengths
 from preparing.options import Options
-from preparing.pieces import PIECE, Piece, Position
 from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
 
 @dataclass
 class Encoded:
-    """The documents of a piece.
+    """The documents of a chunk.
 
     ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
-    tokens. mask: of the ids, as mask_of has it; None where no document is a conversation. tokens,
-    text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the
-    text, white space at its end aside. keys: of near.py, where near-copies are looked for. begins,
-    ends, after: as in Piece.
+    tokens. mask: of the ids, as mask_of gives it; None where no document is a conversation.
+    tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text,
+    without the white space at its end. keys: those of near-copies, where they are looked for.
+    begins, ends, end: as in Chunk.
     """
 
     ids: np.ndarray
@@ -41,26 +40,21 @@ class Encoded:
     report: CleaningReport
     begins: bool
     ends: bool
-    after: Position
-
-    @property
-    def whole(self) -> bool:
-        """Whether it holds whole documents, not a part of one."""
-        return self.begins and self.ends
+    end: Position
 
 
-def encode_pieces(
-    tokenizer: Tokenizer, dtype: str, options: Options, pieces: list[Piece]
+def encode_chunks(
+    tokenizer: Tokenizer, dtype: str, options: Options, chunks: list[Chunk]
 ) -> list[Encoded]:
-    """Encode the documents of each piece. Raises InputError or TokenizerError, naming the file."""
-    return [encode_piece(tokenizer, dtype, options, piece.with_data()) for piece in pieces]
+    """Encode the documents of each chunk. Raises InputError or TokenizerError, naming the file."""
+    return [encode_chunk(tokenizer, dtype, options, chunk.with_data()) for chunk in chunks]
 
 
-def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piece) -> Encoded:
-    """Encode the documents of one piece as ids of type `dtype`."""
-    documents, report = documents_of(piece, options)
-    eot = np.array([tokenizer.eot_id] if piece.ends else [], np.uint32)
-    parts = []
+def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chunk) -> Encoded:
+    """Encode the documents of one chunk as ids of type `dtype`."""
+    documents, report = documents_of(chunk, options)
+    eot = np.array([tokenizer.eot_id] if chunk.whole else [], np.uint32)
+    ids = [eot[:0]]
     masks = []
     tokens = []
     text_bytes = []
@@ -70,35 +64,31 @@ def encode_piece(tokenizer: Tokenizer, dtype: str, options: Options, piece: Piec
         if tokenizer.composes:  # so that what is counted is what the ids stand for
             text = unicodedata.normalize("NFC", text)
         try:
-            ids = encode(tokenizer, text)
+            found = encode(tokenizer, text)
         except TokenizerError as error:
-            place = f"{piece.path}, from offset {piece.at.offset:,}"
+            place = f"{chunk.path}, from offset {chunk.start.offset:,}"
             raise TokenizerError(f"{place}: {error}") from None
-        parts += [ids, eot]
-        masks.append(mask_of(document, ids, tokenizer, len(eot)))
-        tokens.append(len(ids) + len(eot))
+        ids += [found, eot]
+        masks.append(mask_of(document, found, tokenizer, len(eot)))
+        tokens.append(len(found) + len(eot))
         data = text.encode()
         text_bytes.append(len(data))
-        hashes.append(hash64(data.rstrip() if piece.ends else data))
-    ids = np.concatenate([eot[:0], *parts])
+        hashes.append(hash64(data.rstrip() if chunk.ends else data))
+    ids = np.concatenate(ids)
     _check_range(ids, tokenizer, dtype)
-    keys = None
-    if options.dedupe == "near" and piece.begins and piece.ends:
-        keys = near.band_keys([document.text for document in documents])
-    mask = None
-    if any(document.turns for document in documents):
-        mask = np.concatenate(masks)
+    looks_for_near_copies = options.dedupe == "near" and chunk.whole
+    is_chat = any(document.turns for document in documents)
     return Encoded(
         ids=ids.astype(dtype),
-        mask=mask,
+        mask=np.concatenate(masks) if is_chat else None,
         tokens=np.array(tokens, np.int64),
         text_bytes=np.array(text_bytes, np.int64),
         hashes=np.array(hashes, np.uint64),
-        keys=keys,
+        keys=band_keys([d.text for d in documents]) if looks_for_near_copies else None,
         report=report,
-        begins=piece.begins,
-        ends=piece.ends,
-        after=piece.after,
+        begins=chunk.begins,
+        ends=chunk.ends,
+        end=chunk.end,
     )
 
 
@@ -143,15 +133,10 @@ def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     A long text is encoded in parts, because encoding takes many times its argument in memory.
     """
     parts = []
-    while len(text) > 2 * PIECE:
-        cut = safe_cut(text, PIECE)
+    while len(text) > 2 * CHUNK:
+        cut = safe_cut(text, CHUNK)
         if not cut:
             break
         parts.append(tokenizer.encode(text[:cut]))
         text = text[cut:]
     return np.concatenate([*parts, tokenizer.encode(text)])
-
-
-def hash64(data: bytes) -> int:
-    """64 bits of BLAKE2b."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Finished folders: read back from the disk and verified, compressed, put in their place.
+"""Finished folders: read back from the disk, verified, and compressed.
 
 Knows meta.json through formats/data_folder.py, and of text only what tokens decode to.
 """
@@ -7,36 +7,23 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from formats.data_folder import IN_REPLY, DataError, Mask, Meta, Split, read_meta
-from formats.files import read_json, sha256, sync
-from preparing.pieces import PIECE
-from preparing.pool import Pool
+from formats.data_folder import IN_REPLY, DataError, Mask, Split, read_meta, write_meta
+from formats.files import read_json, sha256, whole
+from preparing.chunks import CHUNK
+from preparing.engines import Pool
 from preparing.progress import Progress
 from tokenizer_bpe import Tokenizer
 
-FILES = (
-    "train.bin",
-    "val.bin",
-    "train.mask.bin",
-    "val.mask.bin",
-    "train.bin.gz",
-    "val.bin.gz",
-    "train.mask.bin.gz",
-    "val.mask.bin.gz",
-    "tokenizer.json",
-    "cleaning.json",
-    "meta.json",
-)
-BLOCK = 8 * PIECE  # bytes that a worker compresses at a time
+BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
 FIRST_TOKENS = 4000  # of a file, in which its first document is looked for
-OTHER_SHA256 = (
-    "its sha256 is not the one in meta.json; copy it again, or prepare it again with --overwrite"
+DAMAGED = (
+    "{} is damaged: its sha256 is not the one in meta.json; copy it again, or prepare it again"
+    " with --overwrite"
 )
 
 
@@ -51,7 +38,7 @@ def scan(
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     last = tokenizer.eot_id
     with open(folder / name, "rb") as file:
-        while len(ids := np.fromfile(file, dtype, PIECE)):
+        while len(ids := np.fromfile(file, dtype, CHUNK)):
             if int(ids.max()) >= len(counts) or int(ids.min()) < 0:
                 outside = ids[(ids < 0) | (ids >= len(counts))]
                 raise DataError(
@@ -83,8 +70,8 @@ def scan_mask(folder: Path, split: Split, dtype: str, tokenizer: Tokenizer) -> M
     digest = hashlib.sha256()
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     with open(folder / split.file, "rb") as tokens, open(path, "rb") as file:
-        while len(ids := np.fromfile(tokens, dtype, PIECE)):
-            mask = np.fromfile(file, np.uint8, PIECE)
+        while len(ids := np.fromfile(tokens, dtype, CHUNK)):
+            mask = np.fromfile(file, np.uint8, CHUNK)
             digest.update(mask)
             counts += np.bincount(ids[mask & IN_REPLY > 0], minlength=len(counts))
     return Mask(
@@ -118,32 +105,42 @@ def first_document(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids)
 
 
-def compress(folder: Path, splits: dict[str, Split], workers: int) -> None:
-    """Write a .gz beside each .bin, masks included, and its size and sha256 into the splits.
+def _files(meta):
+    """What meta.json knows of each .bin, masks included."""
+    for split in meta.splits.values():
+        yield split
+        if split.mask:
+            yield split.mask
 
-    It is made of blocks, compressed in parallel, each a gzip member; any gunzip reads it.
+
+# -- compress
+
+
+def compress(folder: Path, workers: int) -> str:
+    """Write a .gz next to each .bin of a finished folder, and its size and sha256 to meta.json.
+
+    It is made of blocks, compressed in parallel, each a gzip member; any gunzip reads it. Returns
+    what was done, in words.
     """
+    meta = read_meta(folder)
+    to_do = [file for file in _files(meta) if (folder / file.file).exists()]
+    size = sum((folder / file.file).stat().st_size for file in to_do)
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
-    kept = [file for split in splits.values() for file in with_mask(split)]
-    size = sum((folder / file.file).stat().st_size for file in kept)
     with Pool(workers, compress_block) as pool, Progress(size, "compressing") as bar:
-        for file in kept:
+        for file in to_do:
             path = folder / f"{file.file}.gz"
-            with open(path, "wb") as target:
+            with whole(path) as partial, open(partial, "wb") as target:
                 for data in pool.map(_blocks(folder / file.file)):
                     target.write(data)
                     bar.update(BLOCK)
-            sync(path)
             file.compressed = {
                 "file": path.name,
                 "bytes": path.stat().st_size,
                 "sha256": sha256(path),
             }
-
-
-def with_mask(split: Split) -> list[Split | Mask]:
-    """What is known of a split's files: of its .bin, and of the mask beside it where it has one."""
-    return [split, split.mask] if split.mask else [split]
+    write_meta(folder, meta)
+    names = ", ".join(f"{file.file}.gz" for file in to_do)
+    return f"{folder}: wrote {names or 'nothing'}"
 
 
 def _blocks(path) -> Iterator[bytes]:
@@ -153,88 +150,56 @@ def _blocks(path) -> Iterator[bytes]:
             yield block
 
 
-def verify(folder: Path) -> str:
-    """Read a prepared folder, or a folder of shards, and compare everything with meta.json.
+# -- verify
 
-    Says what is good. Raises DataError for what is not.
+
+def verify(folder: Path) -> str:
+    """Read a prepared folder and compare everything with meta.json.
+
+    Returns what is good, in words. Raises DataError for what is not.
     """
     meta = read_meta(folder)
-    tokenizer = _verified_tokenizer(folder, meta)
-    splits = [part for split in meta.splits.values() for part in split.files()]
-    tokens = sum(split.tokens for split in splits)
-    good = []
-    with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
-        for split in splits:
-            for file in with_mask(split):
-                if file.compressed and (folder / file.compressed["file"]).exists():
-                    good.append(_verify_compressed(folder, file))
-            if (folder / split.file).exists():
-                good += _verify_split(folder, split, meta.dtype, tokenizer, bar)
-            if split.mask and (folder / split.mask.file).exists():
-                good.append(_verify_mask(folder, split.mask))
-    checked = "sizes, checksums, id range and text"
-    if not any((folder / split.file).exists() for split in splits):
-        checked = "checksums of the compressed copies"
-    lines = [f"{folder} is good: {', '.join(good)}; {tokens:,} tokens, {checked}"]
-    report = read_json(folder / "cleaning.json") or {}
-    if report:
-        lines.append("left out or corrected when it was made (cleaning.json):")
-        lines += [f"  {rule}" for rule in sorted(report)]
-    return "\n".join(lines)
-
-
-def _verified_tokenizer(folder, meta: Meta):
-    """The tokenizer of a folder. Raises DataError when it is another than made the data."""
     path = folder / meta.tokenizer["file"]
     tokenizer = Tokenizer.load(path)
     if sha256(path) != meta.tokenizer["sha256"]:
-        raise DataError(
-            f"{path} is not the tokenizer that made this data: its sha256 is not the one in"
-            f" meta.json, {meta.tokenizer['sha256']}"
-        )
-    return tokenizer
+        raise DataError(DAMAGED.format(path))
+    tokens = sum(split.tokens for split in meta.splits.values())
+    good = []
+    with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
+        for file in _files(meta):
+            if file.compressed and (folder / file.compressed["file"]).exists():
+                good.append(
+                    _verify_file(folder, file.compressed["file"], file.compressed["sha256"])
+                )
+            if not (folder / file.file).exists():
+                continue
+            if isinstance(file, Mask):
+                good.append(_verify_file(folder, file.file, file.sha256))
+            else:
+                good.append(_verify_split(folder, file, meta.dtype, tokenizer, bar))
+    report = read_json(folder / "cleaning.json") or {}
+    return "\n".join(
+        [
+            f"{folder} is good: {', '.join(good)}; {tokens:,} tokens",
+            *(f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)),
+        ]
+    )
 
 
-def _verify_compressed(folder, split):
-    """The name of a split's compressed copy. Raises DataError when it is damaged."""
-    path = folder / split.compressed["file"]
-    if sha256(path) != split.compressed["sha256"]:
-        raise DataError(
-            f"{path} is damaged: its sha256 is not the one in meta.json; copy it again, or make it"
-            " again with --compress"
-        )
-    return path.name
+def _verify_file(folder, name, expected):
+    """The name of a file. Raises DataError when its sha256 is not the expected one."""
+    if sha256(folder / name) != expected:
+        raise DataError(DAMAGED.format(folder / name))
+    return name
 
 
 def _verify_split(folder, split, dtype, tokenizer, bar):
-    """What is good of a split's .bin, in words. Raises DataError when it is damaged."""
+    """The name of a .bin, with what is odd about it. Raises DataError when it is damaged."""
     path = folder / split.file
     found, _ = scan(folder, split.file, dtype, tokenizer, bar)
     if (found.sha256, found.text_bytes) != (split.sha256, split.text_bytes):
-        raise DataError(f"{path} is damaged: {OTHER_SHA256}")
-    good = [split.file]
+        raise DataError(DAMAGED.format(path))
     text = first_document(path, dtype, tokenizer)[:-4]  # its end may be half a character
     if "\ufffd" in text:
-        good.insert(0, f"{split.file} (its first document holds U+FFFD: {text[:40]!r})")
-    return good
-
-
-def _verify_mask(folder, mask):
-    """The name of a split's mask. Raises DataError when it is damaged."""
-    path = folder / mask.file
-    if sha256(path) != mask.sha256:
-        raise DataError(f"{path} is damaged: {OTHER_SHA256}")
-    return mask.file
-
-
-def publish(work: Path, out: Path) -> None:
-    """Move a finished dataset from the working folder to its place, meta.json last.
-
-    Goes on where it was interrupted.
-    """
-    if (out / "meta.json").exists():  # what it replaces goes whole, meta.json first
-        for name in reversed(FILES):
-            (out / name).unlink(missing_ok=True)
-    for name in FILES:
-        if (work / name).exists():
-            os.replace(work / name, out / name)
+        return f"{split.file} (its first document holds U+FFFD: {text[:40]!r})"
+    return split.file

@@ -24,7 +24,7 @@ class Progress(tqdm):
         )
 
     def to(self, done: int, note: str = "") -> None:
-        """Set how many bytes are done, and a few words to stand behind the speed."""
+        """Set how many bytes are done, and a few words to show after the speed."""
         self.set_postfix_str(note, refresh=False)
         self.update(done - self.n)
 

@@ -1,75 +1,67 @@
-"""Input files -> pieces of about 1 MB, in order and in bounded memory.
+"""Input files -> chunks of about 1 MB, in order and in bounded memory.
 
-Reads .txt, .jsonl and .parquet, the first two also as .gz or .zst and in another encoding than
-UTF-8. Where the pieces end follows from the content alone. What the bytes say is of no interest
+Reads .txt, .jsonl and .parquet, the first two also as .gz or .zst and in other encodings than
+UTF-8. Where the chunks end follows from the content alone; what the text says does not matter
 here.
 """
 
+import codecs
 import dataclasses
 import gzip
+import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from formats.files import first_line
-from preparing.cutting import Cut, cut_documents, cut_lines
-from preparing.encodings import recoded
+from preparing.chunks import CHUNK, Chunk, Position, cut_documents, cut_lines
 from preparing.errors import InputError
-from preparing.inputs import Source
 from preparing.options import Options
-from preparing.pieces import PIECE, Piece, Position
-from preparing.remote_file import open_source
-from preparing.spans import Span, row_groups, text_bounds
+from preparing.sources import Source
 
-LONGEST_LINE = 256 * PIECE
+LONGEST_LINE = 256 * CHUNK
 BOM = b"\xef\xbb\xbf"
 
 
-def read_pieces(
+def read_chunks(
     sources: list[Source],
     start: Position,
     options: Options,
-    opened: Callable[[Source], BinaryIO] = open_source,
-) -> Iterator[Piece]:
-    """The pieces of all sources from `start`, in order. opened: gives a source as an open file.
+    path_of: Callable[[int], Path],
+    shared: bool = True,
+) -> Iterator[Chunk]:
+    """The chunks of all sources from `start`, in order.
 
-    Raises InputError for what cannot be read.
+    path_of: gives the path of a source by its index. shared: whether the workers see the same
+    files. Raises InputError for what cannot be read.
     """
-    before = sum(source.size for source in sources[: start.source])
+    before = sum(source.size for source in sources[: start.source])  # bytes on disk
     for index in range(start.source, len(sources)):
         source = sources[index]
+        read = _read_rows if source.kind == "parquet" else _read_text
         at = start if index == start.source else Position(index)
-        yield from read_span(Span(source, at, 0, source.size, before), options, opened)
+        try:
+            with open(path_of(index), "rb") as raw:
+                for chunk in read(source, raw, at, options):
+                    chunk.in_place &= shared
+                    read_so_far = source.size if raw.closed else raw.tell()
+                    chunk.end.on_disk = before + read_so_far
+                    yield chunk
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(f"{source.path} cannot be read: {why}") from None
         before += source.size
 
 
-def read_span(
-    span: Span, options: Options, opened: Callable[[Source], BinaryIO] = open_source
-) -> Iterator[Piece]:
-    """The pieces of a span, as read_pieces() gives them."""
-    source = span.source
-    read = _read_rows if source.kind == "parquet" else _read_text
-    try:
-        with opened(source) as raw:
-            for piece in read(span, raw, options):
-                read_so_far = source.size if raw.closed else raw.tell()
-                piece.after.on_disk = span.before + read_so_far
-                yield piece
-    except OSError as error:
-        raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
-
-
-def _read_text(span, raw, options):
-    """Pieces of a .txt or .jsonl file."""
-    source = span.source
-    plain = not (source.compression or source.is_remote or options.encoding)
-    at, until = text_bounds(span, raw)
+def _read_text(source, raw, at, options):
+    """Chunks of a .txt or .jsonl file."""
+    in_place = not (source.compression or source.is_remote or options.encoding)
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
-    want = PIECE
+    want = CHUNK
     ended = False
-    while at.offset < until:
+    while True:
         while len(buffer) <= want and not ended:
             block = next(blocks, b"")
             buffer += block
@@ -79,34 +71,42 @@ def _read_text(span, raw, options):
             del buffer[: len(BOM)]
         if not buffer:
             return
-        cut = _cut(source, buffer, ended, at)
-        if not cut.end:
+        size, whole = _cut(source, buffer, ended, at)
+        if not size:
             want = 2 * len(buffer)
             continue
-        want = PIECE
-        if at.offset + cut.end > until:
-            cut = Cut(until - at.offset, whole=True)
-        data = bytes(buffer[: cut.end])
-        del buffer[: cut.end]
+        want = CHUNK
+        data = bytes(buffer[:size])
+        del buffer[:size]
         lines = data.count(b"\n") if source.kind == "jsonl" else 0
-        after = dataclasses.replace(
-            at, offset=at.offset + cut.end, line=at.line + lines, inside=not cut.whole
+        end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
+        yield Chunk(
+            source.path,
+            source.kind,
+            data,
+            start=at,
+            end=end,
+            begins=not at.inside,
+            ends=whole,
+            in_place=in_place,
         )
-        yield Piece(source.path, source.kind, data, at, after, not at.inside, cut.whole, plain)
-        at = after
+        at = end
 
 
 def _cut(source, buffer, ended, at):
-    """Where the next piece ends. Raises InputError for an endless line of JSON."""
+    """The size of the next chunk, 0 to read on, and whether a document ends there.
+
+    Raises InputError for an endless line of JSON.
+    """
     if source.kind == "txt":
         return cut_documents(buffer, ended, at.inside)
     end = cut_lines(buffer, ended)
     if not end and len(buffer) > LONGEST_LINE:
         raise InputError(
-            f"{source.path}, {at.line_name(at.line + 1)}: longer than {LONGEST_LINE >> 20} MB; JSON"
-            " Lines has one object a line (jq -c . converts)"
+            f"{source.path}, line {at.line + 1:,}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
+            " has one object a line (jq -c . converts)"
         )
-    return Cut(end, whole=True)
+    return end, True
 
 
 def _blocks(source, raw, start, options):
@@ -123,16 +123,38 @@ def _blocks(source, raw, start, options):
         ) from None
 
 
+def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:
+    """The text of `blocks` in UTF-8, from byte `skip` of that on.
+
+    Bytes that are broken in the encoding become byte 0xff, which is broken in UTF-8 as well, so
+    that both are treated alike.
+    """
+    decoder = codecs.getincrementaldecoder(encoding)("prepare_data.broken")
+    for block in itertools.chain(blocks, [b""]):
+        text = decoder.decode(block, final=not block)
+        data = text.encode("utf-8", "surrogateescape")
+        if data[skip:]:
+            yield data[skip:]
+        skip = max(0, skip - len(data))
+
+
+def _broken(error):
+    """An error handler for codecs: a broken place becomes byte 0xff."""
+    return "\udcff", error.end
+
+
+codecs.register_error("prepare_data.broken", _broken)
+
+
 def _unpacked(source, raw, start, options):
     """The decompressed content from byte `start` on.
 
-    What is damaged or breaks off raises InputError; with on_error skip or replace it counts as the
-    end.
+    Damaged or cut off content raises InputError; with on_error skip or replace it ends there.
     """
     stream, errors = _decompressed(source, raw)
     try:
         stream.seek(start)
-        while block := stream.read1(PIECE):
+        while block := stream.read1(CHUNK):
             yield block
     except errors as error:
         if options.on_error == "stop":
@@ -153,38 +175,36 @@ def _decompressed(source, raw):
     return raw, ()
 
 
-def _read_rows(span, raw, options):
-    """Pieces of a parquet file: rows whose texts take about PIECE bytes."""
+def _read_rows(source, raw, at, options):
+    """Chunks of a parquet file: rows whose texts take about CHUNK bytes."""
     import pyarrow
 
-    source = span.source
     rows = []
     size = 0
+    row = at.offset
     try:
-        at, values = _values(span, raw, options)
-        row = at.offset
-        for column, value, count in _joined(values, source.heading):
+        for column, value, count in _joined(_values(source, raw, row, options), source.heading):
             rows.append({column: value})
             row += count
             size += len(str(value))
-            if size >= PIECE:
-                after = Position(at.source, row)
-                yield Piece(source.path, source.kind, rows, at, after)
+            if size >= CHUNK:
+                end = Position(at.source, row)
+                yield Chunk(source.path, source.kind, rows, at, end)
                 rows = []
                 size = 0
-                at = after
+                at = end
     except (pyarrow.ArrowException, EOFError) as error:
         why = first_line(error)
         raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
     if rows:
-        yield Piece(source.path, source.kind, rows, at, Position(at.source, row))
+        yield Chunk(source.path, source.kind, rows, at, Position(at.source, row))
 
 
 def _joined(values, heading):
-    """The text column's name, a document's value, and how many rows it takes, for each document.
+    """The text column's name, a document's value and its number of rows, for each document.
 
-    That is one row or, with a heading, the rows from one that looks like it to before the next. A
-    document that goes on in the next file is two.
+    That is one row or, with a heading, the rows from one that matches it to before the next. A
+    document that goes on in the next file counts as two.
     """
     if not heading:
         for column, value in values:
@@ -201,27 +221,22 @@ def _joined(values, heading):
         yield column, "".join(rows), len(rows)
 
 
-def _values(span, raw, options):
-    """The first row of a span of parquet, and the text column's name and value for each row."""
+def _values(source, raw, first, options):
+    """The text column's name and value, for each row from number `first` on."""
     import pyarrow.parquet as parquet
 
-    file = parquet.ParquetFile(raw, buffer_size=PIECE, pre_buffer=False)
+    file = parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False)
     names = file.schema_arrow.names
     column = options.text_column(names)
     if column not in names:
         raise InputError(
-            f"{span.source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
+            f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
             " --text_field"
         )
-    groups, before = row_groups(span, file.metadata)
-    first = max(before, span.at.offset)
-    return Position(span.at.source, first), _values_of(file, column, groups, first - before)
-
-
-def _values_of(file, column, groups, skip):
-    """The column's name and value, for each row of some row groups but the first `skip`."""
-    batches = file.iter_batches(64, groups, [column], use_threads=False)
-    for batch in batches:
-        for value in batch.column(0).slice(skip).to_pylist():
+    groups = list(range(file.metadata.num_row_groups))
+    while groups and first >= file.metadata.row_group(groups[0]).num_rows:
+        first -= file.metadata.row_group(groups.pop(0)).num_rows
+    for batch in file.iter_batches(64, groups, [column], use_threads=False):
+        for value in batch.column(0).slice(first).to_pylist():
             yield column, value
-        skip = max(0, skip - len(batch))
+        first = max(0, first - len(batch))

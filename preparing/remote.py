@@ -1,34 +1,41 @@
-"""Files that lie elsewhere: addresses -> a list of files, and any range of their bytes.
+"""Remote text: addresses -> a list of files, and these files on this disk, fetched ahead.
 
-All of it is done by fsspec and the packages that it takes for each protocol, which read tokens and
-endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*). What is here tries everything once,
-and says of a failure whether it may pass: patience.py tries again. Knows no format.
+fsspec does the transfers, with the package that it takes for each protocol: huggingface_hub, s3fs,
+gcsfs, aiohttp. These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*)
+and send them to no other host. tenacity tries again. Knows no format.
 """
 
 import functools
+import hashlib
+import importlib.util
+import math
+import operator
 import re
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
-from formats.address import (
-    BUGS,
-    PACKAGES,
-    PERMISSION,
-    missing_packages,
-    names_of,
-    protocol_of,
-    short,
-    status_of,
+from formats.address import BUGS, PACKAGES, PERMISSION, names_of, protocol_of, short, status_of
+from formats.files import sync
+from preparing.errors import InputError, PrepareError
+
+BLOCK = 16 << 20  # bytes of a request
+AT_A_TIME = 4  # files that are fetched
+STALL = (
+    60  # seconds without a byte over http(s); the other packages have shorter times of their own
 )
-from preparing.errors import InputError
-
-# Seconds without a byte over http(s). The other packages have shorter times of their own.
-STALL = 60
-# Names under which file systems tell what changes with a file's content, the best one first.
+WHILE_LISTING = 20  # seconds of trying before a run begins,
+PATIENCE = 30 * 60  # and without a block while it goes on; it can be continued
+QUIET_TRIES = 3  # that fail before a message says so
+# Names under which file systems give what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
 
 
 @dataclass(frozen=True)
-class FileState:
+class RemoteFile:
     """A file as it is at its source. size: bytes. tag: changes with the content; "" if unknown."""
 
     address: str
@@ -37,15 +44,15 @@ class FileState:
 
 
 def check_packages(address: str) -> None:
-    """Raises InputError for a protocol that is none, and where its packages are missing."""
+    """Raises InputError for an unknown protocol, and where its packages are missing."""
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise InputError(f"{address}: {protocol}:// is not among {known}")
-    missing = missing_packages(protocol)
+    needed = [*PACKAGES[protocol], "tenacity"]
+    missing = " ".join(name for name in needed if not importlib.util.find_spec(name))
     if missing:
-        names = " ".join(missing)
-        raise InputError(f"{address} needs {names}; run\n  python -m pip install {names}")
+        raise InputError(f"{address} needs {missing}; run\n  python -m pip install {missing}")
 
 
 @functools.cache
@@ -65,14 +72,22 @@ def file_system(protocol: str):
     return fsspec.filesystem(protocol)
 
 
-def list_files(address: str) -> list[FileState]:
+# -- what is there
+
+
+def list_files(address: str) -> list[RemoteFile]:
     """The files that an address names: one, those of a folder, or those that match a glob.
 
-    In order of their names. Raises InputError and, for what may pass, whatever the packages raise.
+    In order of their names. Raises InputError, and PrepareError where nobody answers.
     """
+    check_packages(address)
+    return retry(functools.partial(_list_files, address), address, WHILE_LISTING)
+
+
+def _list_files(address):
     files = file_system(protocol_of(address))
     if protocol_of(address) in ("http", "https"):
-        return [_with_ranges(address)]
+        return [_web_file(address)]
     path = files._strip_protocol(address)
     if re.search(r"[*?\[]", path):
         path = re.sub(r"\*\*(?=[^/])", "**/*", path)  # **.parquet is what people write
@@ -80,13 +95,30 @@ def list_files(address: str) -> list[FileState]:
     else:
         found = files.find(path, detail=True)
     return [
-        _described(files.unstrip_protocol(path), info)
+        _remote_file(files.unstrip_protocol(path), info)
         for path, info in sorted(found.items())
         if info["type"] == "file"
     ]
 
 
-def state_of(address: str) -> FileState:
+def _web_file(address):
+    """The one file of a web address. Raises InputError when it cannot be read in parts."""
+    info = file_system(protocol_of(address)).info(address)
+    if info["size"] is None or info.get("partial") is False:
+        raise InputError(
+            f"{address}: the server does not give its size, or no parts of it; fetch it first, as"
+            " with curl -LO, and give the file"
+        )
+    return _remote_file(address, info)
+
+
+def _remote_file(address, info):
+    """A RemoteFile from the description that a file system gives."""
+    tags = (str(info[name]) for name in TAGS if info.get(name))
+    return RemoteFile(address, info["size"], next(tags, ""))
+
+
+def _file_now(address):
     """A file as it is at its source now."""
     protocol = protocol_of(address)
     files = file_system(protocol)
@@ -94,51 +126,64 @@ def state_of(address: str) -> FileState:
         path = files._strip_protocol(address)
         for info in files.ls(files._parent(path), detail=True, refresh=True):
             if info["name"] == path:
-                return _described(address, info)
+                return _remote_file(address, info)
         raise FileNotFoundError(address)
     if protocol == "s3":
-        return _described(address, files.info(address, refresh=True))
+        return _remote_file(address, files.info(address, refresh=True))
     files.invalidate_cache(address)
-    return _described(address, files.info(address))
+    return _remote_file(address, files.info(address))
 
 
-def read_range(address: str, start: int, end: int) -> bytes:
-    """The bytes of a file from `start` to before `end`; fewer where the connection ended early."""
-    from fsspec.asyn import AsyncFileSystem
-
-    files = file_system(protocol_of(address))
-    if isinstance(files, AsyncFileSystem):
-        return files.cat_file(address, start=start, end=end)
-    return files.cat_file(address, start=start, end=end, cache_type="none")
+# -- its content
 
 
-def _described(address, info):
-    """A FileState out of what a file system says of it."""
-    tags = (str(info[name]) for name in TAGS if info.get(name))
-    return FileState(address, info["size"], next(tags, ""))
+def _read_block(source, start):
+    """The next BLOCK bytes of a file from `start` on."""
+    size = min(BLOCK, source.size - start)
+    files = file_system(protocol_of(source.address))
+    with files.open(source.address, "rb", block_size=BLOCK, cache_type="none") as file:
+        file.seek(start)
+        data = file.read(size)
+    if len(data) == size:
+        return data
+    if _file_now(source.address) != source:
+        raise InputError(f"{source.address} changed at its source; start again with --overwrite")
+    raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
-def _with_ranges(address):
-    """The one file of a web address. Raises InputError when it cannot be read in ranges."""
-    files = file_system(protocol_of(address))
-    info = files.info(address)
-    by_hand = "; fetch it first, as with curl -LO, and give the file"
-    if info["size"] is None:
-        raise InputError(f"{address}: the server does not say how large it is{by_hand}")
-    if info["size"] > 1:
-        try:
-            with files.open(address, cache_type="none", size=info["size"]) as file:
-                file.seek(1)
-                file.read(1)
-        except ValueError:
-            raise InputError(f"{address}: the server gives no ranges of it{by_hand}") from None
-    return _described(address, info)
+def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
+    """The value of action(), tried again for `seconds` while its failure may pass.
+
+    Raises InputError for a failure that will not pass, and PrepareError at the end.
+    """
+    import tenacity
+
+    def report(state):
+        if state.attempt_number > QUIET_TRIES:
+            why = short(state.outcome.exception())
+            print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
+
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(lambda error: not final_error(error, address)),
+        stop=tenacity.stop_before_delay(seconds),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=60),
+        before_sleep=report,
+        reraise=True,
+    )
+    try:
+        return attempts(action)
+    except Exception as error:  # whatever the packages raise
+        final = final_error(error, address) or PrepareError(
+            f"{address} cannot be reached: {short(error)}. Check the network; finished work is"
+            " kept, and the same command continues"
+        )
+        raise final from error
 
 
-def final(error: Exception, address: str) -> Exception | None:
-    """What to raise for a failure that will not pass; None for one that may."""
+def final_error(error: Exception, address: str) -> Exception | None:
+    """The error to raise for a failure that will not pass; None for one that may."""
     while isinstance(error, FileNotFoundError) and error.__cause__:
-        error = error.__cause__  # a file system said so for any reason
+        error = error.__cause__  # file systems raise it for any reason
     if isinstance(error, (InputError, *BUGS)):
         return error
     protocol = protocol_of(address)
@@ -151,7 +196,7 @@ def final(error: Exception, address: str) -> Exception | None:
         return InputError(f"{address} needs credentials: {hint}")
     missing = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
     if names & missing or isinstance(error, FileNotFoundError | ValueError) or status in (404, 410):
-        private = "; one that is private needs HF_TOKEN" if protocol == "hf" else ""
+        private = "; a private one needs HF_TOKEN" if protocol == "hf" else ""
         return InputError(f"{address} is not there, or not open to you{private} ({short(error)})")
     if status == 401:
         name = "the token in HF_TOKEN" if protocol == "hf" else "the credentials"
@@ -159,3 +204,180 @@ def final(error: Exception, address: str) -> Exception | None:
     if status in (400, 405, 416):
         return InputError(f"{address} cannot be read: {short(error)}")
     return None
+
+
+# -- the cache
+
+
+class Cache:
+    """The remote files among some sources on this disk: fetched ahead, in order, within a limit.
+
+    Used as a context manager by one thread, which reads the sources in order. A file is dropped
+    when release() says so or, where there is no room for the next one, after its reader is done.
+    """
+
+    def __init__(
+        self,
+        sources: list,
+        folder: Path,
+        limit: float,
+        first: int = 0,
+        enough: float = math.inf,
+    ):
+        """folder: may hold files of a former run. limit: bytes in it.
+
+        first: index of the source that is read first. enough: bytes of sources after which none is
+        fetched before its reader asks for it.
+        """
+        self.sources = sources
+        self.folder = folder
+        self.limit = limit
+        self.enough = enough
+        self.next = first  # the source to fetch next
+        self.reading = first
+        self.files = {}  # a Future of its path, for each source that is or will be there
+        self.begun = 0  # bytes of the sources that were or are fetched
+        self.fetched = 0  # bytes, by this run
+        self.writing = threading.Lock()
+        self.stopped = False
+
+    def __enter__(self):
+        if any(source.is_remote for source in self.sources[self.next :]):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._drop_strangers()
+            self._fetch_ahead()
+        return self
+
+    def __exit__(self, *error):
+        with self.writing:
+            self.stopped = True
+
+    def path(self, index: int) -> Path:
+        """Where source number `index` is on this disk; waits for a remote one.
+
+        Raises InputError and PrepareError where it cannot be had.
+        """
+        source = self.sources[index]
+        if not source.is_remote:
+            return Path(source.path)
+        self.reading = index
+        self._fetch_ahead()
+        try:
+            return self.files[index].result()
+        except OSError as error:
+            held = sum(path.stat().st_size for path in self.folder.iterdir())
+            raise PrepareError(
+                f"{self.folder}: {error.strerror or error}; it holds {held / 1e9:,.1f} GB of"
+                " fetched files, and a smaller --cache_gb needs less. Finished work is kept, and"
+                " the same command continues once there is room"
+            ) from None
+
+    def release(self, index: int) -> None:
+        """Drop the sources before `index`, whose tokens are safe, and fetch others."""
+        self._drop_before(index)
+        self._fetch_ahead()
+
+    def status(self) -> str:
+        """How much came, in a few words for the progress bar; "" where nothing had to."""
+        return f"fetched {self.fetched / 1e6:,.0f} MB" if self.fetched else ""
+
+    def _path(self, source):
+        """The file in the cache for a source, in the state in which it was listed."""
+        name = hashlib.sha256(f"{source.path}\n{source.tag}\n{source.size}".encode()).hexdigest()
+        return self.folder / name[:32]
+
+    def _drop_strangers(self):
+        """Delete what the cache holds, except the sources that will fill it first."""
+        wanted = set()
+        size = 0
+        for source in self.sources[self.next :]:
+            if source.is_remote:
+                size += source.size
+                if size <= self.limit:
+                    wanted.add(self._path(source))
+        for path in list(self.folder.iterdir()):
+            if path not in wanted:
+                path.unlink()
+
+    def _drop_before(self, index):
+        """Delete the files of the sources before `index`."""
+        for n in [n for n in self.files if n < index]:
+            del self.files[n]
+            self._path(self.sources[n]).unlink(missing_ok=True)
+
+    def _fetch_ahead(self):
+        """Begin to fetch the next sources, as far as there is room."""
+        while self.next < len(self.sources):
+            source = self.sources[self.next]
+            if source.is_remote:
+                if not self._may_begin(source):
+                    return
+                self.files[self.next] = _in_a_thread(self._fetch, source)
+                self.begun += source.size
+            self.next += 1
+
+    def _may_begin(self, source):
+        """Whether to fetch the next source now; the one that is read always has room."""
+        if self._held() + source.size > self.limit:
+            self._drop_before(self.reading)
+        if self._held() + source.size > self.limit:
+            return False
+        under_way = sum(not file.done() for file in self.files.values())
+        return self.next <= self.reading or (under_way < AT_A_TIME and self.begun < self.enough)
+
+    def _held(self):
+        """Bytes of the cache that are taken or reserved."""
+        return sum(self.sources[n].size for n in self.files)
+
+    def _fetch(self, source):
+        """Fetch a source, from where a stopped run left it; returns its path.
+
+        Raises InputError when it is no longer what it was when it was listed.
+        """
+        listed = RemoteFile(source.path, source.size, source.tag)
+        path = self._path(source)
+        path.touch()
+        while (start := path.stat().st_size) < source.size:
+            data = retry(functools.partial(_read_block, listed, start), listed.address)
+            with self.writing:
+                if self.stopped:
+                    return path
+                with open(path, "ab") as file:
+                    file.write(data)
+                sync(path)
+                self.fetched += len(data)
+        now = retry(functools.partial(_file_now, listed.address), listed.address)
+        if now != listed:
+            path.unlink()
+            raise InputError(
+                f"{listed.address} changed at its source while it was fetched: it had"
+                f" {listed.size:,} bytes ({listed.tag}), it has {now.size:,} ({now.tag}).\nStart"
+                " again with --overwrite"
+            )
+        return path
+
+
+def _in_a_thread(function, *arguments):
+    """A Future of function(*arguments), called in a thread that does not outlive the process."""
+    future = Future()
+
+    def call():
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future
+
+
+def check_cache(sources: list, limit: float) -> None:
+    """Raises InputError when the cache cannot hold the largest of the remote sources."""
+    remote = [source for source in sources if source.is_remote]
+    largest = max(remote, key=operator.attrgetter("size"), default=None)
+    if largest and largest.size > limit:
+        raise InputError(
+            f"--cache_gb {limit / 1e9:g} does not hold {largest.path}, which has"
+            f" {largest.size / 1e9:,.2f} GB; give at least --cache_gb"
+            f" {largest.size / 1e9 + 0.01:.2f}"
+        )

@@ -11,11 +11,12 @@ import numpy as np
 from formats.data_folder import Meta, dtype_for
 from formats.files import sha256
 from preparing.cleaning import CleaningReport
+from preparing.engines import Pool, peak_memory
 from preparing.errors import PrepareError
 from preparing.folders import first_document, scan, scan_mask
-from preparing.job import Job
-from preparing.pool import Pool, peak_memory
+from preparing.plan import Plan
 from preparing.progress import Progress
+from preparing.work_folder import WorkFolder
 from preparing.writer import SPLITS, Journal
 from tokenizer_bpe import Tokenizer
 
@@ -23,7 +24,9 @@ SHOWN = 100  # characters of the first line of the text
 EXAMPLE_SHOWN = 90  # characters of what was left out
 
 
-def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, float]:
+def describe(
+    plan: Plan, work: WorkFolder, tokenizer: Tokenizer, journal: Journal
+) -> tuple[Meta, float]:
     """The metadata of the files as read back from the disk, and which share of the ids occurs.
 
     Raises PrepareError where they differ from what was written.
@@ -31,11 +34,11 @@ def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, fl
     dtype = dtype_for(tokenizer.vocab_size)
     splits = {}
     occur = np.zeros(tokenizer.vocab_size, bool)
-    size = sum((job.work / f"{name}.bin").stat().st_size for name in SPLITS)
+    size = sum((work.path / f"{name}.bin").stat().st_size for name in SPLITS)
     with Progress(size, "checking") as bar:
         for name in SPLITS:
-            splits[name], found = scan(job.work, f"{name}.bin", dtype, tokenizer, bar)
-            splits[name].mask = scan_mask(job.work, splits[name], dtype, tokenizer)
+            splits[name], found = scan(work.path, f"{name}.bin", dtype, tokenizer, bar)
+            splits[name].mask = scan_mask(work.path, splits[name], dtype, tokenizer)
             occur |= found
     tokens = {name: split.tokens for name, split in splits.items()}
     text_bytes = sum(split.text_bytes for split in splits.values())
@@ -43,7 +46,7 @@ def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, fl
     written = (journal.tokens, journal.text_bytes)
     if back != written:
         raise PrepareError(
-            f"{job.work} reads back as {back} tokens and bytes of text, written were {written}:"
+            f"{work.path} reads back as {back} tokens and bytes of text, written were {written}:"
             " the disk is not sound, or this is a bug"
         )
     meta = Meta(
@@ -53,18 +56,18 @@ def describe(job: Job, tokenizer: Tokenizer, journal: Journal) -> tuple[Meta, fl
         tokenizer={
             "kind": tokenizer.kind,
             "file": "tokenizer.json",
-            "sha256": sha256(job.tokenizer_path),
+            "sha256": sha256(work.tokenizer),
         },
         splits=splits,
-        sources=job.listed_sources(),
-        settings=job.settings,
+        sources=plan.listed_sources(),
+        settings=plan.settings,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     return meta, float(occur.mean())
 
 
 def summary(
-    job: Job, meta: Meta, journal: Journal, *, tokenizer: Tokenizer, origin: str, used: float
+    plan: Plan, meta: Meta, journal: Journal, *, tokenizer: Tokenizer, origin: str, used: float
 ) -> str:
     """What to know of a finished dataset, in lines.
 
@@ -75,9 +78,9 @@ def summary(
     bytes_a_token = journal.text_bytes / tokens
     read = journal.read / 1e6
     speed = read / max(journal.seconds, 1e-9)
-    seconds = time.monotonic() - job.started
+    seconds = time.monotonic() - plan.started
     lines = [
-        f"{job.out}: {tokens:,} tokens of {megabytes:,.1f} MB of text from {len(meta.sources):,}"
+        f"{plan.out}: {tokens:,} tokens of {megabytes:,.1f} MB of text from {len(meta.sources):,}"
         f" files, {bytes_a_token:.2f} bytes a token, {meta.dtype}"
     ]
     for name, split in meta.splits.items():
@@ -95,9 +98,9 @@ def summary(
     peak = peak_memory()
     if peak:
         together = (Pool.peak + peak) / 1e6
-        whose = "this machine's, not the Ray workers'" if job.args.ray else "all processes together"
+        whose = "this machine's, not the Ray workers'" if plan.ray else "all processes together"
         lines.append(f"  memory     {together:,.0f} MB at most, {whose}")
-    first = first_line(job.out / "train.bin", meta.dtype, tokenizer)
+    first = first_line(plan.out / "train.bin", meta.dtype, tokenizer)
     lines.append(f"  begins     {first[:SHOWN]!r}")
     return "\n".join(lines + report_lines(journal.report))
 

@@ -6,124 +6,101 @@ How a tokenizer works is in tokenizer_bpe.py.
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.files import write_text
-from preparing.cutting import character_boundary_after, line_end_after, line_end_before
-from preparing.inputs import Source
-from preparing.job import Job
+from preparing.chunks import (
+    CHUNK,
+    Chunk,
+    Position,
+    batches,
+    character_boundary_after,
+    line_end_after,
+    line_end_before,
+)
+from preparing.engines import NoPool, Pool
 from preparing.options import Options
-from preparing.pieces import PIECE, Piece, Position
-from preparing.pool import Pool
+from preparing.plan import Plan
 from preparing.progress import Progress
-from preparing.readers import read_pieces, read_span
+from preparing.ray_engine import RayPool
+from preparing.readers import read_chunks
 from preparing.records import documents_of
-from preparing.spans import spans_of
+from preparing.remote import Cache
+from preparing.sources import Source
+from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 SLICE = 1 << 18  # bytes that a sample takes from one place
-MOST_PLACES = 64  # of remote files, from which a sample is fetched
+FETCHED_SAMPLES = 10  # times the sample that remote files for it may take, or else one file
 
 
-def obtain_tokenizer(job: Job) -> tuple[Tokenizer, str]:
+def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
     """The tokenizer, also saved in the working folder, and in words where it came from.
 
     Raises TokenizerError and InputError.
     """
-    path = job.tokenizer_path
-    asked = job.args.tokenizer
-    if path.exists():
+    asked = plan.tokenizer
+    if work.tokenizer.exists():
         origin = "as the run before made it"
     elif asked == "bpe":
-        train = functools.partial(train_tokenizer, job)
-        with Pool(1, train) as pool:  # a process of its own: its memory goes back, and Ctrl-C works
-            (origin,) = pool.map([path])
+        train = functools.partial(train_tokenizer, plan, work.cache)
+        # In a process of its own, so that its memory goes back and Ctrl-C works.
+        with NoPool(train) if plan.is_small else Pool(1, train) as pool:
+            (origin,) = pool.map([work.tokenizer])
     elif asked == "char":
-        found = all_characters(job)
-        write_text(path, Tokenizer.characters(found).to_json())
+        found = all_characters(plan, work.cache)
+        write_text(work.tokenizer, Tokenizer.characters(found).to_json())
         origin = f"{len(found)} different characters"
-    elif asked == "gpt2":
-        write_text(path, Tokenizer.gpt2().to_json())
-        origin = asked
     else:
-        write_text(path, Tokenizer.load(asked).to_json())
+        tokenizer = Tokenizer.gpt2() if asked == "gpt2" else Tokenizer.load(asked)
+        write_text(work.tokenizer, tokenizer.to_json())
         origin = asked
-    return Tokenizer.load(path), origin
+    return Tokenizer.load(work.tokenizer), origin
 
 
-def train_tokenizer(job: Job, path: Path) -> str:
+# -- a BPE
+
+
+def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
     """Train byte-level BPE on an evenly spread sample and save it; says on how much."""
-    os.environ.setdefault("RAYON_NUM_THREADS", str(job.args.workers))
-    sample = obtain_sample(job)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))
+    sources = sources_to_sample(plan.sources, plan.sample_bytes)
+    size = sum(source.size for source in sources)
+    with Cache(sources, cache, plan.cache_bytes) as files, Progress(size, "sampling") as bar:
+        chunks = read_chunks(sources, Position(), plan.options, files.path)
+        sample = spread_sample(_watched(chunks, bar), plan.sample_bytes)
     size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
-    vocab_size = job.args.vocab_size
     print(
-        f"training the tokenizer, {vocab_size:,} tokens, on {size} ...", file=sys.stderr, flush=True
+        f"training the tokenizer, {plan.vocab_size:,} tokens, on {size} ...",
+        file=sys.stderr,
+        flush=True,
     )
-    texts = (d.text for part in sample for d in documents_of(part, job.options)[0])
-    tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
+    texts = (d.text for part in sample for d in documents_of(part, plan.options)[0])
+    tokenizer = Tokenizer.train(texts, plan.vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
     return f"trained on {size} spread over the text"
 
 
-def obtain_sample(job: Job) -> list[Piece]:
-    """Text to train a tokenizer on, of about sample_bytes, spread over all of the input."""
-    sample_bytes = job.args.sample_bytes
-    if any(source.is_remote for source in job.sources):
-        with Progress(sample_bytes, "sampling") as bar:
-            return sample_places(job.sources, job.options, sample_bytes, bar)
-    with Progress(job.input_size, "sampling") as bar:
-        pieces = read_pieces(job.sources, Position(), job.options)
-        return spread_sample(_watched(pieces, bar), sample_bytes)
+def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:
+    """The sources to read for a sample: all local ones; else a few evenly spread, to fetch less."""
+    if not any(source.is_remote for source in sources):
+        return sources
+    size = sum(source.size for source in sources)
+    count = FETCHED_SAMPLES * sample_bytes * len(sources) // size
+    count = max(1, min(count, len(sources)))
+    return [sources[n * len(sources) // count] for n in range(count)]
 
 
-def sample_places(
-    sources: list[Source], options: Options, sample_bytes: int, bar: Progress
-) -> list[Piece]:
-    """Slices from at most MOST_PLACES places, evenly spread: nothing else has to be fetched.
-
-    What begins in a span of text makes up for spans in which nothing does, as in a single book.
-    """
-    count = max(1, min(MOST_PLACES, sample_bytes // SLICE))
-    size = 1 + sum(source.size for source in sources) // count
-    places = _evenly(list(spans_of(sources, Position(), options, size)), count)
-    kept = []
-    left = sample_bytes
-    while places:
-        share = left / len(places)
-        for part in _slices_of(places.pop(), options):
-            kept.append(part)
-            bar.update(part.size)
-            left -= part.size
-            share -= part.size
-            if share <= 0:
-                break
-    return kept
+def _watched(chunks, bar):
+    """The chunks, while the bar shows how far they have been used."""
+    for chunk in chunks:
+        yield chunk
+        bar.to(chunk.end.on_disk)
 
 
-def _slices_of(span, options):
-    """The slices of a span, in order."""
-    for piece in read_span(span, options):
-        yield from slices(piece, SLICE)
-
-
-def _evenly(items, count):
-    """At most `count` of the items, evenly spread."""
-    if len(items) <= count:
-        return items
-    return [items[n * len(items) // count] for n in range(count)]
-
-
-def _watched(pieces, bar):
-    """The pieces, while the bar shows how far they have been used."""
-    for piece in pieces:
-        yield piece
-        bar.to(piece.after.on_disk)
-
-
-def spread_sample(pieces: Iterable[Piece], sample_bytes: int) -> list[Piece]:
-    """Slices spread evenly over all pieces, together at most sample_bytes.
+def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
+    """Slices spread evenly over all chunks, together at most sample_bytes.
 
     It is every n-th slice, and n doubles whenever they are too many.
     """
@@ -131,8 +108,8 @@ def spread_sample(pieces: Iterable[Piece], sample_bytes: int) -> list[Piece]:
     size = 0
     stride = 1
     seen = 0
-    for piece in pieces:
-        for part in slices(piece, SLICE):
+    for chunk in chunks:
+        for part in slices(chunk, SLICE):
             if seen % stride == 0:
                 kept.append(part)
                 size += part.size
@@ -144,65 +121,80 @@ def spread_sample(pieces: Iterable[Piece], sample_bytes: int) -> list[Piece]:
     return kept
 
 
-def slices(piece: Piece, size: int) -> Iterator[Piece]:
-    """A piece in parts of about `size` bytes, for samples.
+def slices(chunk: Chunk, size: int) -> Iterator[Chunk]:
+    """A chunk in smaller ones of about `size` bytes, for samples.
 
     Cut at line ends or, where plain text has none, between characters.
     """
-    rows = piece.kind == "parquet"
+    rows = chunk.kind == "parquet"
     start = 0
-    line = piece.at.line
-    while start < len(piece.data):
+    line = chunk.start.line
+    while start < len(chunk.data):
         if rows:
-            end = start + max(1, len(piece.data) * size // PIECE)
+            end = start + max(1, len(chunk.data) * size // CHUNK)
         else:
-            end = _slice_end(piece, start, size)
-        part = piece.data[start:end]
-        at = Position(piece.at.source, piece.at.offset + start, line)
-        yield Piece(piece.path, piece.kind, part, at, piece.after, begins=False, ends=False)
+            end = _slice_end(chunk, start, size)
+        data = chunk.data[start:end]
+        at = Position(chunk.start.source, chunk.start.offset + start, line)
+        yield Chunk(chunk.path, chunk.kind, data, at, chunk.end, begins=False, ends=False)
         start = end
         if not rows:
-            line += part.count(b"\n")
+            line += data.count(b"\n")
 
 
-def _slice_end(piece, start, size):
+def _slice_end(chunk, start, size):
     """Where the slice that begins at byte `start` ends. A record of JSON lines stays whole."""
-    data = piece.data
+    data = chunk.data
     end = start + size
     if end >= len(data):
         return end
-    line_end = line_end_before(data, end, start)
-    if not line_end:
-        line_end = line_end_after(data, end)
+    line_end = line_end_before(data, end, start) or line_end_after(data, end)
     if line_end:
         return line_end
-    if piece.kind == "jsonl":
+    if chunk.kind == "jsonl":
         return len(data)
     return character_boundary_after(data, end)
 
 
-def all_characters(job: Job) -> set[str]:
+# -- characters
+
+
+def all_characters(plan: Plan, cache: Path) -> set[str]:
     """The different characters of the whole input, or of all that will be written of it."""
     found = set()
     size = 0
-    find = functools.partial(characters_of, job.options)
-    with job.engine(find) as engine, Progress(job.input_size, "characters") as bar:
-        for characters, text_bytes, after in engine.results():
+    find = functools.partial(characters_of, plan.options)
+    with (
+        Cache(plan.sources, cache, plan.cache_bytes, enough=plan.most_bytes) as files,
+        worker_pool(plan, find) as pool,
+        Progress(plan.input_size, "characters") as bar,
+    ):
+        chunks = read_chunks(plan.sources, Position(), plan.options, files.path, not plan.ray)
+        for characters, text_bytes, end in pool.map(batches(chunks)):
             found |= characters
             size += text_bytes
-            bar.to(after.on_disk, engine.status())
+            bar.to(end.on_disk, files.status())
             # Where copies are left out, what is written reaches further.
-            if size >= job.most_bytes and not job.options.dedupe:
+            if size >= plan.most_bytes and not plan.options.dedupe:
                 break
     return found
 
 
-def characters_of(options: Options, pieces: list[Piece]) -> tuple[set[str], int, Position]:
-    """The different characters of some pieces, the size of the text, where the next one begins."""
+def worker_pool(plan: Plan, function: Callable) -> Pool | RayPool | NoPool:
+    """Processes that apply a function to batches of chunks: here, or on the Ray cluster."""
+    if plan.ray:
+        return RayPool(function)
+    if plan.is_small:
+        return NoPool(function)
+    return Pool(min(plan.workers, plan.text_size // CHUNK), function)
+
+
+def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:
+    """The different characters of some chunks, the size of the text, where the next one begins."""
     characters = set()
     size = 0
-    for piece in pieces:
-        documents, _ = documents_of(piece.with_data(), options)
+    for chunk in chunks:
+        documents, _ = documents_of(chunk.with_data(), options)
         characters.update(*(document.text for document in documents))
         size += sum(len(document.text.encode()) for document in documents)
-    return characters, size, pieces[-1].after
+    return characters, size, chunks[-1].end

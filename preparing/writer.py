@@ -1,9 +1,8 @@
 """Encoded documents -> train.bin and val.bin, in order, so that a killed run goes on where it was.
 
-From the first conversation on, a mask grows beside each, a byte for each token.
-
-Splits the documents between training and validation, drops copies, and notes twice a second how far
-the files are finished. Independent of text: documents are token ids and hashes here.
+From the first conversation on, a mask grows next to each, with a byte for each token. Splits the
+documents between training and validation, drops copies, and records twice a second how far the
+files are finished. Independent of text: documents are token ids and hashes here.
 """
 
 import functools
@@ -19,36 +18,47 @@ import numpy as np
 
 from formats.data_folder import dtype_for
 from formats.files import sync, write_json
+from preparing.chunks import CHUNK, Position
 from preparing.cleaning import CleaningReport
-from preparing.encoder import Encoded, hash64
+from preparing.copies import Seen, hash64
+from preparing.encoder import Encoded
 from preparing.errors import PrepareError
-from preparing.pieces import PIECE, Position
-from preparing.seen import Seen
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
-SAVE_SECONDS = 0.5  # between two notes of how far the files are finished
+SAVE_SECONDS = 0.5  # between two records of how far the files are finished
 EXAMPLE_TOKENS = 30  # of a copy, for the report
 
 
 @dataclass
+class LongDocument:
+    """A document of several chunks that is under way.
+
+    hash: of its chunks so far. noise: the rule by which its beginning was noise. tokens,
+    text_bytes: in training before it, to return to should it prove a copy.
+    """
+
+    hash: int = 0
+    noise: str = ""
+    tokens: int = 0
+    text_bytes: int = 0
+
+
+@dataclass
 class Journal:
-    """How far the files are finished; progress.json has it.
+    """How far the files are finished; the content of progress.json.
 
-    position: where the next piece begins. tokens: in each file. text_bytes: UTF-8 bytes of the text
-    written; read: of the text so far, written or not. seen, near: keys in the logs of these names.
-    seconds: spent tokenising, over all starts. masked: whether there are masks. complete: whether
-    all of the text is there; split: how it was split then.
-
-    Of a document of more than one piece that is under way: long_hash, its hash so far; long_noise,
-    the rule by which its beginning was noise; before_long, the tokens in training and the text
-    bytes before it, to return to should it prove a copy.
+    position: where the next chunk begins. tokens: in each file. text_bytes: UTF-8 bytes of the
+    text written; read: of the text so far, written or not. seen, near: keys in the logs of these
+    names. seconds: spent tokenising, over all starts. masked: whether there are masks. complete:
+    whether all of the text is there; split: how it was split then.
     """
 
     position: Position = field(default_factory=Position)
     tokens: dict[str, int] = field(default_factory=functools.partial(dict.fromkeys, SPLITS, 0))
     text_bytes: int = 0
     report: CleaningReport = field(default_factory=CleaningReport)
+    long: LongDocument = field(default_factory=LongDocument)
     seen: int = 0
     near: int = 0
     read: int = 0
@@ -56,19 +66,53 @@ class Journal:
     masked: bool = False
     complete: bool = False
     split: str = ""
-    long_hash: int = 0
-    long_noise: str = ""
-    before_long: tuple[int, int] = (0, 0)
 
     @classmethod
     def load(cls, path: Path) -> "Journal":
-        """As it was saved, or a new one where there is none, or one that knew no masks."""
-        values = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if "masked" not in values:
+        """As it was saved, or a new one where there is none."""
+        if not path.exists():
             return cls()
+        values = json.loads(path.read_text(encoding="utf-8"))
         values["position"] = Position(**values["position"])
         values["report"] = CleaningReport(**values["report"])
+        values["long"] = LongDocument(**values["long"])
         return cls(**values)
+
+
+class GrowingFile:
+    """A file of `width` bytes a token, to be continued after its first tokens."""
+
+    def __init__(self, path: Path, width: int, tokens: int):
+        """Open it, or make it. Raises PrepareError when it has fewer tokens."""
+        self.path = path
+        self.width = width
+        path.touch()
+        if path.stat().st_size < tokens * width:
+            raise PrepareError(
+                f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
+                f" {path.parent} and start again"
+            )
+        self.file = open(path, "r+b")  # noqa: SIM115 - close() does
+        self.seek(tokens)
+        self.file.truncate()
+
+    def seek(self, tokens: int) -> None:
+        """Write on after the first `tokens`."""
+        self.file.seek(tokens * self.width)
+
+    def write(self, values: np.ndarray) -> None:
+        """Write some tokens."""
+        self.file.write(values.tobytes())
+
+    def sync(self) -> None:
+        """Have all of it on the disk."""
+        self.file.flush()
+        sync(self.path)
+
+    def close(self, tokens: int) -> None:
+        """Cut it off after the first `tokens`, and close it."""
+        self.file.truncate(tokens * self.width)
+        self.file.close()
 
 
 class Output:
@@ -88,41 +132,27 @@ class Output:
         most_bytes: of text, after which the output is full. Raises PrepareError when a file is
         shorter than the journal says.
         """
-        self.work = work
         self.tokenizer = tokenizer
         self.val_fraction = val_fraction
         self.most_bytes = most_bytes
-        self.width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
-        self.path = work / "progress.json"
-        self.journal = Journal.load(self.path)
+        self.work = work
+        self.journal = Journal.load(work / "progress.json")
         self.saved = self.journal.position  # as the journal on the disk has it
-        self.files = {name: self._open(self._bin(name), name, self.width) for name in SPLITS}
+        width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
+        self.files = self._open("{}.bin", width)
         self.masks = {}
-        for name in SPLITS:
-            if self.journal.masked:
-                self.masks[name] = self._open(self._mask(name), name, 1)
-            else:
-                self._mask(name).unlink(missing_ok=True)
+        if self.journal.masked:
+            self.masks = self._open("{}.mask.bin", 1)
         self.seen = Seen(work, "seen", self.journal.seen) if dedupe else None
         self.near = Seen(work, "near", self.journal.near) if dedupe == "near" else None
         self.start_clock()
 
-    def _open(self, path, name, width):
-        """A file of a split, to be continued; what the journal does not count is cut off.
-
-        width: bytes a token.
-        """
-        size = self.journal.tokens[name] * width
-        path.touch()
-        if path.stat().st_size < size:
-            raise PrepareError(
-                f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
-                f" {self.work} and start anew"
-            )
-        file = open(path, "r+b")  # noqa: SIM115 - finish() closes it
-        file.truncate(size)
-        file.seek(size)
-        return file
+    def _open(self, name, width):
+        """The file of each split; what the journal does not count is cut off."""
+        return {
+            split: GrowingFile(self.work / name.format(split), width, self.journal.tokens[split])
+            for split in SPLITS
+        }
 
     @property
     def is_full(self) -> bool:
@@ -130,33 +160,18 @@ class Output:
         journal = self.journal
         return journal.text_bytes >= self.most_bytes and not journal.position.inside
 
-    def _bin(self, name):
-        return self.work / f"{name}.bin"
-
-    def _mask(self, name):
-        return self.work / f"{name}.mask.bin"
-
-    def _begin_masks(self):
-        """Begin the masks: what was written so far is in no conversation."""
-        for name in SPLITS:
-            file = open(self._mask(name), "w+b")  # noqa: SIM115 - finish() closes it
-            file.truncate(self.journal.tokens[name])
-            file.seek(0, os.SEEK_END)
-            self.masks[name] = file
-        self.journal.masked = True
-
     def start_clock(self) -> None:
         """Start counting the seconds spent tokenising, and those to the next save."""
         self.counted_from = time.monotonic()
 
     def add(self, part: Encoded) -> None:
-        """Write the documents of the next piece, and at times note how far it went."""
+        """Write the documents of the next chunk, and at times record how far it went."""
         self.journal.report.merge(part.report)
-        if part.whole:
+        if part.begins and part.ends:
             self._add_documents(part)
         else:
-            self._add_part_of_long_document(part)
-        self.journal.position = part.after
+            self._add_to_long_document(part)
+        self.journal.position = part.end
         self.journal.read += int(part.text_bytes.sum())
         if time.monotonic() - self.counted_from > SAVE_SECONDS:
             self.save()
@@ -176,62 +191,74 @@ class Output:
         written_before = self.journal.text_bytes + np.cumsum(sizes) - sizes
         new &= written_before < self.most_bytes
         chosen = part.hashes < np.uint64(self.val_fraction * 2**64)
-        val = chosen & (part.text_bytes <= PIECE)
+        val = chosen & (part.text_bytes <= CHUNK)
         self._write_documents("train", part, new & ~val)
         self._write_documents("val", part, new & val)
 
-    def _write_documents(self, name, part, rows):
+    def _write_documents(self, split, part, rows):
         """Write the documents for which `rows`, bool [documents], says so."""
         chosen = slice(None) if rows.all() else np.repeat(rows, part.tokens)
         mask = None if part.mask is None else part.mask[chosen]
-        self._write(name, part.ids[chosen], mask, part.text_bytes[rows])
+        self._write(split, part.ids[chosen], mask)
+        self.journal.text_bytes += int(part.text_bytes[rows].sum())
 
-    def _add_part_of_long_document(self, part):
-        """Write a part of a document of several pieces.
+    def _add_to_long_document(self, part):
+        """Write a part of a document of several chunks to training, unless its beginning was noise.
 
-        It goes to training, unless its beginning was noise, and is taken back should it prove a
-        copy.
+        It is taken back at its end should it prove a copy.
         """
         journal = self.journal
+        size = int(part.text_bytes.sum())
         if part.begins:
-            journal.long_hash = 0
-            journal.long_noise = part.report.noise
-            journal.before_long = (journal.tokens["train"], journal.text_bytes)
-        journal.long_hash = hash64(journal.long_hash.to_bytes(8, "little") + part.hashes.tobytes())
-        if journal.long_noise:
-            journal.report.add(journal.long_noise, 0, int(part.text_bytes.sum()), [])
+            journal.long = LongDocument(
+                noise=part.report.noise,
+                tokens=journal.tokens["train"],
+                text_bytes=journal.text_bytes,
+            )
+        long = journal.long
+        long.hash = hash64(long.hash.to_bytes(8, "little") + part.hashes.tobytes())
+        if long.noise:
+            journal.report.add(long.noise, 0, size, [])
             return
-        self._write("train", part.ids, part.mask, part.text_bytes)
-        if part.ends and not len(part.ids) and journal.tokens["train"] > journal.before_long[0]:
-            # Nothing was left of its last part, which would have ended it.
-            eot = np.array([self.tokenizer.eot_id], part.ids.dtype)
-            self._write("train", eot, None, part.text_bytes)
-        if part.ends and self.seen:
-            hashes = np.array([journal.long_hash], np.uint64)
-            if not self.seen.first(hashes[:, None])[0]:
-                self._take_back(part)
+        self._write("train", part.ids)
+        journal.text_bytes += size
+        if part.ends:
+            self._end_long_document(part)
 
-    def _take_back(self, part):
-        """Return to where the long document that ends with `part` began: it is a copy."""
+    def _end_long_document(self, part):
+        """Write end-of-text after a long document, or return to where a copy began."""
         journal = self.journal
-        tokens, text_bytes = journal.before_long
-        self._report_copy("exact duplicates", part.ids, journal.text_bytes - text_bytes)
-        journal.tokens["train"] = tokens
-        journal.text_bytes = text_bytes
-        # Not cut off: the journal on the disk may still count the copy.
-        self.files["train"].seek(tokens * self.width)
-        if self.masks:
-            self.masks["train"].seek(tokens)
+        long = journal.long
+        if journal.tokens["train"] == long.tokens:
+            return  # all of its parts were skipped
+        if self.seen and not self.seen.first(np.array([[long.hash]], np.uint64))[0]:
+            self._report_copy("exact duplicates", part.ids, journal.text_bytes - long.text_bytes)
+            journal.tokens["train"] = long.tokens
+            journal.text_bytes = long.text_bytes
+            # Not cut off: the journal on the disk may still count the copy.
+            self.files["train"].seek(long.tokens)
+            if self.masks:
+                self.masks["train"].seek(long.tokens)
+        else:
+            self._write("train", np.array([self.tokenizer.eot_id], part.ids.dtype))
 
-    def _write(self, name, ids, mask, text_bytes):
+    def _write(self, split, ids, mask=None):
         """Write tokens to a split. mask: uint8 [len(ids)]; None where none is in a conversation."""
         if mask is not None and mask.any() and not self.masks:
             self._begin_masks()
-        self.files[name].write(ids.tobytes())
+        self.files[split].write(ids)
         if self.masks:
-            self.masks[name].write(bytes(len(ids)) if mask is None else mask.tobytes())
-        self.journal.tokens[name] += len(ids)
-        self.journal.text_bytes += int(text_bytes.sum())
+            self.masks[split].write(np.zeros(len(ids), np.uint8) if mask is None else mask)
+        self.journal.tokens[split] += len(ids)
+
+    def _begin_masks(self):
+        """Begin the masks: no token so far is in a conversation."""
+        for split in SPLITS:
+            path = self.work / f"{split}.mask.bin"
+            path.write_bytes(b"")
+            os.truncate(path, self.journal.tokens[split])
+        self.masks = self._open("{}.mask.bin", 1)
+        self.journal.masked = True
 
     def _report_copies(self, rule, part, rows):
         """Report the documents for which `rows`, bool [documents], says that they are copies."""
@@ -245,35 +272,33 @@ class Output:
         self.journal.report.add(rule, 1, text_bytes, [example])
 
     def save(self) -> None:
-        """Note how far the files are finished, safe from a power cut."""
+        """Record how far the files are finished, safe from a power cut."""
         for file in (*self.files.values(), *self.masks.values()):
-            file.flush()
-            sync(Path(file.name))
+            file.sync()
         if self.seen:
             self.journal.seen = self.seen.save()
         if self.near:
             self.journal.near = self.near.save()
         self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
-        write_json(self.path, asdict(self.journal))
+        write_json(self.work / "progress.json", asdict(self.journal))
         self.saved = self.journal.position
 
     def finish(self) -> None:
-        """See that both splits hold text, note how it was split, and close the files."""
+        """See that both splits hold text, record how it was split, and close the files."""
         if not self.journal.complete:
             self.journal.split = self._settle_split()
             self.journal.complete = True
             self.save()
-        for files, width in ((self.files, self.width), (self.masks, 1)):
-            for name, file in files.items():
-                file.truncate(self.journal.tokens[name] * width)
-                file.close()
+        for files in (self.files, self.masks):
+            for split, file in files.items():
+                file.close(self.journal.tokens[split])
         for seen in (self.seen, self.near):
             if seen:
-                seen.log.close()
+                seen.close()
 
     def _settle_split(self):
-        """Give a split that is empty its share of the text; says how the text is split then."""
+        """Give an empty split its share of the text; returns how the text is split, in words."""
         tokens = self.journal.tokens
         share = f"{100 * self.val_fraction:.3g}%"
         if not tokens["train"]:  # few documents, all with low hashes
@@ -298,8 +323,8 @@ class Output:
         tokens = self.journal.tokens
         tokens[source] -= count
         tokens[target] = count
-        for files, width in ((self.files, self.width), (self.masks, 1)):
+        for files in (self.files, self.masks):
             if files:
                 files[target].seek(0)
-                files[source].seek(tokens[source] * width)
-                shutil.copyfileobj(files[source], files[target])
+                files[source].seek(tokens[source])
+                shutil.copyfileobj(files[source].file, files[target].file)

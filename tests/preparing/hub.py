@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on loopback, as fast or slow and as unreliable as one likes.
+"""A mock Hugging Face hub on loopback, as fast or slow and as unreliable as one likes.
 
     with Hub(folder) as hub: ...   # folder/ORG/NAME/FILE is hf://datasets/ORG/NAME/FILE
 
@@ -59,9 +59,10 @@ class Faults:
 class Hub(ThreadingHTTPServer):
     """The server. It runs in a thread from `with` to the end of it.
 
-    bytes_a_second: of all replies together. token: without it everything is refused. gated: the
-    repositories whose terms nobody has accepted. ranges: whether files are given in parts. asked:
-    how often each path was.
+    bytes_a_second: of all replies together. token: any other is refused. gated: the repositories
+    whose terms nobody has accepted. ranges: whether files are given in parts. files_at: the address
+    of another hub, to which requests for files are redirected. asked: how often each path was.
+    tokens: those that came with requests.
     """
 
     daemon_threads = True
@@ -74,6 +75,8 @@ class Hub(ThreadingHTTPServer):
         self.token = ""
         self.gated = set()
         self.ranges = True
+        self.files_at = ""
+        self.tokens = set()
         self.asked = Counter()
         self.pace = threading.Lock()
         self.free_at = 0.0
@@ -157,8 +160,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._error(500, "")
         if self.fault == "stall":
             time.sleep(hub.faults.stall_seconds)
-        given = self.headers.get("Authorization", "")
-        if given and given != f"Bearer {hub.token}":
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        hub.tokens.add(given)
+        if given and given != hub.token:
             return self._error(401, "", "Invalid credentials in Authorization header")
         for pattern, reply in (
             (INFORMATION, self._information),
@@ -205,6 +209,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _file(self, repository, found, form):
         """A file, or a range of it."""
+        if self.server.files_at:
+            return self._redirect(self.server.files_at + self.path)
         path = repository / unquote(found[2])
         if not path.is_file():
             return self._error(404, "EntryNotFound")
@@ -244,6 +250,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
+
+    def _redirect(self, address):
+        """A reply that names another place."""
+        self.send_response(302)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _json(self, value):
         """A reply of JSON."""

@@ -35,8 +35,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
     (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
     write_conversations(tmp_path / "c.jsonl", conversations(1500))
     inputs = (tmp_path / "a.jsonl.gz", tmp_path / "c.jsonl", tmp_path / "b.txt")
-    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "compress": True}
-    flags["dedupe"] = dedupe
+    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "dedupe": dedupe}
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
     kills = 0
     continued = 0
@@ -105,7 +104,8 @@ def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer
 def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
     out = tmp_path / "out"
     ok(prepare(large, out=out, tokenizer=tokenizer))
-    ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, compress=True, overwrite=True))
+    ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
+    ok(prepare(compress=out))
     before = sha(out)
     process = start(command(large, out=out, tokenizer="char", overwrite=True))
     while not (out / ".partial/train.bin").exists():

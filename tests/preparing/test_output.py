@@ -1,18 +1,16 @@
-"""What prepare_data.py writes: splits, shards, compressed copies, and what cleaning leaves."""
+"""What prepare_data.py writes: splits, compressed copies, and what cleaning leaves."""
 
 import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
-from tests.conftest import ROOT, fails_clearly, prose
+from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, start, write
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -180,7 +178,8 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
 def test_compressed_copies_and_verify(tmp_path, tokenizer):
     write(tmp_path / "a.txt", "txt", DOCUMENTS)
     out = tmp_path / "out"
-    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, compress=True, out=out))
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
+    assert "train.bin.gz, val.bin.gz" in ok(prepare(compress=out)).stdout
     assert gzip.decompress((out / "train.bin.gz").read_bytes()) == (out / "train.bin").read_bytes()
     assert "is good: train.bin.gz, train.bin, val.bin.gz, val.bin" in ok(prepare(verify=out)).stdout
     shutil.copytree(out, tmp_path / "sent", ignore=shutil.ignore_patterns("*.bin"))
@@ -191,58 +190,3 @@ def test_compressed_copies_and_verify(tmp_path, tokenizer):
     fails_clearly(prepare(verify=out), "train.bin is damaged", status=1)
     (out / "train.bin").write_bytes(data[:-2])
     fails_clearly(prepare(verify=out), "cut off", status=1)
-
-
-def test_shards_in_order_are_the_whole(tmp_path):
-    texts = tmp_path / "in"
-    texts.mkdir()
-    for n in range(5):
-        write(texts / f"{n}.txt", "txt", DOCUMENTS[n * 40 : n * 40 + 40])
-    fails_clearly(prepare(texts, shard="1/2"), "--tokenizer_only")
-    out = tmp_path / "out"
-    whole = tmp_path / "whole"
-    ok(prepare(texts, vocab_size=600, tokenizer_only=True, out=out))
-    with_it = {"tokenizer": out / "tokenizer.json", "val_fraction": 0.2}
-    for shard in ("1/3", "2/3", "3/3"):
-        ok(prepare(texts, shard=shard, out=out, **with_it))
-    ok(prepare(texts, out=whole, **with_it))
-    for name in ("train.bin", "val.bin"):
-        parts = [(out / f"shard-{n}-of-3" / name).read_bytes() for n in (1, 2, 3)]
-        assert b"".join(parts) == (whole / name).read_bytes()
-    assert read_meta(out).splits["train"].tokens == read_meta(whole).splits["train"].tokens
-    assert "is good" in ok(prepare(verify=out)).stdout
-    fails_clearly(prepare(texts, shard="1/9", out=tmp_path / "x", **with_it), "only 5 files")
-    for other in ({"shard": "2/2"}, {}, {"overwrite": True}):
-        fails_clearly(
-            prepare(texts, out=out, **with_it | other), "another dataset already, shard-...-of-3"
-        )
-    fails_clearly(prepare(texts, tokenizer_only=True, out=out), "shares that were made with")
-    fails_clearly(
-        prepare(texts, shard="1/2", out=whole, **with_it), "another dataset already, meta.json"
-    )
-    assert not list(whole.glob("shard-*"))
-    ok(prepare(texts, shard="2/2", out=tmp_path / "two", **with_it))
-    shutil.copytree(tmp_path / "two", out, dirs_exist_ok=True)
-    fails_clearly(
-        prepare(verify=out), "more than one dataset: shard-...-of-2, shard-...-of-3", status=1
-    )
-    shutil.rmtree(out / "shard-2-of-2")
-    shutil.copytree(whole, out, dirs_exist_ok=True)
-    fails_clearly(prepare(verify=out), "more than one dataset: meta.json, shard-...-of-3", status=1)
-
-
-def test_the_slurm_array_of_the_docs_prepares_all_shares(tmp_path, tokenizer):
-    texts, out = tmp_path / "texts", tmp_path / "data/big"
-    texts.mkdir()
-    for n in range(4):
-        write(texts / f"{n}.txt", "txt", DOCUMENTS[n * 40 : n * 40 + 40])
-    out.mkdir(parents=True)
-    shutil.copy(tokenizer, out)
-    page = (ROOT / "docs/preparing.md").read_text(encoding="utf-8")
-    script = page[page.index("#!/bin/bash") :].partition("```")[0]
-    script = script.replace("python prepare_data.py", f"{sys.executable} {ROOT}/prepare_data.py")
-    for task in range(1, 5):
-        variables = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "4"}
-        command = ["bash", "-c", script]
-        subprocess.run(command, cwd=tmp_path, env=os.environ | variables, check=True)
-    assert "4-of-4/train.bin" in ok(prepare(verify=out)).stdout

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from preparing.errors import InputError
-from preparing.inputs import find_sources
 from tests.conftest import fails_clearly, run_script
 from tests.preparing import torture
 from tests.preparing.conftest import end, ok, prepare, sha
@@ -98,19 +96,3 @@ def test_without_the_package_its_command_is_named(tmp_path, text_file):
     code = "import sys; sys.modules['ray'] = None; import prepare_data as p; sys.exit(p.main({}))"
     words = [str(text_file), "--ray", "auto", "--out", str(tmp_path / "out")]
     fails_clearly(run_script("-c", code.format(words)), "python -m pip install ray")
-
-
-def test_a_file_that_a_node_does_not_see_is_named(tmp_path, monkeypatch, text_file):
-    from preparing.ray_engine import open_here
-
-    (tmp_path / "a.txt").write_text("of the main process")
-    monkeypatch.chdir(tmp_path)
-    (source,) = find_sources(["a.txt"])
-    with open_here(str(tmp_path), 1, source) as file:
-        assert file.read() == b"of the main process"
-    (tmp_path / "node").mkdir()
-    with pytest.raises(InputError, match=r"node/a.txt is not there.*where all nodes see it"):
-        open_here(str(tmp_path / "node"), 1, source)
-    (tmp_path / "node/a.txt").write_text("another")
-    with pytest.raises(InputError, match="or another file"):
-        open_here(str(tmp_path / "node"), 1, source)

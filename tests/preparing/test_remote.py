@@ -3,16 +3,12 @@
 import os
 import time
 
-import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
 from preparing.catalog import CATALOG
-from preparing.inputs import find_sources
-from preparing.options import Options
-from preparing.progress import Progress
-from preparing.records import documents_of
-from preparing.tokenizers import sample_places
+from preparing.sources import Source
+from preparing.tokenizers import sources_to_sample
 from tests.conftest import fails_clearly
 from tests.preparing import torture
 from tests.preparing.conftest import (
@@ -92,30 +88,15 @@ def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
     assert sha(tmp_path / "local") == sha(tmp_path / "web")
 
 
-def test_a_sample_of_remote_text_comes_from_everywhere(tmp_path):
-    folder = tmp_path / "hub/ORG/NAME"
-    folder.mkdir(parents=True)
-    rows = [{"text": f"{n} {'x' * 300}"} for n in range(20_000)]
-    as_jsonl(folder / "0.jsonl", rows)
-    write_rows(folder / "1.parquet", rows)
-    (folder / "book.txt").write_text("a line of a single document\n" * 200_000, newline="\n")
-    with Hub(tmp_path / "hub") as hub, Progress(1, "sampling") as bar:
+def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
+    def sampled(count, megabytes, protocol="hf://"):
+        found = [Source(f"{protocol}{n}", "parquet", "", megabytes << 20, 0) for n in range(count)]
+        return [found.index(source) for source in sources_to_sample(found, 100_000_000)]
 
-        def sample(*names):
-            web = f"{hub.address}/datasets/ORG/NAME/resolve/main/"
-            sources = find_sources([web + name for name in names])
-            return sample_places(sources, Options(), 3_000_000, bar)
-
-        found = sample("0.jsonl", "1.parquet")
-        assert 2_500_000 < sum(part.size for part in found) < 3_500_000
-        for kind in ("jsonl", "parquet"):
-            of_kind = [p for p in found if p.kind == kind]
-            kept = [document for p in of_kind for document in documents_of(p, Options())[0]]
-            texts = [document.text for document in kept]
-            numbers = [int(text.split()[0]) for text in texts]
-            assert (np.histogram(numbers, 4, (0, len(rows)))[0] > 200).all(), kind
-        assert found == sample("0.jsonl", "1.parquet")
-        assert 2_500_000 < sum(part.size for part in sample("book.txt")) < 3_500_000
+    assert sampled(40, 300) == [0, 13, 26]  # 900 of 12,000 MB
+    assert sampled(14, 2000) == [0]
+    assert sampled(3, 1) == [0, 1, 2]
+    assert sampled(40, 300, protocol="") == list(range(40))
 
 
 def test_a_connection_that_stalls_is_given_up(tmp_path, tokenizer, hub):
@@ -225,9 +206,8 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
     fails("hf://datasets/ORG/TABLE", "has no column 'text'; it has body, id", "--text_field")
     hub.ranges = False
     web = f"{hub.address}/datasets/ORG/NAME/resolve/main/0.jsonl"
-    fails(web, "gives no ranges of it", "curl -LO")
+    fails(web, "no parts of it", "curl -LO")
     hub.ranges = True
-    fails("shakespeare", "--gigabytes", gigabytes=1, shard="1/2")
     environment |= {"HF_ENDPOINT": "http://127.0.0.1:9"}
     fails_clearly(end(start(words, env=environment)), "cannot be reached", "network", status=1)
     assert not (tmp_path / "out/.partial/progress.json").exists()

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preparing import cutting, near, readers
+from preparing import chunks, copies, readers
+from preparing.chunks import Position
+from preparing.copies import Seen
 from preparing.encoder import encode
-from preparing.inputs import find_sources
 from preparing.options import Options
-from preparing.pieces import Position
-from preparing.readers import read_pieces
+from preparing.readers import read_chunks
 from preparing.records import documents_of
-from preparing.seen import Seen
+from preparing.sources import find_sources
 from preparing.tokenizers import spread_sample
 from tests.conftest import prose, run_script
+from tests.preparing.conftest import DOCUMENTS, write
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0"]
@@ -54,12 +55,23 @@ def tokenizer():
     return Tokenizer.train([prose(), "你好。你好，Привет Привет हिन्दी 🙂 " * 20], 700)
 
 
-def read(path, piece, monkey):
-    """All pieces of a file, pieces being `piece` bytes."""
-    monkey.setattr(readers, "PIECE", piece)
-    monkey.setattr(cutting, "PIECE", piece)
-    monkey.setattr(cutting, "NO_CUT", 16 * piece)
-    return list(read_pieces(find_sources([str(path)]), Position(), Options()))
+def read(path, start=None):
+    """All chunks of a file from `start` on."""
+    sources = find_sources([str(path)])
+    return list(read_chunks(sources, start or Position(), Options(), lambda _: path))
+
+
+def described(chunk):
+    """A chunk, without the bytes on disk that happen to be read."""
+    at = chunk.start
+    return chunk.data, at.offset, at.line, at.inside, chunk.begins, chunk.ends
+
+
+def chunks_of(size, monkey):
+    """Have chunks be `size` bytes."""
+    monkey.setattr(readers, "CHUNK", size)
+    monkey.setattr(chunks, "CHUNK", size)
+    monkey.setattr(chunks, "NO_CUT", 16 * size)
 
 
 @settings(deadline=None, max_examples=300)
@@ -74,20 +86,21 @@ def test_encoding_both_sides_of_a_cut_is_encoding_the_whole(tokenizer, text, lim
 
 @settings(deadline=None, max_examples=200)
 @given(WORDS.map("".join), st.sampled_from([1 << 6, 1 << 8]))
-def test_pieces_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
+def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
     with pytest.MonkeyPatch.context() as monkey, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_bytes((text + "x").encode())
-        pieces = read(path, size, monkey)
-        assert b"".join(p.data for p in pieces) == (text + "x").encode()
+        chunks_of(size, monkey)
+        found = read(path)
+        assert b"".join(chunk.data for chunk in found) == (text + "x").encode()
         documents, parts = [], []
-        for piece in pieces:
-            texts = [document.text for document in documents_of(piece, Options())[0]]
-            if piece.begins and piece.ends:
+        for chunk in found:
+            texts = [document.text for document in documents_of(chunk, Options())[0]]
+            if chunk.whole:
                 documents += [tokenizer.encode(t).tolist() for t in texts]
             else:
                 parts += [i for t in texts for i in tokenizer.encode(t).tolist()]
-                if piece.ends:
+                if chunk.ends:
                     documents.append(parts)
                     parts = []
         lines, expected = (text + "x").split("\n"), [[]]
@@ -103,19 +116,16 @@ def test_pieces_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
             assert documents == whole
 
 
-@pytest.mark.parametrize("size", [1 << 10, 1 << 14])
-def test_reading_on_from_any_piece_gives_the_same_pieces(tmp_path, monkeypatch, size):
-    (tmp_path / "a.txt").write_text(
-        prose()[:100_000] + f"\n{EOT}\nshort\n{EOT}\n" + prose()[100_000:], newline="\n"
-    )
-    whole = read(tmp_path / "a.txt", size, monkeypatch)
+@pytest.mark.parametrize("format", ["txt", "jsonl", "jsonl.gz", "parquet"])
+def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, format):
+    chunks_of(1 << 12, monkeypatch)
+    path = tmp_path / f"a.{format}"
+    write(path, format, [*DOCUMENTS, prose()[:50_000]])
+    whole = read(path)
+    assert len(whole) > 20
     for n in range(1, len(whole), 7):
-        again = list(
-            read_pieces(find_sources([str(tmp_path / "a.txt")]), whole[n - 1].after, Options())
-        )
-        assert [(p.data, p.begins, p.ends) for p in again] == [
-            (p.data, p.begins, p.ends) for p in whole[n:]
-        ]
+        again = read(path, whole[n - 1].end)
+        assert list(map(described, again)) == list(map(described, whole[n:]))
 
 
 def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
@@ -127,14 +137,14 @@ def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
 def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path):
     lines = [f"line {n} {'x' * 90}\n" for n in range(100_000)]
     (tmp_path / "a.txt").write_text("".join(lines), newline="\n")
-    pieces = list(read_pieces(find_sources([str(tmp_path / "a.txt")]), Position(), Options()))
-    sample = spread_sample(pieces, 3_000_000)
-    found = np.array(
+    found = read(tmp_path / "a.txt")
+    sample = spread_sample(found, 3_000_000)
+    numbers = np.array(
         [int(line.split()[1]) for part in sample for line in part.data.decode().splitlines()]
     )
     assert 1_500_000 <= sum(part.size for part in sample) <= 3_000_000
-    assert (np.histogram(found, 5, (0, 100_000))[0] > 1000).all()
-    assert b"".join(part.data for part in spread_sample(pieces, 10**9)) == "".join(lines).encode()
+    assert (np.histogram(numbers, 5, (0, 100_000))[0] > 1000).all()
+    assert b"".join(part.data for part in spread_sample(found, 10**9)) == "".join(lines).encode()
 
 
 def test_seen_documents_are_known_again_after_a_restart(tmp_path, monkeypatch):
@@ -162,11 +172,11 @@ def test_a_document_of_several_keys_is_new_if_none_of_them_came_before(tmp_path)
 def test_near_copies_share_a_key_and_other_documents_none():
     texts = [prose()[n * 5000 :][:5000] for n in range(40)]
     edited = [text.replace(text.split()[100], "otherwise", 1) for text in texts]
-    keys = near.band_keys(texts)
-    assert (keys == near.band_keys(edited)).any(1).all()
+    keys = copies.band_keys(texts)
+    assert (keys == copies.band_keys(edited)).any(1).all()
     for n, row in enumerate(keys):
         assert not np.isin(row, np.delete(keys, n, 0)).any()
-    assert near.band_keys(["", "one", "\u4e2d" * 1000]).shape == (3, near.BANDS)
+    assert copies.band_keys(["", "one", "\u4e2d" * 1000]).shape == (3, copies.BANDS)
 
 
 def test_preparing_does_without_torch():

@@ -1,11 +1,10 @@
-"""Which files to read: from the INPUT arguments to a list of sources, and a shard's part of it.
+"""Which files to read: from the INPUT arguments to a list of sources.
 
-Looks at names, sizes and permissions, of remote files at what their source says of them. Opens no
-file, except to keep standard input.
+Looks at names, sizes and permissions, for remote files at what their source says about them. Opens
+no file, except to keep standard input.
 """
 
 import difflib
-import functools
 import glob
 import importlib.util
 import os
@@ -17,18 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from formats.address import protocol_of
 from formats.files import sha256
 from preparing import remote
 from preparing.catalog import CATALOG, heading_of
 from preparing.errors import InputError
-from preparing.patience import WHILE_LISTING, patiently
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
-MOST_ENDINGS = 5  # of files left aside that are named
-TEXT = re.compile(  # endings of files that are text too
-    r"\.(c|cpp|css|csv|go|h|html?|java|js|json|log|md|markdown|org|po|py|r|rs|rst|sh|srt|tex|text"
-    r"|ts|tsv|vtt|xml|ya?ml)"
-)
+MOST_ENDINGS = 5  # of skipped files that a message names
 EXPANSION = 4  # bytes of text in a byte of a compressed file, about,
 PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
 
@@ -37,9 +32,10 @@ PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
 class Source:
     """One input file.
 
-    path: of a remote file, its address. kind: txt, jsonl or parquet. compression: "", gz or zst.
-    size: bytes on disk. modified: ns since 1970. tag: of a remote file, its ETag or the like.
-    heading: of parquet, what the first row of a document looks like, where a row is not one.
+    path: the address, of a remote file. kind: txt, jsonl or parquet. compression: "", gz or zst.
+    size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
+    heading: the first row of a document in parquet files whose rows are paragraphs, as a regular
+    expression; "" where a row is a document.
     """
 
     path: str
@@ -52,8 +48,8 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it lies elsewhere and has to be fetched."""
-        return bool(remote.protocol_of(self.path))
+        """Whether it has to be fetched."""
+        return bool(protocol_of(self.path))
 
     @property
     def text_size(self) -> int:
@@ -69,11 +65,8 @@ def kind_of(path: str) -> tuple[str, str]:
     """Kind and compression by the ending of a file's name; an unknown ending is plain text."""
     name = path.lower()
     compression = ""
-    for ending in ("gz", "zst"):
-        if name.endswith("." + ending):
-            compression = ending
-            name = name.removesuffix("." + ending)
-            break
+    if name.endswith((".gz", ".zst")):
+        name, _, compression = name.rpartition(".")
     if name.endswith((".jsonl", ".ndjson")):
         return "jsonl", compression
     if name.endswith(".parquet"):
@@ -84,12 +77,12 @@ def kind_of(path: str) -> tuple[str, str]:
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (files, folders, globs, addresses), each once.
 
-    Those of a folder in order of their names. Raises InputError for what is not there, is empty, or
+    Those of a folder in order of their names. Raises InputError for what is missing, empty or
     cannot be read.
     """
     sources = {}
     for given in inputs:
-        find = _remote_sources if remote.protocol_of(given) else _local_sources
+        find = _remote_sources if protocol_of(given) else _local_sources
         for source in find(given):
             sources.setdefault(source.path, source)
     if not sources:
@@ -113,8 +106,7 @@ def _local_sources(given) -> Iterator[Source]:
 
 def _remote_sources(given) -> Iterator[Source]:
     """The files that are not empty of an address."""
-    remote.check_packages(given)
-    files = patiently(functools.partial(remote.list_files, given), given, WHILE_LISTING)
+    files = remote.list_files(given)
     if len(files) != 1:
         files = [file for file in files if KNOWN.search(_name(file.address))]
     if not files:
@@ -123,8 +115,7 @@ def _remote_sources(given) -> Iterator[Source]:
         kind, compression = kind_of(_name(file.address))
         _check_package(file.address, kind, compression)
         if file.size:
-            heading = heading_of(given)
-            yield Source(file.address, kind, compression, file.size, 0, file.tag, heading)
+            yield Source(file.address, kind, compression, file.size, 0, file.tag, heading_of(given))
 
 
 def _name(address):
@@ -163,39 +154,28 @@ def _expand(given):
     raise InputError(f"no such file or folder: {given}; {names}")
 
 
-def _files_of_folder(given):
-    """The files with a known ending in a folder and the folders in it, in order of their names.
+def _files_of_folder(folder):
+    """The files with a known ending in a folder and its subfolders, in order of their names.
 
-    Says which others are left aside.
+    Prints which others it skips.
     """
-    files = sorted(_walk(given))
+    files = sorted(_walk(folder))
     known = [file for file in files if KNOWN.search(file.lower())]
-    others = Counter(
-        Path(file).suffix.lower()
-        for file in set(files).difference(known)
-        if not Path(file).name.startswith(".")
+    skipped = Counter(
+        Path(file).suffix.lower() or "without ending"
+        for file in files
+        if not KNOWN.search(file.lower()) and not Path(file).name.startswith(".")
     )
-    shown = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:MOST_ENDINGS]
-    endings = ", ".join(f"{count:,} {ending or 'without ending'}" for ending, count in shown)
-    rest = sum(others.values()) - sum(count for _, count in shown)
-    if rest:
-        endings += f", {rest:,} others"
-    text_like = [ending for ending, _ in shown if TEXT.fullmatch(ending)]
-    glob_of = f"'{Path(given).as_posix()}/**/*{{}}'"
-    globs = " ".join(glob_of.format(ending) for ending in text_like)
-    if known:
-        if others:
-            how = f"; to take more, give {globs} as well" if globs else ""
-            print(
-                f"folder {given}: {len(known):,} files are taken, left aside are {endings}{how}",
-                file=sys.stderr,
-            )
-        return known
-    hint = f".\nFor text with other endings give a glob in quotes: {globs}" if globs else ""
-    raise InputError(
-        f"folder {given} holds no .txt, .jsonl or .parquet file (also .gz, .zst); there is"
-        f" {endings or 'nothing'}{hint}"
-    )
+    counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
+    hint = f"a glob in quotes takes other text, as in '{Path(folder).as_posix()}/**/*.md'"
+    if not known:
+        raise InputError(
+            f"folder {folder} holds no .txt, .jsonl or .parquet file (also .gz, .zst), but"
+            f" {counts or 'nothing'}; {hint}"
+        )
+    if skipped:
+        print(f"folder {folder}: {len(known):,} files, skipping {counts}; {hint}", file=sys.stderr)
+    return known
 
 
 def _walk(folder) -> Iterator[str]:
@@ -220,31 +200,5 @@ def keep_stdin(folder: Path, kind: str) -> Source:
     size = path.stat().st_size
     if not size:
         raise InputError("standard input is empty")
-    content = int(sha256(path)[:12], 16)  # in place of a time, which is another at each start
+    content = int(sha256(path)[:12], 16)  # in place of a time, which differs at each start
     return Source(path.as_posix(), kind, "", size, modified=content)
-
-
-def sources_of_shard(sources: list[Source], index: int, count: int) -> list[Source]:
-    """The sources of shard `index` of `count` (from 1): whole files, about equal in bytes.
-
-    The shards in order are the whole input in order. Raises InputError when there are fewer files
-    than shards.
-    """
-    if len(sources) < count:
-        raise InputError(
-            f"--shard {index}/{count}: the input has only {len(sources)} files, and a file is not"
-            " divided; cut large ones first, as with split --line-bytes=1G, or use fewer shards"
-        )
-    total = sum(source.size for source in sources)
-    before = 0  # bytes of the sources so far
-    shard = 0  # the shard that takes the source, from 0
-    chosen = []
-    for n, source in enumerate(sources):
-        by_size = int((before + source.size / 2) * count / total)
-        next_shard = shard + 1 if n else 0
-        still_needed = count - (len(sources) - n)  # from here on each shard takes one source
-        shard = max(shard, min(by_size, next_shard), still_needed)
-        if shard == index - 1:
-            chosen.append(source)
-        before += source.size
-    return chosen

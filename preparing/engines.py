@@ -1,8 +1,9 @@
-"""Worker processes that apply a function to items, in order, and end when the main process does.
+"""Worker processes of this machine that apply a function to items, in order.
 
-Neither multiprocessing.Pool nor ProcessPoolExecutor: their workers outlive a main process that was
-killed, they cannot be stopped in the middle of an item, and a kill leaks the semaphores of both.
-Independent of what the work is, but for the errors that a user can mend: these are handed on.
+ray_engine.py has the same for a cluster: `map` and a context manager. Neither multiprocessing.Pool
+nor ProcessPoolExecutor: their workers outlive a main process that was killed, they cannot be
+stopped in the middle of an item, and a kill leaks the semaphores of both. Independent of the work,
+but for the errors that a user can mend: these are handed on.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, get_context
 from pathlib import Path
-from typing import NamedTuple
 
 from preparing.errors import InputError, PrepareError
 from tokenizer_bpe import TokenizerError
@@ -24,23 +24,23 @@ from tokenizer_bpe import TokenizerError
 MOST_WORKERS = 61  # Windows cannot wait for more
 QUEUED = 3  # items that a worker has at a time: it never waits for the next
 AHEAD = 4  # items a worker that may be under way or wait for an earlier one
-END = object()  # in place of an item: there are no more
-READY = "ready"  # what a worker sends when it has the function
 
 
-class Task(NamedTuple):
-    """What is sent to a worker: apply the function to the item, which is number `index`."""
+class NoPool:
+    """This process in the place of workers, for text that is not worth starting any."""
 
-    index: int
-    item: object
+    def __init__(self, function: Callable):
+        self.function = function
 
+    def map(self, items: Iterable) -> Iterator:
+        """Yield function(item) for each item."""
+        return map(self.function, items)
 
-class Result(NamedTuple):
-    """What comes back: the function's value or the exception, and the worker's memory in bytes."""
+    def __enter__(self):
+        return self
 
-    index: int
-    value: object
-    peak_memory: int
+    def __exit__(self, *error):
+        pass
 
 
 class Pool:
@@ -58,7 +58,7 @@ class Pool:
         self.peaks = {}
         self.processes = []
         with signals_held_back():
-            for _ in range(count):
+            for _ in range(min(count, MOST_WORKERS)):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(theirs,), daemon=True)
                 process.start()
@@ -66,9 +66,9 @@ class Pool:
                 self.processes.append(process)
                 self.load[ours] = 0
         for worker in self.load:
-            self._give(worker, function)
+            self._send(worker, function)
         for worker in self.load:
-            self._take(worker)
+            self._receive(worker)
 
     def map(self, items: Iterable) -> Iterator:
         """Yield function(item) for each item, in order.
@@ -76,56 +76,37 @@ class Pool:
         Takes at most AHEAD items a worker before their turn. Raises what the function raises, and
         PrepareError when a worker dies.
         """
-        items = iter(items)
+        numbered = enumerate(items)
         results = {}
         sent = 0
         done = 0
         more = True
         while more or done < sent:
-            if more and self._has_room(sent - done):
-                item = next(items, END)
-                if item is END:
-                    more = False
-                else:
-                    self._send(Task(sent, item))
+            worker = min(self.load, key=self.load.get)
+            if more and sent - done < AHEAD * len(self.load) and self.load[worker] < QUEUED:
+                task = next(numbered, None)
+                if task:
+                    self._send(worker, task)
                     sent += 1
+                more = task is not None
             elif done in results:
                 yield value_of(results.pop(done))
                 done += 1
             else:
-                for result in self._receive():
-                    results[result.index] = result.value
+                busy = [worker for worker, load in self.load.items() if load]
+                for worker in connection.wait(busy):
+                    number, value, self.peaks[worker] = self._receive(worker)
+                    results[number] = value
 
-    def _has_room(self, under_way):
-        """Whether another item may be sent."""
-        return under_way < AHEAD * len(self.load) and min(self.load.values()) < QUEUED
-
-    def _send(self, task):
-        """Give the worker with the least to do a task."""
-        worker = min(self.load, key=self.load.get)
-        self._give(worker, task)
+    def _send(self, worker, message):
         self.load[worker] += 1
-
-    def _receive(self):
-        """Wait for results; at least one."""
-        busy = [worker for worker, load in self.load.items() if load]
-        results = []
-        for worker in connection.wait(busy):
-            result = self._take(worker)
-            self.load[worker] -= 1
-            self.peaks[worker] = result.peak_memory
-            results.append(result)
-        return results
-
-    def _give(self, worker, message):
-        """Send a worker a message. Raises PrepareError when it is dead."""
         try:
             worker.send(message)
         except ConnectionError:
             raise _death_of_a_worker() from None
 
-    def _take(self, worker):
-        """What a worker sent. Raises PrepareError when it is dead."""
+    def _receive(self, worker):
+        self.load[worker] -= 1
         try:
             return worker.recv()
         except (EOFError, ConnectionError):
@@ -143,9 +124,38 @@ class Pool:
 
 def _death_of_a_worker():
     return PrepareError(
-        "a worker process died, most likely for want of memory: try fewer --workers; the same"
+        "a worker process died, most likely for lack of memory: try fewer --workers; the same"
         " command continues"
     )
+
+
+def _work(channel):
+    """The life of a worker process, which begins with the function and ends with its channel.
+
+    Receiving and sending each have a thread: a worker ends as soon as the main process does, and
+    goes on while its results wait to be read.
+    """
+    tasks = queue.SimpleQueue()  # after the function
+    results = queue.SimpleQueue()
+
+    def receive():
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                tasks.put(channel.recv())
+        os._exit(0)
+
+    def send():
+        with contextlib.suppress(OSError):
+            while True:
+                channel.send(results.get())
+
+    threading.Thread(target=receive, daemon=True).start()
+    threading.Thread(target=send, daemon=True).start()
+    function = tasks.get()
+    results.put("ready")
+    while True:
+        number, item = tasks.get()
+        results.put((number, attempt(function, item), peak_memory()))
 
 
 @contextlib.contextmanager
@@ -195,39 +205,10 @@ def lacking(package: str, machine: str) -> PrepareError:
 
 
 def value_of(result: object) -> object:
-    """What came of attempt(): the value. Raises it when it is an exception."""
+    """The value that attempt() returned. Raises it when it is an exception."""
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _work(channel):
-    """The life of a worker process, which begins with the function and ends with its channel.
-
-    Receiving and sending each have a thread: a worker ends as soon as the main process does, and
-    goes on while its results wait to be read.
-    """
-    tasks = queue.SimpleQueue()  # after the function
-    results = queue.SimpleQueue()
-
-    def receive():
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                tasks.put(channel.recv())
-        os._exit(0)
-
-    def send():
-        with contextlib.suppress(OSError):
-            while True:
-                channel.send(results.get())
-
-    threading.Thread(target=receive, daemon=True).start()
-    threading.Thread(target=send, daemon=True).start()
-    function = tasks.get()
-    results.put(READY)
-    while True:
-        index, item = tasks.get()
-        results.put(Result(index, attempt(function, item), peak_memory()))
 
 
 def usable_cores() -> int:

@@ -1,0 +1,238 @@
+"""The working folder, out/.partial: all that is not finished, until it moves to its place.
+
+plan.json says what the work is, so that it is continued by the same command and by no other;
+progress.json (writer.py) how far it is. Reads no text and no tokens.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
+from formats.files import write_json
+from preparing.cleaning import CleaningReport
+from preparing.errors import InputError, PrepareError
+from preparing.plan import Plan, differences
+from preparing.sources import keep_stdin
+from tokenizer_bpe import Tokenizer
+
+# A finished dataset, in the order in which it moves to its place.
+FILES = (
+    "train.bin",
+    "val.bin",
+    "train.mask.bin",
+    "val.mask.bin",
+    "tokenizer.json",
+    "cleaning.json",
+    "meta.json",
+)
+COPIES = tuple(f"{name}.gz" for name in FILES if name.endswith(".bin"))  # that --compress makes
+TOKENS_A_BYTE = 0.35  # at most, about, but of characters
+
+
+class WorkFolder:
+    """The folder in which a plan is carried out; a context manager that holds its lock.
+
+    Raises PrepareError when another run holds it. The lock goes with the process, however it ends.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.out = plan.out
+        self.path = plan.out / ".partial"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.cache = self.path / "cache"  # remote files on their way
+
+    def __enter__(self):
+        from filelock import FileLock, Timeout
+
+        if self.out.is_file():
+            raise InputError(f"--out {self.out}: it must be a folder, there or to be made")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = FileLock(self.path / "lock")
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout:
+            raise PrepareError(
+                f"another run is preparing {self.out} at the moment; wait for it, or stop it"
+            ) from None
+        except (NotImplementedError, OSError):
+            pass  # some network mounts have no locks
+        if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
+            self._move_to_place()
+        if self.plan.stdin_format:
+            self.plan.set_sources([keep_stdin(self.path, self.plan.stdin_format)])
+        return self
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+    # -- where things are
+
+    def is_finished(self) -> bool:
+        """Whether the prepared folder holds this very dataset.
+
+        Raises InputError when it holds another.
+        """
+        if not (self.out / "meta.json").exists():
+            return False
+        if self.plan.tokenizer_only:
+            raise InputError(
+                f"{self.out} holds a finished dataset, with its own tokenizer; give another --out"
+            )
+        if self.plan.overwrite:
+            return False
+        try:
+            meta = read_meta(self.out)
+        except DataError as error:
+            raise InputError(f"{error} (this command with --overwrite makes it again)") from None
+        changed = differences(
+            {"settings": meta.settings, "sources": meta.sources},
+            {"settings": self.plan.settings, "sources": self.plan.listed_sources()},
+        )
+        if changed:
+            raise InputError(
+                f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
+                " another --out, or replace it with --overwrite"
+            )
+        return True
+
+    def describe_finished(self) -> str:
+        """What is there already, in words."""
+        meta = read_meta(self.out)
+        if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
+            self._clear()
+        tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
+        finished = datetime.fromisoformat(meta.created).timestamp()
+        newer = [
+            source.path
+            for source in self.plan.sources
+            if source.modified / 1e9 > finished + 1 and not self.plan.stdin_format
+        ]
+        described = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
+        if newer:
+            more = f" and {len(newer) - 1:,} more" if len(newer) > 1 else ""
+            described += f"\n{newer[0]}{more} changed after that; --overwrite takes the new text"
+        return described
+
+    def start_or_resume(self) -> None:
+        """Record what this work is; finished parts of it stay.
+
+        Raises InputError when the folder holds finished parts of other work, or the disk is full.
+        """
+        path = self.path / "plan.json"
+        plan = {
+            "settings": self.plan.settings,
+            "sources": [dataclasses.asdict(source) for source in self.plan.sources],
+        }
+        former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
+        if former["settings"]["on_error"] == "stop":
+            # Nothing broken came up to where it stopped, so the bytes are the same.
+            former["settings"]["on_error"] = self.plan.settings["on_error"]
+        changed = differences(former, plan)
+        kept = self._written() and not self.plan.overwrite
+        if changed and kept:
+            raise InputError(
+                f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
+                " the former command to finish it, give another --out, or start again with"
+                " --overwrite"
+            )
+        if self.plan.tokenizer_only and kept:
+            raise InputError(
+                f"{self.out} holds unfinished work, whose tokenizer is {self.tokenizer}.\nFinish it"
+                " without --tokenizer_only, give another --out, or give it up with --overwrite"
+            )
+        if changed:
+            self._forget_work()
+        write_json(path, plan)
+        self._check_room()
+
+    def _written(self):
+        """Bytes of tokens in the working folder."""
+        return sum(path.stat().st_size for path in self.path.glob("*.bin"))
+
+    def _forget_work(self):
+        """Delete what was made so far. The lock stays, and input that was kept or fetched.
+
+        In an order that can be interrupted: without the journal no file counts as begun, and until
+        the plan is gone it says of what work the others are.
+        """
+        kept = {"lock", "plan.json", "stdin.txt", "stdin.jsonl", self.cache.name}
+        (self.path / "progress.json").unlink(missing_ok=True)
+        for path in list(self.path.iterdir()):
+            if path.name not in kept:
+                path.unlink()
+        (self.path / "plan.json").unlink(missing_ok=True)
+
+    def _check_room(self):
+        """Raises InputError when the disk cannot hold what is to be written and fetched."""
+        tokens = self.plan.text_size
+        if self.plan.tokenizer != "char":
+            tokens = TOKENS_A_BYTE * tokens
+        bytes_a_token = 2 if dtype_for(self._vocab_size()) == "uint16" else 4
+        cache = self._room_for_cache()
+        need = tokens * bytes_a_token - self._written() + cache
+        free = shutil.disk_usage(self.out).free
+        if need > free:
+            raise InputError(
+                f"{self.out} needs about {need / 1e9:,.1f} GB more on disk, {cache / 1e9:,.1f} GB"
+                f" of it for fetched files (--cache_gb), and {free / 1e9:,.1f} GB are free: make"
+                " room, or give an --out on another disk"
+            )
+
+    def _vocab_size(self):
+        """How many ids the tokenizer has or will have; 0 where they surely fit two bytes."""
+        if self.plan.tokenizer == "bpe":
+            return self.plan.vocab_size
+        if self.plan.tokenizer in ("char", "gpt2"):
+            return 0
+        return Tokenizer.load(self.plan.tokenizer).vocab_size
+
+    def _room_for_cache(self):
+        """Bytes that remote files will take on the disk, without those that are there."""
+        sizes = [source.size for source in self.plan.sources if source.is_remote]
+        there = sum(path.stat().st_size for path in self.cache.glob("*"))
+        enough = self.plan.most_bytes + max(sizes, default=0)  # a byte of text takes at most one
+        return max(0, min(sum(sizes), self.plan.cache_bytes, enough) - there)
+
+    # -- the end
+
+    def publish_tokenizer(self) -> Path:
+        """Put the tokenizer alone in its place, and forget the work."""
+        path = self.out / "tokenizer.json"
+        os.replace(self.tokenizer, path)
+        self._forget_work()
+        self._clear()
+        return path
+
+    def publish(self, meta: Meta, report: CleaningReport) -> None:
+        """Put the finished dataset in its place."""
+        if report.rules:
+            write_json(self.path / "cleaning.json", report.to_json())
+        write_meta(self.path, meta)  # from here on the work is finished
+        self._move_to_place()
+        self._clear()
+
+    def _move_to_place(self):
+        """Move the finished dataset to its place, meta.json last; goes on where it was interrupted.
+
+        Plan and journal go first: later work would continue files that have moved.
+        """
+        (self.path / "progress.json").unlink(missing_ok=True)
+        (self.path / "plan.json").unlink(missing_ok=True)
+        if (self.out / "meta.json").exists():  # a dataset that is replaced goes, meta.json first
+            for name in (*reversed(FILES), *COPIES):
+                (self.out / name).unlink(missing_ok=True)
+        for name in FILES:
+            if (self.path / name).exists():
+                os.replace(self.path / name, self.out / name)
+
+    def _clear(self):
+        """Delete the working folder.
+
+        Windows deletes no file that is open, as the lock is: it stays, and does no harm.
+        """
+        shutil.rmtree(self.path, ignore_errors=os.name == "nt")
