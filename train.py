@@ -115,7 +115,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     signals.raise_if_received()  # what came while it was set up
     clock.start()
     if run.compiles and not schedule.done:
-        print("compiling ...", end=" ", flush=True)
+        recorder.compiling()
         problem = trainer.compile(run.compiles)
         recorder.compiled(clock.lap(), problem)
     recorder.open_bar()

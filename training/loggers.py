@@ -1,9 +1,10 @@
-"""Where a run shows itself besides its own log: TensorBoard and Weights & Biases.
+"""Loggers besides log.jsonl: TensorBoard and Weights & Biases.
 
-Each gets the records of log.jsonl as they are written. Neither is needed, and neither may slow or
-end a run: what fails is said once and left alone from there on.
+Each gets the records of log.jsonl as they are written. One that fails is reported once and left
+alone from there on; training goes on.
 """
 
+import contextlib
 import importlib.util
 import os
 import secrets
@@ -29,7 +30,7 @@ CURVES = {
 
 
 def check_installed(config: Config) -> None:
-    """Raises ConfigError where a setting asks for a package that is not there."""
+    """Raises ConfigError where a setting asks for a package that is not installed."""
     for package, wanted in (("tensorboard", config.tensorboard), ("wandb", config.wandb)):
         if wanted and not importlib.util.find_spec(package):
             raise ConfigError(
@@ -42,76 +43,66 @@ class Loggers:
 
     def __init__(self, config: Config, folder: Path, step: int):
         self.open = {}
-        kinds = {}
         if config.tensorboard:
-            kinds["tensorboard"] = TensorBoard
+            with self.tolerated("tensorboard"):
+                self.open["tensorboard"] = TensorBoard(folder, step)
         if config.wandb:
-            kinds["wandb"] = WeightsAndBiases
-        for name, kind in kinds.items():
-            try:
-                self.open[name] = kind(config, folder, step)
-            except Exception as error:  # whatever the packages raise
-                complain(name, error)
+            with self.tolerated("wandb"):
+                self.open["wandb"] = WeightsAndBiases(config, folder)
 
     def write(self, record: dict) -> None:
-        """Hand on a record of the log."""
+        """Hand on a record of the log, if it holds curves or samples."""
         curves = {CURVES[k]: v for k, v in record.items() if k in CURVES and v is not None}
-        texts = {s["prompt"]: s["text"] for s in record.get("samples", [])}
-        if not texts and not {"loss", "val_loss"} & record.keys():
+        samples = {s["prompt"]: s["text"] for s in record.get("samples", [])}
+        if not samples and not {"loss", "val_loss"} & record.keys():
             return
         for name, logger in list(self.open.items()):
-            try:
-                logger.write(curves, texts, record["step"])
-            except Exception as error:
-                complain(name, error)
-                del self.open[name]
+            with self.tolerated(name):
+                logger.write(curves, samples, record["step"])
 
     def close(self) -> None:
-        """Have everything written."""
-        for name, logger in self.open.items():
-            try:
+        """Write what is left."""
+        for name, logger in list(self.open.items()):
+            with self.tolerated(name):
                 logger.close()
-            except Exception as error:
-                complain(name, error)
 
-
-def complain(name: str, error: Exception) -> None:
-    """Say that a logger is done with."""
-    why = files.first_line(error)
-    print(
-        f"\n{name} failed ({type(error).__name__}: {why}); training goes on without it",
-        file=sys.stderr,
-        flush=True,
-    )
+    @contextlib.contextmanager
+    def tolerated(self, name: str):
+        """Whatever a package raises under this ends its use alone."""
+        try:
+            yield
+        except Exception as error:
+            self.open.pop(name, None)
+            why = f"{type(error).__name__}: {files.first_line(error)}"
+            message = f"\n{name} failed ({why}); training goes on without it"
+            print(message, file=sys.stderr, flush=True)
 
 
 class TensorBoard:
-    """Curves for `tensorboard --logdir`; on resuming, what lies beyond `step` is purged."""
+    """Curves for `tensorboard --logdir`; what an earlier start wrote after `step` is purged."""
 
-    def __init__(self, config: Config, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int):
         from torch.utils.tensorboard import SummaryWriter
 
         purge = step + 1 if step else None
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
-    def write(self, curves: dict[str, float], texts: dict[str, str], step: int) -> None:
-        """Values by curve, and answers by prompt."""
+    def write(self, curves: dict[str, float], samples: dict[str, str], step: int) -> None:
         for name, value in curves.items():
             self.writer.add_scalar(name, value, step)
-        for prompt, text in texts.items():
-            indented = f"{prompt}{text}".replace("\n", "\n    ")  # Markdown leaves it as it is
+        for prompt, text in samples.items():
+            indented = f"{prompt}{text}".replace("\n", "\n    ")  # Markdown shows it unchanged
             self.writer.add_text(prompt, f"    {indented}", step)
-        self.writer.flush()  # a killed run has on the disk what it will not write again
+        self.writer.flush()  # a killed run does not log these steps again
 
     def close(self) -> None:
-        """Have everything written."""
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """A W&B run that goes on under its id when the run does; without an account, on disk."""
+    """A W&B run that continues under its id; without a network or an account, on disk."""
 
-    def __init__(self, config: Config, folder: Path, step: int):
+    def __init__(self, config: Config, folder: Path):
         import wandb
 
         self.wandb = wandb
@@ -143,14 +134,12 @@ class WeightsAndBiases:
         # W&B's own counter takes no step twice, and a resumed run repeats some.
         self.run.define_metric("*", step_metric="step")
 
-    def write(self, curves: dict[str, float], texts: dict[str, str], step: int) -> None:
-        """Values by curve, and answers by prompt."""
+    def write(self, curves: dict[str, float], samples: dict[str, str], step: int) -> None:
         values = {"step": step, **curves}
-        for prompt, text in texts.items():
+        for prompt, text in samples.items():
             escaped = (prompt + text).replace("<", "&lt;")
             values[f"samples/{prompt}"] = self.wandb.Html(f"<pre>{escaped}</pre>")
         self.run.log(values)
 
     def close(self) -> None:
-        """Have everything written."""
         self.run.finish()

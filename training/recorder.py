@@ -1,13 +1,14 @@
-"""What a run tells of itself: log.jsonl, the loggers, the terminal, the report.
+"""What a run says of itself: log.jsonl, the loggers, the terminal, report.html.
 
-Reads the parts of a run. What is not needed to continue a run never
-ends it: a folder that takes no writes is reported once.
+Every record of the log and every line that the loop prints is put together here. A write that fails
+is reported once and does not end the run.
 """
 
 import contextlib
 import importlib.util
 import math
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -21,51 +22,54 @@ from formats import files, run_folder, run_log
 from training import distributed, terminal
 from training.loggers import Loggers
 from training.setup import Run
-from training.terminal import Evaluation, duration
+from training.terminal import duration
 
 QUIET_S = 20  # between lines where there is no terminal to show a progress bar on
-WORTH_A_REPORT_S = 20  # of training: drawing takes about 3 s
+WORTH_A_REPORT = 100  # steps; drawing takes about 3 s, more than a trial of fewer
 
 
 class Recorder:
-    """Writes and prints, in the first process alone."""
+    """Writes and prints in the first process; what the others print goes nowhere."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.loggers = None
+        self.loggers = None  # until begin()
+        self.bar = None  # until open_bar()
         self.unwritten = []  # records that the disk did not take
         self.complained = False
-        self.last_step = {}  # its record
         self.losses = losses_since_evaluation(run.log)
         self.logged_step = run.state.progress.step
+        self.tokens_per_second = None
         self.printed_at = 0.0
-        self.bar = None  # until the first step
 
     # -- the log ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Settings and log on the disk: the past up to this step, and a record of this start."""
-        run, step = self.run, self.run.state.progress.step
+        """Write the settings, the log up to this step, and a record of this start."""
+        run, data = self.run, self.run.trainer.train_data
         files.write_json(run.folder / "config.json", asdict(run.config))
         run_log.write(run.folder, run.log)
-        self.loggers = Loggers(run.config, run.folder, step)
-        data = {"dir": run.config.data_dir, "tokenizer": run.meta.tokenizer["kind"]}
-        self.record(
-            {"event": "start", "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-            | run.versions()
-            | {
-                "python": platform.python_version(),
-                "parameters": run.state.model.num_parameters(),
-                "total_steps": run.schedule.total_steps,
-                "steps_per_epoch": run.trainer.train_data.windows / run.config.batch_size,
-                "data": data | run.meta.identity(),
-            }
-        )
+        self.loggers = Loggers(run.config, run.folder, run.state.progress.step)
+        start = {
+            "event": "start",
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **run.versions(),
+            "python": platform.python_version(),
+            "parameters": run.state.model.num_parameters(),
+            "total_steps": run.schedule.total_steps,
+            "steps_per_epoch": data.windows / run.config.batch_size,
+            "data": {
+                "dir": run.config.data_dir,
+                "tokenizer": run.meta.tokenizer["kind"],
+                **run.meta.identity(),
+            },
+        }
+        self.record(start)
 
-    def record(self, values: dict) -> dict:
-        """Write a record to the log, with step and time; returns it.
+    def record(self, values: dict) -> None:
+        """Add a record to the log, with step, time and cost.
 
-        One that the disk does not take waits for the next.
+        One that the disk does not take is written with the next.
         """
         progress, cost = self.run.state.progress, self.run.budget.cost
         record = {
@@ -74,41 +78,34 @@ class Recorder:
             "elapsed_s": round(progress.elapsed_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
-        if distributed.is_main:
-            self.unwritten.append(record)
-            with self.tolerate_disk():
-                run_log.append(self.run.folder, *self.unwritten)
-                self.unwritten.clear()
-            if self.loggers:
-                self.loggers.write(record)
-        return record
+        if not distributed.is_main:
+            return
+        self.unwritten.append(record)
+        with self.tolerate_disk():
+            run_log.append(self.run.folder, *self.unwritten)
+            self.unwritten.clear()
+        if self.loggers:
+            self.loggers.write(record)
 
     @contextlib.contextmanager
     def tolerate_disk(self):
-        """A write that fails does not end the run; said once."""
+        """A write that fails under this is reported, the first time."""
         try:
             yield
         except OSError as error:
             if not self.complained:
-                print(
-                    f"\n{self.run.folder} takes no writes: {files.in_words(error)}; training goes"
-                    " on",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                why = f"{self.run.folder} takes no writes: {files.in_words(error)}"
+                print(f"\n{why}; training goes on", file=sys.stderr, flush=True)
             self.complained = True
-
-    def halved(self, sizes: dict) -> None:
-        """Memory ran out: into the log, and into memory.json for the next start."""
-        self.record({"event": "out of memory", **sizes})
-        if distributed.is_main:
-            with self.tolerate_disk():
-                files.write_json(self.run.folder / "memory.json", self.run.memory.to_json())
 
     # -- while it runs ----------------------------------------------------------------------------
 
+    def compiling(self) -> None:
+        """Begin the line that compiled() ends."""
+        print("compiling ...", end=" ", flush=True)
+
     def compiled(self, seconds: float, problem: str | None) -> None:
-        """The end of the line that says "compiling ..."."""
+        """Print how long it took, or why the model is not compiled."""
         if problem:
             print(f"failed; training goes on without it. {problem}", flush=True)
         else:
@@ -119,28 +116,25 @@ class Recorder:
         self.bar = tqdm(
             total=self.run.schedule.total_steps,
             initial=self.run.state.progress.step,
-            unit="step",
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
             dynamic_ncols=True,
             disable=not sys.stderr.isatty(),
         )
 
     def tick(self) -> None:
-        """A step has been taken."""
+        """Count a step on the progress bar."""
         self.bar.update()
 
     def step(self, seconds: float) -> None:
-        """Record this step and show it. seconds: of training, since the last record."""
-        run, steps = self.run, self.run.state.progress.step - self.logged_step
-        tokens = steps * run.config.batch_size * run.config.block_size
-        speed = tokens / seconds
-        peak = hardware.peak_flops(run.device)
-        mfu = None
-        if peak:
-            mfu = round(
-                speed * run.state.model.flops_per_token() / (peak * distributed.world_size), 4
-            )
+        """Record and show this step. seconds: of training, since the last record."""
+        run, step = self.run, self.run.state.progress.step
         loss, norm, bad_steps = run.trainer.take_window()
-        self.last_step = self.record(
+        tokens = (step - self.logged_step) * run.config.batch_size * run.config.block_size
+        speed = tokens / seconds
+        mfu = None
+        if peak := hardware.peak_flops(run.device):
+            mfu = speed * run.state.model.flops_per_token() / (peak * distributed.world_size)
+        self.record(
             {
                 "tokens": run.tokens,
                 "epoch": round(run.epoch, 6),
@@ -148,129 +142,117 @@ class Recorder:
                 "lr": run.state.optimizer.param_groups[0]["lr"],
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens_per_second": round(speed, 1),
-                "mfu": mfu,
+                "mfu": round(mfu, 4) if mfu else None,
                 "bad_steps": bad_steps,
             }
         )
-        self.logged_step = run.state.progress.step
+        self.logged_step, self.tokens_per_second = step, speed
         if loss is not None:
             self.losses.append(loss)
-        self.show_step(self.last_step)
+        self.show_step(loss, mfu, bad_steps)
 
-    def show_step(self, record: dict) -> None:
-        """The step on the progress bar; where there is none, a line now and then."""
-        loss = "NaN" if record["loss"] is None else f"{record['loss']:.4f}"
-        speed = record["tokens_per_second"]
-        parts = [
-            f"loss {loss}",
-            f"{speed:,.0f} tok/s",
-            f"MFU {record['mfu']:.1%}" if record["mfu"] else "MFU n/a",
-        ]
-        if record["cost"]:
-            parts.append(f"cost {record['cost']:.2f}")
-        if record["bad_steps"]:
-            parts.append(f"{record['bad_steps']:,} skipped")
-        self.bar.set_postfix_str(", ".join(parts))
+    def show_step(self, loss: float | None, mfu: float | None, bad_steps: int) -> None:
+        """Show the step on the progress bar; where there is none, on a line now and then."""
+        parts = ["loss NaN" if loss is None else f"loss {loss:.4f}"]
+        if mfu:
+            parts.append(f"MFU {mfu:.1%}")
+        parts += self.pace()
+        if bad_steps:
+            parts.append(f"{bad_steps:,} skipped for NaN or infinity")
+        text = ", ".join(parts)
+        self.bar.set_postfix_str(text)
         due = time.monotonic() > self.printed_at + QUIET_S
-        if self.bar.disable and due and not self.run.schedule.evaluation_due:  # it has its own line
+        if self.bar.disable and due and not self.run.schedule.evaluation_due:  # has its own line
             self.printed_at = time.monotonic()
-            skipped = ""
-            if record["bad_steps"]:
-                skipped = f", {record['bad_steps']:,} of the steps skipped for NaN or infinity"
-            print(
-                f"step {record['step']:,} of {self.run.schedule.total_steps:,}: loss {loss}, "
-                f"{speed:,.0f} tokens/s, {duration(self.seconds_left())} left{skipped}",
-                flush=True,
-            )
+            print(f"{self.position()}: {text}", flush=True)
 
-    def seconds_left(self) -> float | None:
-        """Seconds of training to the end at the last known speed."""
-        speed, config = self.last_step.get("tokens_per_second"), self.run.config
-        if not speed:
-            return None
-        return self.run.schedule.steps_left * config.batch_size * config.block_size / speed
+    def position(self) -> str:
+        """How far the run is, in words."""
+        return f"step {self.run.state.progress.step:,} of {self.run.schedule.total_steps:,}"
+
+    def pace(self) -> list[str]:
+        """Speed, cost so far and time left in words, where they are known."""
+        config, speed, cost = self.run.config, self.tokens_per_second, self.run.budget.cost
+        tokens_left = self.run.schedule.steps_left * config.batch_size * config.block_size
+        parts = []
+        if speed:
+            parts.append(f"{speed:,.0f} tokens/s")
+        if cost:
+            parts.append(f"cost {cost:.2f}")
+        if speed and tokens_left:
+            parts.append(f"{duration(tokens_left / speed)} left")
+        return parts
 
     def evaluation(self, val_loss: float, best: float, answers: list[dict]) -> None:
         """Record and show an evaluation, with the answers to sample_prompts under it.
 
         val_loss: in nats a token. best: the lowest so far, this one included.
         """
-        run, finite = self.run, math.isfinite(val_loss)
+        run = self.run
         bits = run.meta.bits_per_byte(val_loss, run.config.loss_on)
-        training_loss = sum(self.losses) / len(self.losses) if self.losses else None
         if answers:
             self.record({"samples": answers})
-        values = {
-            "val_loss": val_loss if finite else None,
-            "bits_per_byte": bits if finite else None,
-        }
-        self.record(values)  # written last: it marks the evaluation as complete
-        evaluation = Evaluation(
-            step=run.state.progress.step,
-            total_steps=run.schedule.total_steps,
-            epoch=run.epoch,
-            training_loss=training_loss,
-            val_loss=val_loss,
-            bits_per_byte=bits,
-            best=best,
-            tokens_per_second=self.last_step.get("tokens_per_second"),
-            cost=run.budget.cost,
-            seconds_left=self.seconds_left(),
-        )
+        values = {"val_loss": val_loss, "bits_per_byte": bits}
+        # Last, as it marks the evaluation as complete.
+        self.record(values if math.isfinite(val_loss) else dict.fromkeys(values))
+        parts = []
+        if self.losses:
+            parts.append(f"training loss {statistics.mean(self.losses):.4f}")
+        parts.append(f"validation loss {val_loss:.4f}")
+        parts.append(f"{bits:.3f} bits per byte")
+        parts.append(f"best {best:.4f}")
+        parts += self.pace()
         self.losses.clear()
-        tqdm.write(str(evaluation))
+        tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
         if answers:
             tqdm.write(terminal.samples(answers))
         sys.stdout.flush()
 
+    def halved(self, sizes: dict) -> None:
+        """Record a smaller micro-batch, also in memory.json for the next start."""
+        self.record({"event": "out of memory", **sizes})
+        if distributed.is_main:
+            with self.tolerate_disk():
+                files.write_json(self.run.folder / "memory.json", self.run.memory.to_json())
+
     def profile(self, table: str, seconds: dict) -> None:
-        """Show what --profile found, and keep it in the log."""
+        """Show and record what --profile found."""
         print(f"\n{table}", flush=True)
         rounded = {part: round(s, 6) for part, s in seconds.items()}
         self.record({"event": "profile", "seconds_a_step": rounded})
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def loss_curve(self) -> str:
-        """The losses of all starts in characters; "" where there is nothing to draw."""
-        training, validation = [], []
-        for record in run_log.iterate(self.run.folder):
-            if "loss" in record:
-                training.append((record["step"], record["loss"]))
-            if "val_loss" in record:
-                validation.append((record["step"], record["val_loss"]))
-        return terminal.curve(training, validation)
-
-    def summary(self, outcome: str, best: float) -> None:
-        """The last lines of a run, and its report. best: its lowest validation loss."""
-        run, folder, curve = self.run, self.run.folder, self.loss_curve()
-        cost = f", cost {run.budget.cost:.2f}" if run.budget.cost else ""
-        if curve:
-            print(f"\n{curve}")
-        print(
-            f"\n{outcome}: {run.state.progress.step:,} steps, {run.tokens:,} tokens in "
-            f"{duration(run.state.progress.elapsed_s)} of training{cost}"
-        )
-        if not run_folder.steps(folder):
-            return  # the budget took not a step
-        if math.isfinite(best):
-            print(f"best validation loss {best:.4f}, kept in {run_folder.find(folder)}")
-        else:
-            print(f"the last checkpoint is {run_folder.find(folder)}")
-        print(f"  {generate_command(folder)}")
-        if not curve:
-            return
-        if run.state.progress.elapsed_s > WORTH_A_REPORT_S and draw_report(folder):
-            print(f"  report: {folder / 'report.html'}")
-        else:
-            print(f"  python -m tools.report {folder}")
-
     def close(self) -> None:
-        """Nothing is drawn or logged any more."""
+        """Close the progress bar and the loggers."""
         if self.bar:
             self.bar.close()
         if self.loggers:
             self.loggers.close()
+
+    def summary(self, outcome: str, best: float) -> None:
+        """Print the last lines of a run, and draw its report. best: its lowest validation loss."""
+        run, folder, cost = self.run, self.run.folder, self.run.budget.cost
+        steps = run.state.progress.step
+        curve = loss_curve(folder)
+        if curve:
+            print(f"\n{curve}")
+        line = f"{outcome}: {steps:,} steps, {run.tokens:,} tokens in "
+        line += f"{duration(run.state.progress.elapsed_s)} of training"
+        if cost:
+            line += f", cost {cost:.2f}"
+        print(f"\n{line}")
+        if not run_folder.steps(folder):
+            return  # the budget was used up before the first step
+        if math.isfinite(best):
+            print(f"best validation loss {best:.4f}, kept in {run_folder.find(folder)}")
+        else:
+            print(f"the last checkpoint is {run_folder.find(folder)}")
+        print(f"  {generate_command(folder)}", flush=True)
+        if curve and steps >= WORTH_A_REPORT and draw_report(folder):
+            print(f"  report: {folder / 'report.html'}")
+        elif curve:
+            print(f"  python -m tools.report {folder}")
 
 
 def losses_since_evaluation(log: list[dict]) -> list[float]:
@@ -284,20 +266,30 @@ def losses_since_evaluation(log: list[dict]) -> list[float]:
     return losses
 
 
-def draw_report(folder: Path, timeout_s: float = 60) -> bool:
-    """Draw report.html of a run with tools.report, which needs matplotlib; whether it could."""
-    if not importlib.util.find_spec("matplotlib"):
-        return False
-    command = [sys.executable, "-m", "tools.report", folder.absolute()]
-    try:
-        drawn = subprocess.run(
-            command, cwd=Path(__file__).parent.parent, capture_output=True, timeout=timeout_s
-        )
-    except (OSError, subprocess.TimeoutExpired):  # no memory for another process, or too few cores
-        return False
-    return drawn.returncode == 0
+def loss_curve(folder: Path) -> str:
+    """The losses of all starts of a run in characters; "" where there is nothing to draw."""
+    training, validation = [], []
+    for record in run_log.iterate(folder):
+        if "loss" in record:
+            training.append((record["step"], record["loss"]))
+        if "val_loss" in record:
+            validation.append((record["step"], record["val_loss"]))
+    return terminal.curve(training, validation)
 
 
 def generate_command(folder: Path) -> str:
     """The command that generates from a run."""
     return f"python generate.py --checkpoint {folder} --prompt TEXT"
+
+
+def draw_report(folder: Path, timeout_s: float = 60) -> bool:
+    """Draw report.html of a run; False where that fails, or matplotlib is missing."""
+    if not importlib.util.find_spec("matplotlib"):
+        return False
+    command = [sys.executable, "-m", "tools.report", folder.absolute()]
+    root = Path(__file__).parent.parent
+    try:
+        drawn = subprocess.run(command, cwd=root, capture_output=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return drawn.returncode == 0

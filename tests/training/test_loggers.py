@@ -74,16 +74,7 @@ def test_a_logger_that_fails_is_said_once_and_left_alone(tmp_path, capsys):
     assert capsys.readouterr().err.count("training goes on without it") == 1
 
 
-def test_the_report_of_a_run_is_drawn_or_it_goes_without(tmp_path, capfd):
-    assert not draw_report(tmp_path)  # nothing is logged
-    run_log.append(tmp_path, *({"step": n, "loss": 9 - n, "elapsed_s": n} for n in range(1, 4)))
-    assert not draw_report(tmp_path, timeout_s=0.01)
-    assert draw_report(tmp_path)
-    assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_what_a_run_prints_stays_readable_in_a_log_file(char_data, tmp_path):
+def test_a_run_prints_readable_lines_and_its_report_is_drawn(char_data, tmp_path, capfd):
     more = ["--max_steps=20", "--sample_prompts=The ", "--cost_per_hour=8"]
     result = train_small(char_data, tmp_path / "run", *more)
     assert result.returncode == 0, result.stderr
@@ -97,3 +88,9 @@ def test_what_a_run_prints_stays_readable_in_a_log_file(char_data, tmp_path):
     assert f"  python -m tools.report {tmp_path / 'run'}\n" in result.stdout
     printed = result.stdout + result.stderr
     assert "\r" not in printed and "\x1b" not in printed
+
+    assert not (tmp_path / "run" / "report.html").exists()  # so short a run draws none
+    assert draw_report(tmp_path / "run") and (tmp_path / "run" / "report.html").exists()
+    assert not draw_report(tmp_path / "run", timeout_s=0.01)
+    assert not draw_report(tmp_path / "none")
+    assert capfd.readouterr() == ("", "")

@@ -1,42 +1,6 @@
-"""terminal.py: what a run says, as text."""
-
-import math
+"""terminal.py: samples and curves as text."""
 
 from training import terminal
-
-
-def test_an_evaluation_in_a_line_with_what_is_known():
-    full = terminal.Evaluation(
-        step=1000,
-        total_steps=20000,
-        epoch=0.5,
-        training_loss=4.25,
-        val_loss=4.5,
-        bits_per_byte=1.234,
-        best=4.4,
-        tokens_per_second=12345.6,
-        cost=1.5,
-        seconds_left=7800,
-    )
-    assert str(full) == (
-        "step 1,000 of 20,000, epoch 0.50: training loss 4.2500, validation loss 4.5000, 1.234"
-        " bits per byte, best 4.4000, 12,346 tokens/s, cost 1.50, 2 h 10 min left"
-    )
-    little = terminal.Evaluation(
-        step=5,
-        total_steps=5,
-        epoch=1.0,
-        training_loss=None,
-        val_loss=4.5,
-        bits_per_byte=1.2,
-        best=math.inf,
-        tokens_per_second=None,
-        cost=None,
-        seconds_left=None,
-    )
-    assert str(little) == (
-        "step 5 of 5, epoch 1.00: validation loss 4.5000, 1.200 bits per byte, best inf"
-    )
 
 
 def test_samples_cannot_move_the_cursor():
