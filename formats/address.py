@@ -72,17 +72,6 @@ def names_of(error: Exception) -> Iterator[str]:
         yield kind.__name__
 
 
-def is_denied(error: Exception) -> bool:
-    """Whether a permission is missing, so that another try is of no use."""
-    return isinstance(error, PermissionError) or "NoCredentialsError" in names_of(error)
-
-
-def why(error: Exception, address: str) -> str:
-    """What failed at an address, in one line; with what to do about it where that is known."""
-    hint = PERMISSION.get(protocol_of(address), "")
-    return f"{short(error)}; {hint}" if hint and is_denied(error) else short(error)
-
-
 class Folder:
     """A folder at an address, or on a disk; it need not exist yet.
 
@@ -173,10 +162,11 @@ class Folder:
                 raise
             except Exception as error:  # each package has its own
                 failure = error
-            if is_denied(failure):
-                break
+            if isinstance(failure, PermissionError) or "NoCredentialsError" in names_of(failure):
+                hint = PERMISSION.get(protocol_of(self.address), "see who may read and write it")
+                raise AddressError(f"no access to {self.address}: {short(failure)}; {hint}")
             time.sleep(pause)
-        raise AddressError(f"{self.address} cannot be reached: {why(failure, self.address)}")
+        raise AddressError(f"{self.address} cannot be reached: {short(failure)}")
 
 
 def copy_of(address: str) -> Path:

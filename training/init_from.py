@@ -12,10 +12,10 @@ FREE = ("dropout",)  # of GPTConfig: no property of trained weights
 
 
 def check_fits(weights: Pretrained, settings: Config, tokenizer: Tokenizer) -> None:
-    """Raises CheckpointError where the run is about another model or another tokenizer.
+    """Raises CheckpointError where the settings or the data are for another model.
 
-    Settings that were given must not ask for another shape. A shorter context is no contradiction;
-    a longer one is: its positions were never trained. tokenizer: the data's.
+    Settings that were given must not ask for another shape; a shorter context is fine, as the first
+    positions are kept. tokenizer: the data's.
     """
     check_tokenizer(weights, settings.data_dir, tokenizer)
     differences = []
@@ -23,36 +23,30 @@ def check_fits(weights: Pretrained, settings: Config, tokenizer: Tokenizer) -> N
         if name in FREE or name not in settings.given:
             continue
         now = getattr(settings, name)
-        difference = f"  {name}: {trained} in the weights, {now} in the settings"
-        if name != "block_size" and now != trained:
-            differences.append(difference)
-        if name == "block_size" and now > trained:
-            differences.append(f"{difference} (a shorter context would do)")
+        shorter = name == "block_size" and now < trained
+        if now != trained and not shorter:
+            differences.append(f"  {name}: {trained} in the weights, {now} in the settings")
     if differences:
         raise CheckpointError(
             f"init_from = {weights.path} has another shape; leave out these settings to take its"
-            " own, or start from nothing:\n" + "\n".join(differences)
+            " own (block_size may be shorter), or start from scratch:\n" + "\n".join(differences)
         )
 
 
 def check_tokenizer(weights: Pretrained, data_dir: str, tokenizer: Tokenizer) -> None:
-    """Raises CheckpointError where the weights know another tokenizer than the data's."""
-    prepare = (
-        "prepare the text with the weights' own:\n  python prepare_data.py TEXT --tokenizer"
-        f" {weights.path} --out data/NAME"
-    )
-    if weights.tokenizer and not weights.tokenizer.same_as(tokenizer):
-        here, there = (f"{t.kind} of {t.vocab_size:,}" for t in (tokenizer, weights.tokenizer))
-        raise CheckpointError(
-            f"{data_dir} was made with another tokenizer ({here}) than the weights of"
-            f" {weights.path} ({there}), so its ids mean other text to them; {prepare}"
-        )
+    """Raises CheckpointError where the weights were trained with another tokenizer than the data's.
+
+    Without a tokenizer among the weights, their vocabulary has to fit: it may be padded a little.
+    """
     padding = weights.config.vocab_size - tokenizer.vocab_size
-    likely_another = padding >= 64 and not weights.tokenizer
-    if padding < 0 or likely_another:
+    fits = 0 <= padding < 64
+    if weights.tokenizer:
+        fits = weights.tokenizer.same_as(tokenizer)
+    if not fits:
         raise CheckpointError(
-            f"{data_dir} has a vocabulary of {tokenizer.vocab_size:,}, the weights of"
-            f" {weights.path} one of {weights.config.vocab_size:,}; {prepare}"
+            f"{data_dir} has another tokenizer ({tokenizer.vocab_size:,} ids) than the weights of"
+            f" {weights.path} ({weights.config.vocab_size:,}); prepare the text with theirs:\n"
+            f"  python prepare_data.py TEXT --tokenizer {weights.path} --out data/NAME"
         )
 
 

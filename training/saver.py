@@ -226,8 +226,7 @@ class Buffers:
     """
 
     def __init__(self):
-        self.kept = {}  # {kind: tensors}
-        self.free = {}
+        self.kept = {}  # {kind: buffers}
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
         """Have a buffer for each of these. Raises RuntimeError or MemoryError."""
@@ -244,27 +243,24 @@ class Buffers:
 
         Tensors that share memory are copied once, and share it in the copy.
         """
-        self.free = {kind: list(buffers) for kind, buffers in self.kept.items()}
-        copied = self._copy(state, {})
+        free = {kind: iter(buffers) for kind, buffers in self.kept.items()}
+        copied = self._copy(state, free, {})
         for device in {t.device for t in tensors_in(state) if t.is_cuda}:
             torch.cuda.synchronize(device)  # the copies were only begun
         return copied
 
-    def _copy(self, value, copies):
+    def _copy(self, value, free, copies):
         if isinstance(value, dict):
-            return {k: self._copy(v, copies) for k, v in value.items()}
+            return {k: self._copy(v, free, copies) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._copy(v, copies) for v in value)
+            return type(value)(self._copy(v, free, copies) for v in value)
         if not isinstance(value, torch.Tensor):
             return value
-        full = shard.full_tensor(
-            value
-        )  # also of one that is copied already: all processes take part
-        address = _address(value)
-        if address not in copies:
-            buffer = self.free[_kind(value)].pop()
-            copies[address] = buffer.copy_(full, non_blocking=full.is_cuda)
-        return copies[address]
+        full = shard.full_tensor(value)  # of a second one too, as all processes take part
+        memory = _memory(value)
+        if memory not in copies:
+            copies[memory] = next(free[_kind(value)]).copy_(full, non_blocking=full.is_cuda)
+        return copies[memory]
 
 
 def copied_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -282,10 +278,10 @@ def copied_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors without those that share the memory of one before, as tied weights do."""
-    return list({_address(t): t for t in tensors}.values())
+    return list({_memory(t): t for t in tensors}.values())
 
 
-def _address(tensor):
+def _memory(tensor):
     return shard.local_shard(tensor).data_ptr(), _kind(tensor)
 
 

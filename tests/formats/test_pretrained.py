@@ -160,8 +160,8 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
         "block_size: 32 in the weights, 64",
         "shorter",
     )
-    fails_clearly(train(char_data, bpe_run), "another tokenizer", "char of", "--tokenizer")
-    fails_clearly(train(char_data, saved(hf_model, tmp_path / "hf")), "vocabulary of", "512")
+    fails_clearly(train(char_data, bpe_run), "another tokenizer", "--tokenizer")
+    fails_clearly(train(char_data, saved(hf_model, tmp_path / "hf")), "another tokenizer", "512")
     fails_clearly(train(bpe_data, tmp_path), "no checkpoint at")
     assert not (tmp_path / "run").exists()
 
