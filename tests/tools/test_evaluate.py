@@ -1,7 +1,6 @@
-"""tools/evaluate.py: losses beside compressors, multiple choice as transformers judges it."""
+"""tools/evaluate.py: losses of a whole validation split, next to compressors."""
 
 import gzip
-import json
 import math
 import re
 
@@ -11,19 +10,10 @@ import torch
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating.load import load_model
-from model import IGNORE
-from tests.conftest import fails_clearly, prose, run_script, train_small
-from tests.test_model import huggingface_twin
+from model import IGNORE, GPTConfig
+from tests.conftest import fails_clearly, run_script, train_small
 from tools import evaluate
-from tools.evaluate import (
-    accuracies,
-    choice_losses,
-    encode_choice,
-    read_choices,
-    sequences_at_once,
-    validation_loss,
-    validation_text,
-)
+from tools.evaluate import validation_loss, validation_text
 from training.dataset import Dataset
 from training.errors import RunError
 
@@ -47,40 +37,7 @@ def runs(char_data, bpe_data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def questions(tmp_path_factory):
-    """A file in HellaSwag's format, made of real sentences.
-
-    The ending that follows, and three from elsewhere; one context is longer than a model's.
-    """
-    sentences = [
-        s.strip()
-        for s in re.split(r"(?<=[.;])\s+", prose()[150_000:])
-        if 30 < len(s.strip()) < 200 and s.isascii()
-    ][:40]
-    path = tmp_path_factory.mktemp("choices") / "choices.jsonl"
-    lines = []
-    for n in range(20):
-        ctx, _, ending = sentences[n].partition(" ")
-        endings = [sentences[(n + k * 7) % 40].partition(" ")[2] for k in range(4)]
-        label = n % 4
-        endings[0], endings[label] = endings[label], ending
-        lines.append(
-            json.dumps(
-                {
-                    "ind": n,
-                    "activity_label": "Reading",
-                    "ctx": (sentences[n + 1] * 3 if n == 5 else "") + ctx,
-                    "endings": endings,
-                    "label": label,
-                }
-            )
-        )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def test_evaluation_is_that_of_training_and_stands_beside_compressors(runs, char_data, bpe_data):
+def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe_data):
     result = run_script("-m", "tools.evaluate", runs / "char", runs / "bpe")
     assert result.returncode == 0, result.stderr
     for data in (char_data, bpe_data):
@@ -113,77 +70,23 @@ def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
     assert error == pytest.approx(losses.std().item() / math.sqrt(len(losses)), rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["bpe", "char"])
-def test_multiple_choice_is_that_of_transformers_with_the_same_weights(runs, questions, name):
-    model, tokenizer, _ = load_model(run_folder.find(runs / name), CPU)
-    asked = read_choices(questions)
-    losses, theirs = choice_losses(model, tokenizer, asked, plain), []
-    hf = huggingface_twin(model)
-    for question in asked:
-        theirs.append([])
-        for ending in question["endings"]:
-            ids, count = encode_choice(tokenizer, question["ctx"], ending, model.config.block_size)
-            assert (" " + ending).startswith(tokenizer.decode(ids[-count:])) and len(ids) <= 33
-            with torch.no_grad():
-                logs = hf(torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
-            theirs[-1].append(
-                -sum(
-                    logs[len(ids) - 1 - count + k, ids[len(ids) - count + k]].item()
-                    for k in range(count)
-                )
-            )
-    assert losses == [pytest.approx(row, rel=1e-4) for row in theirs]
-    assert accuracies(asked, losses) == accuracies(asked, theirs)
-
-
-def test_choices_in_the_table(runs, questions):
-    result = run_script("-m", "tools.evaluate", runs / "bpe", "--choices", questions)
-    assert result.returncode == 0, result.stderr
-    assert (
-        "20 questions; by chance 25.0%" in result.stdout
-        and len(re.findall(r"\d+\.\d% ±\d+\.\d%", result.stdout)) == 2
-    )
-
-
-def test_the_right_ending_wins_by_loss_and_length_does_not_count():
-    question = [{"ctx": "a", "endings": ["bb", "cccccccc"], "label": 1}]
-    assert accuracies(question, [[6.0, 9.0]]) == (0.0, 1.0)  # 6 / 2 against 9 / 8 characters
-    # As lm-evaluation-harness has it, which leaves out the space before an ending.
-    question = [{"ctx": "a", "endings": ["b" * 10, "c" * 22], "label": 1}]
-    assert accuracies(question, [[10.0, 21.5]]) == (0.0, 1.0)
-
-
 def test_no_memory_is_a_sentence(runs, monkeypatch):
     def nothing_left(*arguments):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(evaluate, "load_model", nothing_left)
-    with pytest.raises(RunError, match="out of memory; end what else"):
+    with pytest.raises(RunError, match="out of memory; close other"):
         evaluate.main([str(runs / "bpe")])
 
 
 def test_large_vocabularies_are_evaluated_in_fewer_sequences_at_once():
-    assert sequences_at_once(50304, 512) == sequences_at_once(151936, 100) == 8
-    assert sequences_at_once(151936, 1024) == 2
-    assert sequences_at_once(151936, 8192) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ('{"ctx": "a", "endings": ["b"]', "line 2"),
-        ('{"endings": ["b"], "label": 0}', "'ctx'"),
-        ('{"ctx": "a", "endings": ["b", "c"], "label": 2}', "index"),
-        ('{"ctx": "a", "endings": ["b", ""], "label": 0}', "not empty"),
-        ("7", "line 2"),
-    ],
-)
-def test_a_question_that_is_none_is_named_by_its_line(tmp_path, line, word):
-    from tools.evaluate import ChoicesError
-
-    (tmp_path / "q.jsonl").write_text('{"ctx": "a", "endings": ["b", "c"], "label": "1"}\n' + line)
-    with pytest.raises(ChoicesError, match=word):
-        read_choices(tmp_path / "q.jsonl")
+    for vocab_size, block_size, sequences in (
+        (50304, 512, 8),
+        (151936, 1024, 2),
+        (151936, 8192, 1),
+    ):
+        shape = GPTConfig(vocab_size=vocab_size, block_size=block_size)
+        assert evaluate.micro_batch(shape) == sequences
 
 
 def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
@@ -191,10 +94,6 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     fails_clearly(refused, "another tokenizer", "--tokenizer")
     assert not refused.stdout  # no head without a table
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
-    fails_clearly(
-        run_script("-m", "tools.evaluate", runs / "char", "--choices", tmp_path / "none.jsonl"),
-        "none.jsonl cannot be read",
-    )
 
 
 def test_the_loss_of_fewer_bits_is_that_of_float32_and_a_little(runs):
