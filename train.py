@@ -3,8 +3,8 @@
     python train.py config/gpt2_small.py [--key=value ...]
     torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs
 
-However a run ends, the same command continues it. What a run consists of, training/setup.py
-puts together; here is what happens with it, in order. All settings: config/__init__.py, or --help.
+However a run ends, the same command continues it. training/setup.py makes the parts of a run; here
+is what happens with them, in order. All settings: config/__init__.py, or --help.
 """
 
 import startup
@@ -22,9 +22,9 @@ from config import Config, ConfigError
 from formats import files, run_folder
 from formats.address import AddressError
 from formats.run_folder import CheckpointError
-from hardware import DeviceError, catches_up, out_of_memory
+from hardware import DeviceError, out_of_memory, synchronize
 from tokenizer_bpe import TokenizerError
-from training import distributed, shard
+from training import distributed
 from training.banner import banner
 from training.dataset import DataError
 from training.errors import RunError
@@ -52,18 +52,15 @@ def train(config: Config) -> None:
     """A whole run, from its settings to the last checkpoint."""
     check_processes(config)
     signals, folder, lock = Signals(), Path(config.checkpoint_dir), None
-    writes = distributed.is_main and not config.dry_run
     try:
-        if writes and config.mirror:
-            folder.mkdir(parents=True, exist_ok=True)  # the run may come from there
-        if writes and folder.is_dir():
+        if distributed.is_main and not config.dry_run:
             lock = Lock(folder)  # before anything in it is read
-        run = build(config)  # writes nothing
+        run = build(config)
         print(banner(run), flush=True)
         if config.dry_run:
             for part in plan(run):
                 print(part, flush=True)
-            signals.raise_if_received()
+            signals.raise_if_any()
             return
         if run.schedule.done and not run.schedule.evaluation_due:
             print(
@@ -72,8 +69,6 @@ def train(config: Config) -> None:
             )
             Saver(run).finish()
             return
-        if writes and not lock:
-            lock = lock_new_folder(folder)
         run_to_the_end(run, signals)
     except Stop as stop:
         leave(stop.signum, what_is_saved(folder))
@@ -93,26 +88,28 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
         outcome = loop(run, signals, recorder, saver)
         with signals.held():
             saved = saver.save_now()
-        if not distributed.is_main:
-            return
-    except (Stop, distributed.Lost) as interruption:
+        if not saved:
+            raise RunError(not_saved(run, saver))
+        if distributed.is_main:
+            recorder.summary(outcome, saver.best)
+    except (Stop, RuntimeError) as error:
+        lost = distributed.connection_lost(error)
+        if not isinstance(error, Stop) and not lost:
+            raise
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
-            save_after_interruption(run, saver, interruption)
+            save_after_interruption(run, saver, error)
         raise
     finally:
         recorder.close()
         saver.finish()
-    if not saved:
-        raise RunError(not_saved(run, saver))
-    recorder.summary(outcome, saver.best)
 
 
 def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     """Step until the run is done or its budget is. Returns how it ended, in a word or two."""
     trainer, schedule, clock = run.trainer, run.schedule, run.clock
-    run.memory.on_halved = recorder.halved  # written down for the next start
-    signals.raise_if_received()  # what came while it was set up
+    signals.stop_together()
+    signals.raise_if_any()  # what came while it was set up
     clock.start()
     if run.compiles and not schedule.done:
         recorder.compiling()
@@ -123,21 +120,30 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
     profiler = make_profiler(run, recorder)
     while True:
-        if save_due(run, saver):  # first: an evaluation may run out of memory
+        # What one process finds out takes effect in all of them, at this step.
+        limit = run.budget.used_up()
+        save_due = distributed.is_main and schedule.save_due(saver.busy)
+        stop, over_budget, save_due = distributed.all_reduce_max(
+            distributed.stop_flag, bool(limit), save_due
+        )
+        if stop:
+            raise Stop(int(stop))
+        if save_due:  # first: an evaluation may run out of memory
             with clock.paused(), signals.held():
                 saver.save()
         if schedule.evaluation_due:
             with clock.paused():
-                validate(run, recorder, saver)
-        signals.raise_if_received()  # every process, at the same step
+                validate(run, signals, recorder, saver)
         if schedule.done:
             return "finished"
-        if limit := run.budget.exceeded():
-            return f"stopped by {limit}; raise it to go on"
-        loss = trainer.gradients()  # the micro-batch is halved where memory runs out
+        if over_budget:
+            return f"stopped by {limit or 'the budget'}; raise it to go on"
+        loss, halved = trainer.gradients()
         with signals.held():  # weights and counters change together
             trainer.update(loss)
         recorder.tick()
+        if halved:
+            recorder.halved()
         if profiler:
             profiler.step()
         if schedule.check_due:
@@ -147,18 +153,14 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
                 recorder.step(clock.lap())
 
 
-def save_due(run: Run, saver: Saver) -> bool:
-    """Whether to save now; what the first process says, where all take part in a save."""
-    due = run.schedule.save_due(saver.busy)
-    return bool(distributed.gather(due)[0]) if shard.wanted(run.config) else due
-
-
-def validate(run: Run, recorder: Recorder, saver: Saver) -> None:
+def validate(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> None:
     """The validation loss and the answers to sample_prompts; the step may be the best so far."""
-    loss = run.trainer.evaluate()
+    loss, halved = run.trainer.evaluate(signals.raise_if_any)
+    if halved:
+        recorder.halved()
     run.schedule.mark_evaluated()
-    c, cast = run.config, run.trainer.cast
-    answers = answer_prompts(run.state.model, run.tokenizer, c.sample_prompts, c.seed, cast)
+    prompts, seed, cast = run.config.sample_prompts, run.config.seed, run.trainer.cast
+    answers = answer_prompts(run.state.model, run.data.tokenizer, prompts, seed, cast)
     best = min(saver.best, loss)  # before this one may become it
     saver.mark_best(loss)
     recorder.evaluation(loss, best, answers)
@@ -170,39 +172,54 @@ def check_numbers(run: Run, recorder: Recorder, saver: Saver) -> None:
     if problem:
         recorder.record({"event": "diverged"})
         saver.wait()
-        last = "There is no checkpoint yet"
-        if saver.saved_step:
-            last = f"The last good checkpoint is {run.folder}/step_{saver.saved_step:08d}"
-        raise RunError(f"{problem}. {last}")
+        raise RunError(f"{problem}. {last_checkpoint(run, saver)}")
 
 
 def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
     """What watches a few steps, if the settings ask for it and enough steps are left."""
-    if not run.config.profile:
+    if not run.config.profile or not distributed.is_main:
         return None
     if run.schedule.steps_left < WARMUP + STEPS:
         print(f"too few steps left for profile = True, which takes {WARMUP + STEPS}", flush=True)
         return None
-    return Profiler(run.folder, run.device, recorder.profile) if distributed.is_main else None
+    return Profiler(run.folder, run.device.torch, recorder.profile)
 
 
-def save_after_interruption(run: Run, saver: Saver, interruption) -> None:
+# -- how a run ends --------------------------------------------------------------------------------
+
+
+def save_after_interruption(run: Run, saver: Saver, interruption: BaseException) -> None:
     """Save what is there after a signal (Stop) or the loss of a process; say what came of it."""
-    step = f"step {run.state.progress.step:,}"
     stopped = isinstance(interruption, Stop)
-    # The GPU's queue may hold a sum that will never come, with a process that has ended; and a part
-    # of the state has gone with it where that is shared out.
-    reachable = stopped or (not shard.wanted(run.config) and catches_up(run.device, 10))
+    # The GPU's queue may hold a sum that will never come, with a process that has ended; and where
+    # the model is sharded a part of the state has gone with it.
+    reachable = stopped or (not run.trainer.sharded and synchronize(run.device.torch, 10))
+    step = f"step {run.state.progress.step:,}"
     if reachable and saver.save_now():
         message = f"{step} is saved in {run.folder}; the same command continues"
     else:
         saver.wait()
-        last = saver.saved_step
-        message = f"{step} could not be saved; the last checkpoint is step {last:,}"
+        message = f"{step} could not be saved. {last_checkpoint(run, saver)}"
     saver.finish()
     if stopped:
         leave(interruption.signum, message)
     print(f"\na process of the run has ended; {message}", flush=True)
+
+
+def last_checkpoint(run: Run, saver: Saver) -> str:
+    """Where the last good checkpoint is, in a sentence."""
+    if not saver.saved_step:
+        return "There is no checkpoint yet"
+    return f"The last good checkpoint is {run.folder}/step_{saver.saved_step:08d}"
+
+
+def not_saved(run: Run, saver: Saver) -> str:
+    """What to say when the last step of a run is not on the disk."""
+    return (
+        f"step {run.state.progress.step:,} could not be saved in {run.folder}. "
+        f"{last_checkpoint(run, saver)}. Make room or choose another checkpoint_dir, and start "
+        "the same command again"
+    )
 
 
 def what_is_saved(folder: Path) -> str:
@@ -213,40 +230,20 @@ def what_is_saved(folder: Path) -> str:
     return f"step {run_folder.step_of(saved[-1]):,} is saved in {folder}"
 
 
-def not_saved(run: Run, saver: Saver) -> str:
-    """What to say when the last step of a run is not on the disk."""
-    last = "there is no checkpoint yet"
-    if saver.saved_step:
-        last = f"the last checkpoint there is step {saver.saved_step:,}"
-    return (
-        f"step {run.state.progress.step:,} could not be saved in {run.folder}, {last}; make room "
-        "or choose another checkpoint_dir, and start the same command again"
-    )
+# -- the command -----------------------------------------------------------------------------------
 
 
 def check_processes(config: Config) -> None:
     """Raises ConfigError where the settings do not suit the number of processes."""
-    if config.batch_size % distributed.world_size:
-        next_larger = -(-config.batch_size // distributed.world_size) * distributed.world_size
+    world_size = distributed.world_size
+    if config.batch_size % world_size:
+        next_larger = -(-config.batch_size // world_size) * world_size
         raise ConfigError(
-            f"batch_size = {config.batch_size} cannot be shared by {distributed.world_size} "
-            f"processes; the next larger that can is {next_larger}"
+            f"batch_size = {config.batch_size} cannot be shared by {world_size} processes; the "
+            f"next larger that can is {next_larger}"
         )
-    if config.dry_run and distributed.world_size > 1:
+    if config.dry_run and world_size > 1:
         raise ConfigError("dry_run = True plans for one process; start it without torchrun")
-
-
-def lock_new_folder(folder: Path) -> Lock:
-    """Make the folder of a run and lock it. Raises RunError where another trainer was faster."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = Lock(folder)
-    if run_folder.steps(folder):
-        lock.release()
-        raise RunError(
-            f"another trainer has just begun in {folder}; start the same command again to "
-            "continue its run"
-        )
-    return lock
 
 
 def main(argv: list[str]) -> None:
@@ -257,37 +254,37 @@ def main(argv: list[str]) -> None:
         train(settings.load(argv))
         distributed.gather(0)  # none leaves while another waits for its numbers
     except MISTAKES as error:
-        distributed.say_once(f"train.py: {error}")
-        sys.exit(2)
+        fail(2, f"train.py: {error}")
     except RunError as error:
-        distributed.say_once(f"\ntrain.py: {error}")
-        sys.exit(1)
+        fail(1, f"\ntrain.py: {error}")
     except OSError as error:
-        distributed.say_once(f"\ntrain.py: {files.in_words(error)}")
-        sys.exit(1)
-    except distributed.Lost as error:
-        distributed.say_once(
-            f"train.py: another process of the run ended, or the connection to it failed: {error}"
-        )
-        sys.exit(1)
+        fail(1, f"\ntrain.py: {files.in_words(error)}")
     except Exception as error:
-        short = out_of_memory(error)
-        if distributed.world_size == 1 and not short:
+        if out_of_memory(error):
+            fail(
+                1,
+                "train.py: out of memory: weights, optimizer and data take too much of it. What "
+                "takes less: n_layer, n_embd, data_location = mmap",
+            )
+        if distributed.connection_lost(error):
+            fail(1, f"train.py: another process of the run ended, or cannot be reached: {error}")
+        if distributed.world_size == 1:
             raise
-        message = (
-            "train.py: out of memory: weights, optimizer and data take too much of it. What takes "
-            "less: n_layer, n_embd, data_location = mmap"
-        )
-        distributed.say_once(message if short else traceback.format_exc())
-        sys.exit(1)
+        fail(1, traceback.format_exc())
+
+
+def fail(status: int, message: str) -> None:
+    """End with a message, which one process writes for all."""
+    distributed.print_error(message)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
         startup.done()
-        distributed.end(0)
+        distributed.exit_process(0)
     except SystemExit as end:
         startup.done()
-        distributed.end(end.code)
+        distributed.exit_process(end.code)
         raise

@@ -114,11 +114,6 @@ PARTS = [
         tiny=f"{TINY_MODEL} --micro 2 --steps 4",
     ),
     throughput("eight_sequences", "--preset config/gpt2_small.py --batch_size=8", FASTER),
-    throughput(
-        "eight_sequences_recorded",
-        "--preset config/gpt2_small.py --batch_size=8 --cuda_graphs=True",
-        FASTER,
-    ),
     throughput("fp8_head", "--preset config/gpt2_small.py --fp8_head=True", FASTER),
     throughput("compile_max", "--preset config/gpt2_small.py --compile=max --rounds 1", FASTER),
     Part(

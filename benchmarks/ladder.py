@@ -41,7 +41,7 @@ from benchmarks import (
 )
 from formats.data_folder import read_meta
 from training.optimizer import make_optimizer
-from training.setup import build, model_config
+from training.setup import build, model_shape
 
 ON_A_CPU = [
     "config/gpt2_small.py",
@@ -96,7 +96,7 @@ class PlainLoop:
         # For the whole process, which measures nothing else.
         model.causal_attention = one_attention if rung >= ONE_ATTENTION else written_out
         torch.manual_seed(c.seed)
-        self.model = model.GPT(model_config(c, meta)).to(self.device)
+        self.model = model.GPT(model_shape(c, meta.vocab_size)).to(self.device)
         self.forward = self.model
         if rung >= COMPILED:
             self.forward = torch.compile(self.model, dynamic=False)
@@ -154,7 +154,7 @@ class TrainPy:
 
     def __init__(self, c):
         self.run = build(c)
-        self.device, self.model = self.run.device, self.run.state.model
+        self.device, self.model = self.run.device.torch, self.run.state.model
         problem = self.run.trainer.compile()
         assert not problem, problem
 
@@ -162,7 +162,7 @@ class TrainPy:
         """The next batch."""
         c = self.run.config
         first = self.run.state.progress.sequences
-        return self.run.trainer.train_data.batch(first, c.batch_size, c.seed)
+        return self.run.data.train.batch(first, c.batch_size, c.seed)
 
     def step(self):
         """One optimiser step."""

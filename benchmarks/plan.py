@@ -37,7 +37,7 @@ def take_steps(run, count):
     """So many optimiser steps, to their end."""
     for _ in range(count):
         run.trainer.step()
-    hardware.synchronize(run.device)
+    hardware.synchronize(run.device.torch)
 
 
 def peak_memory(run):
@@ -47,7 +47,7 @@ def peak_memory(run):
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         take_steps(run, 3)
-        data = (run.trainer.train_data, run.trainer.val_data)
+        data = (run.data.train, run.data.val)
         tokens = sum(part.bytes for part in data if part and part.location == "gpu")
         return torch.cuda.max_memory_allocated() - tokens
     ctypes.CDLL(None).malloc_trim(0)  # give back what is freed
@@ -65,8 +65,8 @@ def measure(settings):
     if problem:
         print(f"compiling failed, so without it: {problem}")
     measured = peak_memory(run)
-    micro_batch = run.memory.training.size
-    planned = plan.memory_of(run, micro_batch, run.dtype, hardware.gpu_memory(run.device))
+    micro_batch = run.micro_batch.training
+    planned = plan.memory_of(run, micro_batch, run.device.dtype, run.device.memory)
     return {
         "micro_batch": micro_batch,
         "planned": planned["peak"],

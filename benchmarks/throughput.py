@@ -44,7 +44,7 @@ from config import Config
 from formats import run_log
 from formats.data_folder import read_meta
 from model import GPT
-from training.setup import model_config
+from training.setup import model_shape
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
 # What hardware.py has set in this process, and nanoGPT does not set for itself.
@@ -139,7 +139,7 @@ def our_profile(task):
 def prepare_nanogpt(path, task, name):
     """A copy of the checkout, with the same tokens beside it; returns its folder."""
     c = task.config
-    vocab_size = model_config(c, read_meta(c.data_dir)).vocab_size
+    vocab_size = model_shape(c, read_meta(c.data_dir).vocab_size).vocab_size
     copy = task.folder / name
     nanogpt.copy_checkout(path, copy, "same", c.data_dir, vocab_size)
     return copy
@@ -206,7 +206,9 @@ def parse_args(argv):
 def model_flops(task):
     """Floating-point operations a token, as the model counts them itself."""
     with torch.device("meta"):
-        return GPT(model_config(task.config, read_meta(task.config.data_dir))).flops_per_token()
+        return GPT(
+            model_shape(task.config, read_meta(task.config.data_dir).vocab_size)
+        ).flops_per_token()
 
 
 def contenders_of(task, nanogpt_path, device):
@@ -253,7 +255,7 @@ def main(argv):
     outside = round((parts["data"] + parts["other"]) / sum(parts.values()), 5)
     result = {
         "dtype": str(hardware.find_dtype(device, c.dtype)),
-        "model": vars(model_config(c, read_meta(c.data_dir))),
+        "model": vars(model_shape(c, read_meta(c.data_dir).vocab_size)),
         "tokens_a_step": task.tokens_a_step,
         "seconds_a_step_by_round": rounds,
         "tokens_per_second_median": tokens_per_second,

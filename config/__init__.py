@@ -136,7 +136,6 @@ class Config:
     compile: bool | str | None = setting(
         None, "torch.compile; None: if the run is long enough; max: tune kernels first", ["max"]
     )
-    cuda_graphs: bool = setting(False, "replay a step as CUDA graphs, for few sequences a GPU")
     fp8_head: bool = setting(False, "the head's products in 8 bits, from H100, L4 and RTX 4090 on")
     activation_checkpointing: bool = setting(False, "recompute activations to save memory")
     loss_chunks: int | None = setting(
@@ -195,9 +194,8 @@ def check(config: Config) -> None:
         raise ConfigError(
             f"fp8_head = True does not go with loss_chunks = {c.loss_chunks}; leave one of them out"
         )
-    for name in ("cuda_graphs", "fp8_head"):
-        if c.shard and getattr(c, name):
-            raise ConfigError(f"{name} = True does not go with shard = True yet")
+    if c.shard and c.fp8_head:
+        raise ConfigError("fp8_head = True does not go with shard = True yet")
     if c.beta1 >= 1 or c.beta2 >= 1:
         raise ConfigError(f"beta1 = {c.beta1}, beta2 = {c.beta2}: both must be below 1")
     if c.seed >= 2**32:

@@ -24,7 +24,7 @@ from model import GPT
 from training.conversations import check_validated
 from training.memory import release
 from training.plan import check_ram
-from training.setup import build, model_config
+from training.setup import build, model_shape
 from training.trial import measure
 
 TRAIN = Path(__file__).parent.parent / "train.py"
@@ -115,7 +115,7 @@ def size_of(config: Config, meta: Meta, n_layer: int, n_embd: int) -> Size:
     heads = [h for h in range(1, n_embd + 1) if n_embd % (2 * h) == 0]
     c.n_head = min(heads, key=lambda h: abs(h - wanted))
     with torch.device("meta"):  # no memory
-        model = GPT(model_config(c, meta))
+        model = GPT(model_shape(c, meta.vocab_size))
     weights = sum(p.numel() for p in model.h.parameters()) + model.lm_head.weight.numel()
     return Size(n_layer, c.n_head, n_embd, weights, model.num_parameters(), model.flops_per_token())
 

@@ -1,6 +1,5 @@
 """What is about to run, in a few lines."""
 
-import hardware
 from formats.mirror import address_of
 from training import distributed
 from training.setup import Run
@@ -11,7 +10,7 @@ PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 def banner(run: Run) -> str:
     """Device, model, data, step, start, run and checkpoints, a line each."""
     c, model, done = run.config, run.state.model, run.state.progress.step
-    total, epoch = run.schedule.total_steps, run.trainer.train_data.windows / c.batch_size
+    total, epoch = run.schedule.total_steps, run.data.train.windows / c.batch_size
     lines = {
         "device": device(run),
         "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
@@ -35,20 +34,20 @@ def banner(run: Run) -> str:
 def device(run: Run) -> str:
     """The device, its number, the precision, and whether the model is compiled."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
-    dtype = str(run.dtype).removeprefix("torch.")
+    dtype = str(run.device.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
     if run.compiles == "max":
         compiled += " and tuned"
-    return f"{count}{hardware.describe(run.device)}, {dtype}, {compiled}"
+    return f"{count}{run.device.name}, {dtype}, {compiled}"
 
 
 def data(run: Run) -> str:
     """The training and validation data, and where they are kept."""
-    train, val = run.trainer.train_data, run.trainer.val_data
+    train, val = run.data.train, run.data.val
     text = f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; "
     text += f"{val.length:,} for validation" if val else "none for validation, so no evaluations"
     if run.config.loss_on == "assistant":
-        replies = {name: split.counted("assistant") for name, split in run.meta.splits.items()}
+        replies = {name: split.counted("assistant") for name, split in run.data.meta.splits.items()}
         text += f"; the loss is on the assistant's {replies['train'].tokens:,} and"
         text += f" {replies['val'].tokens:,} of them"
     return text
@@ -56,7 +55,7 @@ def data(run: Run) -> str:
 
 def step(run: Run) -> str:
     """The tokens of an optimiser step, and its micro-batch."""
-    c, micro_batch, local_batch = run.config, run.memory.training.size, run.memory.batch
+    c, micro_batch, local_batch = run.config, run.micro_batch.training, run.micro_batch.batch
     text = f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
         text += f", {micro_batch} sequences at a time"

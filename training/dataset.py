@@ -6,6 +6,7 @@ Knows token ids, not text and not models. formats/data_folder.py reads and check
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import hardware
 from formats.data_folder import DataError, Mask, Meta, Split, read_meta, unpacked
 from model import IGNORE
+from tokenizer_bpe import Tokenizer
 
 __all__ = ["IGNORE", "DataError", "Dataset", "Meta", "read_meta", "read_tokens"]
 
@@ -192,3 +194,13 @@ def find_location(size: int, device: torch.device) -> str:
     if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
         return "gpu"
     return "ram" if size <= free // 2 else "mmap"
+
+
+@dataclass
+class Data:
+    """What a run trains on. val: None where there is nothing to validate on."""
+
+    meta: Meta
+    tokenizer: Tokenizer
+    train: Dataset
+    val: Dataset | None

@@ -1,10 +1,8 @@
-"""The processes that train one run together, one a GPU.
+"""The processes that train one run together, one a GPU, as torchrun starts them.
 
-torchrun starts them; a process that it did not start is alone.
-
-All do the same steps on different sequences. What one finds out alone (memory that runs out, a
-signal, the time) takes effect once all have heard of it, at the same point of the program. Only the
-first, `main`, writes and prints. Knows no model, no run. How gradients are summed: buckets.py.
+All take the same steps on different sequences. DistributedDataParallel, or fully_shard (shard.py),
+adds up their gradients; here is what else they agree on. Only the first process writes and prints.
+Knows no model and no run.
 """
 
 import contextlib
@@ -13,7 +11,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -22,23 +20,20 @@ import torch.distributed as dist
 import hardware
 
 rank = 0  # this process among all
-world_size = 1  # how many there are
+world_size = 1
 local_rank = 0  # this process among those of its machine, which is its GPU's number too
 is_main = True
-# What this process has to tell the others (the number of a signal, whether its budget is used up),
-# and the largest that any has told: it goes along with every gather(), so needs no message.
-told = {"signal": 0, "budget": 0}
-heard = dict(told)
+stop_flag = 0  # the number of the signal that this process has received
 _store = None
 _stderr = sys.stderr
 
 
-class Lost(Exception):
-    """Another process of the run has ended, or answers no more."""
+class Lost(RuntimeError):
+    """Another process of the run has ended or no longer answers."""
 
 
 def init() -> None:
-    """Meet the others, if torchrun started this process.
+    """Join the other processes, if torchrun started this one.
 
     All but the first are silent from here on.
     """
@@ -65,7 +60,6 @@ def init() -> None:
 def init_nccl(device: torch.device) -> None:
     """Have NCCL set itself up now, while the GPU has memory for it.
 
-    Else that comes with the first sum of gradients, when the model may have taken the last of it.
     Raises DeviceError where two processes have the same GPU.
     """
     if world_size == 1 or device.type != "cuda":
@@ -80,53 +74,37 @@ def init_nccl(device: torch.device) -> None:
 
 
 def gather(value: float) -> list[float]:
-    """The values that all processes bring here, by rank; `told` goes along. Raises Lost."""
+    """The values of all processes, by rank."""
     if world_size == 1:
-        heard.update(told)
         return [value]
-    rows = torch.zeros(world_size, 1 + len(told), dtype=torch.float64)
-    rows[rank] = torch.tensor([value, *told.values()], dtype=torch.float64)
-    with losing():
-        dist.all_reduce(rows)
-    values, *news = rows.T.tolist()
-    heard.update({name: max(of_all) for name, of_all in zip(told, news, strict=True)})
-    return values
+    values = torch.zeros(world_size, dtype=torch.float64)
+    values[rank] = value
+    dist.all_reduce(values)
+    return values.tolist()
 
 
-def all_reduce_sum(value: torch.Tensor) -> torch.Tensor:
-    """The sum of the scalars that all processes bring here, on the device. Raises Lost."""
-    total = value.clone()
-    if world_size > 1:
-        with losing():
-            dist.all_reduce(total)
+def all_reduce_max(*values: float) -> list[float]:
+    """The largest of each value over all processes: one message, whatever their number."""
+    if world_size == 1:
+        return list(values)
+    largest = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.tolist()
+
+
+def all_reduce_mean(value: torch.Tensor) -> torch.Tensor:
+    """The mean of the scalars of all processes, on their device."""
+    if world_size == 1:
+        return value
+    total = value / world_size
+    dist.all_reduce(total)
     return total
 
 
-def same_on_all_ranks(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether all processes bring the same numbers, float32, by a checksum. Raises Lost."""
-    if world_size == 1:
-        return True
-    sums = torch.stack([tensor.detach().view(torch.int32).sum() for tensor in tensors])
-    places = torch.arange(1, len(sums) + 1, device=sums.device)
-    checksum = int((sums * places).sum()) % 2**48
-    return len(set(gather(checksum))) == 1
-
-
-@contextlib.contextmanager
-def losing():
-    """Messages between the processes: one that fails raises Lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        if hardware.out_of_memory(error):
-            raise
-        raise Lost(str(error)) from None
-
-
 def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
-    """work(stack), of which each process does a part, and all have the whole.
+    """work(stack), of which each process does a part and all have the whole.
 
-    work: acts on each stack[i] alone and returns as many, of the same shape and dtype. Raises Lost.
+    work: acts on each stack[i] alone and returns as many, of the same shape and dtype.
     """
     if world_size == 1:
         return work(stack)
@@ -136,29 +114,35 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
     if len(mine):
         done[: len(mine)] = work(mine)
     whole = stack.new_empty(world_size * each, *stack.shape[1:])
-    with losing():
-        dist.all_gather(list(whole.chunk(world_size)), done)
+    dist.all_gather(list(whole.chunk(world_size)), done)
     return whole[: len(stack)]
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was given, in a way in which signals are heard.
+    """Wait for a GPU in a way in which signals are heard. Call it before reading from the GPU.
 
-    To be called before reading from it: the read would wait too, but deaf to torchrun's signal that
-    another process has ended, whose part of a sum then never comes. Raises Lost 10 s after a signal
-    has come, and 10 minutes after none.
+    A plain read would wait too, but deaf to the SIGTERM with which torchrun reports that another
+    process has ended, whose part of a sum then never comes. Raises Lost 10 s after a signal, and
+    after 10 minutes without one.
     """
     if world_size == 1:
         return
     deadline = time.monotonic() + 600
-    while not hardware.catches_up(device, 1):
-        if told["signal"]:
+    while not hardware.synchronize(device, timeout=1):
+        if stop_flag:
             deadline = min(deadline, time.monotonic() + 10)
         if time.monotonic() > deadline:
             raise Lost("the GPU waits for a sum that does not come")
 
 
-def say_once(message: str) -> None:
+def connection_lost(error: BaseException) -> bool:
+    """Whether an error means that another process has ended, or cannot be reached."""
+    if world_size == 1 or hardware.out_of_memory(error):
+        return False
+    return isinstance(error, Lost | dist.DistError) or "gloo" in str(error)
+
+
+def print_error(message: str) -> None:
     """Write an error to stderr, from the first process that has one.
 
     The others wait until it is written.
@@ -166,7 +150,7 @@ def say_once(message: str) -> None:
     if world_size == 1:
         print(message, file=_stderr, flush=True)
         return
-    with contextlib.suppress(RuntimeError):  # the store's keeper has ended: something was said
+    with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
         if _store.add("failed", 1) == 1:
             print(message, file=_stderr, flush=True)
             _store.set("said", "")
@@ -174,7 +158,7 @@ def say_once(message: str) -> None:
             _store.wait(["said"], timedelta(seconds=10))
 
 
-def end(status: int) -> None:
+def exit_process(status: int) -> None:
     """End one of several processes with an exit status, once its output is written.
 
     At once: in Python's own end, and in destroy_process_group, gloo's threads now and then abort

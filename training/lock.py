@@ -5,6 +5,7 @@ Knows files and processes; no run.
 
 import contextlib
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ class Lock:
 
     def __init__(self, folder: Path):
         """Take the lock. Raises RunError naming the trainer that holds it."""
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.holder = folder / ".trainer.json"
         self.lock = FileLock(folder / ".lock")
@@ -59,7 +61,9 @@ class Lock:
         )
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Give the lock back. A folder in which no run has begun goes too."""
         with contextlib.suppress(OSError):  # the folder may have become read-only
             self.holder.unlink()
+            if os.listdir(self.folder) == [".lock"]:
+                shutil.rmtree(self.folder)
         self.lock.release()

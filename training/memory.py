@@ -1,144 +1,107 @@
-"""How many sequences one forward holds: halved when memory runs out, in all processes alike.
+"""The micro-batch: how many sequences one forward holds, halved when memory runs out.
 
-The batch of an optimiser step stays what it is, so the losses do too.
+The batch of an optimiser step stays the same, so the losses do too. Owns memory.json, with which
+the next start begins. Knows no model and no data.
 """
 
+import contextlib
 import gc
+from pathlib import Path
 
 import torch
 
 import hardware
 from config import Config
-from hardware import out_of_memory
+from formats import files
+from hardware import Device
 from training import distributed
 from training.errors import RunError
 
 
-class Memory:
-    """The micro-batches of training and of evaluation.
+class MicroBatch:
+    """The micro-batches of training and of evaluation, in sequences of one process.
 
-    batch: sequences a step of this process, which both divide. known: what memory.json recorded.
-    model: whose gradients are dropped when memory runs out.
-    on_halved: called with {name: new size} after a halving, where one is set.
+    batch: sequences a step of this process, which both divide.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        device: torch.device,
-        batch: int,
-        known: dict | None,
-        model: torch.nn.Module,
-    ):
-        self.config, self.device, self.batch, self.model = config, device, batch, model
-        self.on_halved = None
-        size = largest_divisor(batch, config.micro_batch_size or batch)
-        self.training = self.micro_batch("micro_batch", size)
-        self.evaluation = self.micro_batch("eval_micro_batch", size)
-        self.recall(known or {})
-        self.agree()
-
-    def micro_batch(self, name: str, size: int) -> "MicroBatch":
-        """What holds one of the sizes and works with it."""
-        return MicroBatch(name, size, self)
-
-    def recall(self, known: dict) -> None:
-        """Begin with what an earlier start here ended with, unless micro_batch_size is new."""
+    def __init__(self, config: Config, device: Device, folder: Path):
+        self.config, self.device, self.path = config, device, folder / "memory.json"
+        self.batch = config.batch_size // distributed.world_size
+        self.training = largest_divisor(self.batch, config.micro_batch_size or self.batch)
+        self.evaluation = self.training
+        known = files.read_json(self.path, micro_batch=int, eval_micro_batch=int) or {}
         now = self.to_json()
-        if any(known.get(name) != now[name] for name in ("device", "micro_batch_size")):
-            return
-        for micro_batch in (self.training, self.evaluation):
-            fitted = max(1, min(micro_batch.size, known[micro_batch.name]))
-            micro_batch.size = largest_divisor(self.batch, fitted)
+        if all(known.get(name) == now[name] for name in ("device", "micro_batch_size")):
+            self.training = self.fitting(min(self.training, known["micro_batch"]))
+            self.evaluation = self.fitting(min(self.evaluation, known["eval_micro_batch"]))
+        # Processes with another kind of GPU remember nothing: the smallest counts for all.
+        self.training = int(min(distributed.gather(self.training)))
+        self.evaluation = int(min(distributed.gather(self.evaluation)))
 
-    def agree(self) -> None:
-        """Take the smallest size of all processes: those with another GPU recall none."""
-        for micro_batch in (self.training, self.evaluation):
-            micro_batch.size = int(min(distributed.gather(micro_batch.size)))
-        if self.one_shape:
-            self.training.size = min(self.training.size, self.evaluation.size)
-            self.evaluation.size = self.training.size
-
-    @property
-    def one_shape(self) -> bool:
-        """Whether training takes no more than evaluation: a CUDA graph has one shape.
-
-        At each change between two, all would be compiled anew.
-        """
-        return self.config.cuda_graphs and self.device.type == "cuda"
+    def fitting(self, limit: int) -> int:
+        """The largest micro-batch up to `limit` that divides the batch."""
+        return largest_divisor(self.batch, max(1, limit))
 
     def to_json(self) -> dict:
-        """What memory.json records: the sequences at once that fitted, and where."""
+        """The content of memory.json: what fitted, and where."""
         return {
-            "device": hardware.describe(self.device),
+            "device": self.device.name,
             "micro_batch_size": self.config.micro_batch_size,
-            "micro_batch": self.training.size,
-            "eval_micro_batch": self.evaluation.size,
+            "micro_batch": self.training,
+            "eval_micro_batch": self.evaluation,
         }
 
-    def halve(self, micro_batch: "MicroBatch") -> None:
-        """Go on with half as many sequences at once. Raises RunError where it was one."""
-        self.model.zero_grad(set_to_none=True)  # what the attempt that failed has left
-        release(self.device)
-        if self.one_shape:
-            micro_batch = self.training
-        before = micro_batch.size
+    def halve(self, kind: str) -> None:
+        """Halve the micro-batch of `kind`, "training" or "evaluation", and remember it.
+
+        Raises RunError where it was a single sequence. Also with several processes, which wait for
+        each other in the middle of the same backward: the next start goes on with half.
+        """
+        before = getattr(self, kind)
         if before == 1:
             raise RunError(self.too_small())
-        micro_batch.size = largest_divisor(self.batch, before // 2)
+        setattr(self, kind, self.fitting(before // 2))
         # Evaluation has the same memory, and is compiled for the same shape.
-        self.evaluation.size = min(self.evaluation.size, self.training.size)
-        print(
-            f"\nout of memory with {before} sequences at once; from here on {micro_batch.size}, "
-            f"and the same {self.config.batch_size} a step",
-            flush=True,
-        )
-        if self.on_halved:
-            self.on_halved({micro_batch.name: micro_batch.size})
+        self.evaluation = min(self.evaluation, self.training)
+        if not self.config.dry_run:
+            with contextlib.suppress(OSError):
+                files.write_json(self.path, self.to_json())
+        after = getattr(self, kind)
+        what = f"out of memory with a micro-batch of {before} sequences"
+        if distributed.world_size > 1:
+            raise RunError(
+                f"{what} in one of {distributed.world_size} processes; start the same command "
+                f"again: it continues with {after}, and the same batch_size ("
+                f"torchrun --max_restarts=3 does so unasked)"
+            )
+        print(f"\n{what}; continuing with {after}, and the same batch_size", flush=True)
 
     def too_small(self) -> str:
         """What to say when one sequence is too much."""
         c = self.config
-        dtype = hardware.find_dtype(self.device, c.dtype)
-        precision = ", dtype = bfloat16" if dtype == torch.float32 else ""
+        precision = ", dtype = bfloat16" if self.device.dtype == torch.float32 else ""
         return (
-            f"out of memory on {hardware.describe(self.device)} with a single sequence of "
-            f"{c.block_size} tokens. What takes less: block_size = {c.block_size // 2}, a smaller "
-            f"n_layer ({c.n_layer}) or n_embd ({c.n_embd}){precision}; or end what else uses the "
-            "memory"
+            f"out of memory on {self.device.name} with a single sequence of {c.block_size} tokens. "
+            f"What takes less: block_size = {c.block_size // 2}, a smaller n_layer ({c.n_layer}) "
+            f"or n_embd ({c.n_embd}){precision}; or end what else uses the memory"
         )
 
 
-class MicroBatch:
-    """Sequences at once in one kind of work. name: as the log and memory.json call it."""
+class catch_out_of_memory:
+    """A context that swallows the error of memory that ran out; `caught` says whether it did.
 
-    def __init__(self, name: str, size: int, memory: Memory):
-        self.name, self.size, self.memory = name, size, memory
+    Once the context is left, the error has let go of the tensors that it held on to.
+    """
 
-    def run(self, work, buckets=None):
-        """work(sequences at once), again with half as many wherever memory ran out in any process.
+    def __enter__(self):
+        self.caught = False
+        return self
 
-        buckets: buckets.Buckets that work() may have begun to send. Raises RunError when a single
-        sequence is too much.
-        """
-        while True:
-            result, fits = attempt(work, self.size)
-            if buckets:
-                buckets.send_promised()
-            if all(distributed.gather(fits)):
-                return result
-            result = None  # before its memory is asked for back
-            self.memory.halve(self)
-
-
-def attempt(work, size: int):
-    """(what work(size) returns, True), or (None, False) where memory ran out."""
-    try:
-        return work(size), True
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-    return None, False  # out of the except clause: the error's traceback holds on to the tensors
+    def __exit__(self, kind, error, traceback):
+        self.caught = isinstance(error, RuntimeError | MemoryError) and hardware.out_of_memory(
+            error
+        )
+        return self.caught
 
 
 def release(device: torch.device) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-import hardware
 from hardware import out_of_memory
 from model import GPTConfig
 from training.adapt import loss_chunks
@@ -118,7 +117,7 @@ def memory_shared(
 
 def check_ram(run: Run) -> None:
     """Raises MemoryError where a CPU's memory does not do: Linux would not say so, but end us."""
-    needed = memory_of(run, 1, run.dtype, None)
+    needed = memory_of(run, 1, run.device.dtype, None)
     with contextlib.suppress(OSError):  # no such file on other systems
         known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * int(known["MemAvailable"].split()[0])
@@ -152,7 +151,7 @@ def size_of(run: Run) -> list[str]:
     """Parameters, operations and steps."""
     c, model, steps = run.config, run.state.model, run.schedule.steps_left
     flops, tokens = model.flops_per_token(), c.batch_size * c.block_size
-    epoch = run.trainer.train_data.windows / c.batch_size
+    epoch = run.data.train.windows / c.batch_size
     return [
         f"parameters     {model.num_parameters():,}",
         f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens / 1e12:,.1f} TFLOP a step, "
@@ -204,10 +203,10 @@ def memory_table(run: Run, gpus: int = 1) -> list[str]:
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         if run.config.batch_size % (gpus * micro_batch):
             continue
-        room = hardware.gpu_memory(run.device)
+        room = run.device.memory
         if gpus > 1 and not room:
             room = math.inf  # of GPUs that are not here
-        needed = memory_on(run, micro_batch, run.dtype, room, gpus)
+        needed = memory_on(run, micro_batch, run.device.dtype, room, gpus)
         cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
         lines.append(f"{'':15}{micro_batch:>18}{cells}")
     return lines
@@ -260,7 +259,7 @@ def here(run: Run) -> str:
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error) and not isinstance(error, RunError):
             raise
-        where = hardware.describe(run.device)
+        where = run.device.name
         return f"{'here':15}{'':>20}   not one sequence fits the memory of {where}"
     if not trial:
         return f"{'here':15}{'':>20}   stopped before it was measured"
@@ -268,7 +267,7 @@ def here(run: Run) -> str:
     speed = c.batch_size * c.block_size / trial.step_s
     return (
         f"{'here':15}{hours:>10,.2f}{money(hours, c):>10}   {trial.step_s:,.3f} s a step, "
-        f"{speed:,.0f} tokens/s, measured on {hardware.describe(run.device)} with "
+        f"{speed:,.0f} tokens/s, measured on {run.device.name} with "
         f"{trial.micro_batch} sequences at once"
     )
 
@@ -279,8 +278,8 @@ def largest_micro_batch(run: Run, gigabytes: int, dtype: torch.dtype, gpus: int 
     dtype: of the products. gpus: how many of them share out the model.
     """
     room = 0.92e9 * gigabytes
-    if run.trainer.train_data.bytes <= 0.25e9 * gigabytes:
-        room -= run.trainer.train_data.bytes  # the tokens lie there too, up to a quarter
+    if run.data.train.bytes <= 0.25e9 * gigabytes:
+        room -= run.data.train.bytes  # the tokens lie there too, up to a quarter
     batch = run.config.batch_size
     sizes = [size for size in range(1, batch // gpus + 1) if batch % (gpus * size) == 0]
     whole = 1e9 * gigabytes

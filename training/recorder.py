@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-import hardware
 from formats import files, run_folder, run_log
 from training import distributed, terminal
 from training.loggers import Loggers
@@ -46,7 +45,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
-        run, data = self.run, self.run.trainer.train_data
+        run, data = self.run, self.run.data.train
         files.write_json(run.folder / "config.json", asdict(run.config))
         run_log.write(run.folder, run.log)
         self.loggers = Loggers(run.config, run.folder, run.state.progress.step)
@@ -60,8 +59,8 @@ class Recorder:
             "steps_per_epoch": data.windows / run.config.batch_size,
             "data": {
                 "dir": run.config.data_dir,
-                "tokenizer": run.meta.tokenizer["kind"],
-                **run.meta.identity(),
+                "tokenizer": run.data.meta.tokenizer["kind"],
+                **run.data.meta.identity(),
             },
         }
         self.record(start)
@@ -98,6 +97,17 @@ class Recorder:
                 print(f"\n{why}; training goes on", file=sys.stderr, flush=True)
             self.complained = True
 
+    def halved(self) -> None:
+        """Record that memory ran out, and with which micro-batches the run goes on."""
+        sizes = self.run.micro_batch
+        self.record(
+            {
+                "event": "out of memory",
+                "micro_batch": sizes.training,
+                "eval_micro_batch": sizes.evaluation,
+            }
+        )
+
     # -- while it runs ----------------------------------------------------------------------------
 
     def compiling(self) -> None:
@@ -132,7 +142,7 @@ class Recorder:
         tokens = (step - self.logged_step) * run.config.batch_size * run.config.block_size
         speed = tokens / seconds
         mfu = None
-        if peak := hardware.peak_flops(run.device):
+        if peak := run.device.peak_flops:
             mfu = speed * run.state.model.flops_per_token() / (peak * distributed.world_size)
         self.record(
             {
@@ -189,7 +199,7 @@ class Recorder:
         val_loss: in nats a token. best: the lowest so far, this one included.
         """
         run = self.run
-        bits = run.meta.bits_per_byte(val_loss, run.config.loss_on)
+        bits = run.data.meta.bits_per_byte(val_loss, run.config.loss_on)
         if answers:
             self.record({"samples": answers})
         values = {"val_loss": val_loss, "bits_per_byte": bits}

@@ -31,7 +31,7 @@ def answer_prompts(
     """
     if not prompts:
         return []
-    model = shard.whole_model(model)
+    model = shard.full_model(model)
     if not distributed.is_main:
         return []
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}

@@ -133,7 +133,7 @@ class Saver:
     def _write(self, state, model, optimizer):
         run, step = self.run, state["step"]
         try:
-            run_folder.save(run.folder, state, model, optimizer, run.tokenizer.to_json())
+            run_folder.save(run.folder, state, model, optimizer, run.data.tokenizer.to_json())
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._report_failure(step, error)
             return
@@ -167,7 +167,7 @@ class Saver:
             "seed": run.config.seed,
             "progress": asdict(run.state.progress),
             "model": asdict(run.state.model.config),
-            "data": run.meta.identity(),
+            "data": run.data.meta.identity(),
             "settings": asdict(run.config),
             "versions": run.versions(),
         }

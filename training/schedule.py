@@ -68,7 +68,7 @@ class Schedule:
     def evaluation_due(self) -> bool:
         """Whether this step is one to evaluate at, and has not been yet."""
         step = self.progress.step
-        due = step == self.total_steps or falls_on(step, self.config.eval_interval)
+        due = step == self.total_steps or every(self.config.eval_interval, step)
         return self.validates and step > self.evaluated and due
 
     def save_due(self, busy: bool) -> bool:
@@ -81,7 +81,7 @@ class Schedule:
             return False
         if self.evaluation_due or step == self.total_steps:
             return True
-        if falls_on(step, self.config.save_interval):
+        if every(self.config.save_interval, step):
             return True
         return bool(minutes) and not busy and time.monotonic() > self.begun_at + 60 * minutes
 
@@ -96,18 +96,17 @@ class Schedule:
     @property
     def log_due(self) -> bool:
         """Whether this step ends with a line in the log."""
-        return falls_on(self.progress.step, self.config.log_interval) or self.done
+        return every(self.config.log_interval, self.progress.step) or self.done
 
     @property
     def check_due(self) -> bool:
         """Whether to look for NaN now, as that waits for the device: once in max_bad_steps."""
-        return falls_on(
-            self.progress.step, min(self.config.log_interval, self.config.max_bad_steps)
-        )
+        interval = min(self.config.log_interval, self.config.max_bad_steps)
+        return every(interval, self.progress.step)
 
 
-def falls_on(step: int, interval: int) -> bool:
-    """Whether `step` is a multiple of `interval`; 0 stands for never."""
+def every(interval: int, step: int) -> bool:
+    """Whether something is due that comes every `interval` steps; 0: never."""
     return interval > 0 and step % interval == 0
 
 
@@ -175,17 +174,4 @@ class Budget:
             return f"max_hours = {c.max_hours}"
         if c.max_cost is not None and self.cost > c.max_cost:
             return f"max_cost = {c.max_cost}"
-        return None
-
-    def exceeded(self) -> str | None:
-        """The same, agreed between the processes of a run: all stop at the same step.
-
-        Several stop a step later, when all have heard of it.
-        """
-        here = self.used_up()
-        distributed.told["budget"] = int(bool(here))
-        if distributed.world_size == 1:
-            return here
-        if distributed.heard["budget"]:
-            return here or "the budget"
         return None

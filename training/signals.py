@@ -12,23 +12,23 @@ from training import distributed
 
 
 class Stop(BaseException):
-    """Raised by a signal wherever the program is, but for moments in which signals are held back.
-
-    No `except Exception` swallows it.
-    """
+    """Raised when a signal ends the run. No `except Exception` swallows it."""
 
     def __init__(self, signum: int):
         self.signum = signum
 
 
 class Signals:
-    """Turns signals into Stop. A second Ctrl-C ends the process at once."""
+    """Turns signals into Stop. A second Ctrl-C ends the process at once.
+
+    A process alone raises Stop wherever it is, unless signals are held back. Several processes
+    raise it together: once their steps have begun, a signal only sets distributed.stop_flag.
+    """
 
     def __init__(self):
-        self.received = None
-        distributed.told["signal"] = 0
+        distributed.stop_flag = 0
         self.holding = False
-        self.agreed = False  # whether processes stop together, at raise_if_received
+        self.together = False
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             signum = getattr(signal, name, None)  # Windows has no SIGHUP
             if signum is None:
@@ -39,14 +39,28 @@ class Signals:
 
     def on_signal(self, signum, frame):
         """What Python calls when a signal has come."""
-        if self.received:
+        if distributed.stop_flag:
             if signum == signal.SIGINT:
                 os.write(2, b"\nleft at once; the last checkpoint is whole\n")
                 os._exit(130)
             return
-        self.received = distributed.told["signal"] = signum
-        if not self.holding and not self.agreed:
-            raise Stop(signum)
+        distributed.stop_flag = signum
+        self.raise_if_alone()
+
+    def raise_if_alone(self) -> None:
+        """Raises Stop for a signal that has come, unless all processes are to stop together."""
+        if distributed.stop_flag and not self.holding and not self.together:
+            raise Stop(distributed.stop_flag)
+
+    def stop_together(self) -> None:
+        """From here on several processes raise Stop at the same step: see raise_if_any."""
+        self.together = distributed.world_size > 1
+
+    def raise_if_any(self) -> None:
+        """Raises Stop in all processes where one of them has received a signal."""
+        (stop,) = distributed.all_reduce_max(distributed.stop_flag)
+        if stop:
+            raise Stop(int(stop))
 
     @contextlib.contextmanager
     def held(self):
@@ -56,30 +70,18 @@ class Signals:
             yield
         finally:
             self.holding = False
-        if self.received and not self.agreed:
-            raise Stop(self.received)
+        self.raise_if_alone()
 
     def hold(self) -> None:
-        """Hold signals back from here to the end: what follows is the save that they ask for."""
+        """Hold signals back to the end: what follows is the save that they ask for."""
         self.holding = True
-
-    def raise_if_received(self) -> None:
-        """Raises Stop where any process of the run has told the others of a signal.
-
-        From the first call on, several processes stop only here: all at the same step.
-        """
-        if not self.agreed:
-            self.agreed = distributed.world_size > 1
-            distributed.gather(0)
-        if distributed.heard["signal"]:
-            raise Stop(int(distributed.heard["signal"]))
 
 
 def leave(signum: int, message: str):
     """End the process as a signal calls for: with status 130 after Ctrl-C, 143 after SIGTERM."""
     with contextlib.suppress(OSError):  # the terminal may be what has gone
         print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
-    with contextlib.suppress(distributed.Lost):
+    with contextlib.suppress(RuntimeError):  # another process has ended already
         # torchrun kills all soon after the first has ended: so none does before the one that saves
         distributed.gather(0)
     sys.exit(128 + signum)

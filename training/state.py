@@ -17,7 +17,7 @@ class Progress:
     sequences: drawn from the training data so far, which is the position in the data order.
     elapsed_s: seconds of training, compilation included, evaluation and saving not.
     running_s: seconds of everything, over all starts: what a rented machine costs.
-    sums: StepCounts.tolist().
+    sums: StepCounts.tolist(), the counts of losses and bad steps.
     """
 
     step: int = 0
@@ -56,7 +56,7 @@ class StepCounts:
         self.most_in_a_row = torch.zeros_like(self.bad_in_a_row)
 
     def add(self, loss: torch.Tensor, good: torch.Tensor) -> None:
-        """Count a step. loss: a scalar. good: bool; a step that is not changed no weights."""
+        """Count a step. loss: a scalar. good: bool; a bad step has changed no weights."""
         bad = (~good).float()
         self.loss_sum = self.loss_sum + torch.where(good, loss, 0.0)
         self.good_steps = self.good_steps + 1 - bad

@@ -1,24 +1,36 @@
 """Steps and evaluations of one run.
 
-Knows the model, its data and the devices; no disk, no log and no terminal.
+Knows the model, its data and the device; no log and no terminal.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.profiler import record_function
 
 import hardware
 from config import Config
+from hardware import Device
 from model import IGNORE
 from training import distributed, shard
-from training.buckets import Buckets
-from training.dataset import Dataset
-from training.memory import Memory
+from training.dataset import Data
+from training.errors import RunError
+from training.memory import MicroBatch, catch_out_of_memory, release
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import Schedule
 from training.state import State, StepCounts
-from training.step import compile_or_not, evaluate, forward_backward
+from training.step import (
+    compile_layers,
+    compile_whole,
+    data_parallel,
+    evaluate,
+    forward_backward,
+    why_it_fails,
+)
+
+# What `compile = "max"` asks of torch.compile: to time several kernels for each part.
+TUNED = "max-autotune-no-cudagraphs"
 
 
 class Trainer:
@@ -30,131 +42,147 @@ class Trainer:
     def __init__(
         self,
         config: Config,
+        device: Device,
+        data: Data,
         state: State,
         schedule: Schedule,
-        memory: Memory,
-        train_data: Dataset,
-        val_data: Dataset | None,
-        device: torch.device,
-        dtype: torch.dtype,
+        micro_batch: MicroBatch,
     ):
-        self.config, self.state, self.schedule, self.memory = config, state, schedule, memory
-        self.train_data, self.val_data = train_data, val_data
-        self.device, self.dtype = device, dtype
+        self.config, self.device, self.data = config, device, data
+        self.state, self.schedule, self.micro_batch = state, schedule, micro_batch
+        self.counts = StepCounts(state.progress.sums, device.torch)
+        self.norm = torch.zeros((), device=device.torch)
+        self.sharded = shard.is_sharded(state.model)
         self.forward = state.model  # until compile()
-        self.sharded = shard.sharded(state.model)
-        self.local_batch = (
-            config.batch_size // distributed.world_size
-        )  # sequences a step of this process
-        self.counts = StepCounts(state.progress.sums, device)
-        self.norm = torch.zeros((), device=device)
-        self.buckets = None  # in which several processes sum their gradients
-        if distributed.world_size > 1 and not self.sharded:
-            dtype = hardware.DTYPES[config.allreduce_dtype]
-            self.buckets = Buckets(state.model.parameters(), dtype)
+        self.parallel = None  # the same, with gradients averaged over the processes
 
     def cast(self):
         """Autocast to the run's dtype."""
-        return hardware.autocast(self.device, self.dtype)
+        return hardware.autocast(self.device.torch, self.device.dtype)
+
+    # -- compiling ---------------------------------------------------------------------------------
 
     def compile(self, how: bool | str = True) -> str | None:
-        """Compile the model, as the setting has it; returns why it was not, if it was not."""
-
-        def work(micro_batch):
-            self.reserve()
-            x, y = self.train_data.batch(0, micro_batch, self.config.seed)
-            model, scaler = self.state.model, self.state.scaler
-            if self.sharded:
-                return shard.compile_or_end(model, x, y, self.cast, scaler)
-            graphs = self.config.cuda_graphs and self.device.type == "cuda"
-            return compile_or_not(model, x, y, self.cast, scaler, how == "max", graphs)
-
-        self.forward, problem = self.memory.training.run(work)
+        """Compile the model, as the setting has it; returns what failed, if anything did."""
+        problem = None
+        for mode in [TUNED, None] if how == "max" else [None]:
+            failed = self.try_compiled(mode)
+            if not failed:
+                return problem
+            problem = f"{mode or 'torch.compile'} failed: {failed}"
         return problem
 
-    def reserve(self) -> None:
-        """Take the memory that stays taken, within the handling of memory that runs out."""
-        if self.buckets:
-            self.buckets.reserve()
-        reserve_state(self.state.optimizer)
+    def try_compiled(self, mode: str | None) -> str | None:
+        """Compute with the compiled model from here on; returns why that fails, if it does."""
+        model, scaler = self.state.model, self.state.scaler
+        if self.sharded:
+            forward = shard.compile_in_place(model)
+        elif self.device.type == "cpu" or distributed.world_size > 1:
+            forward = compile_layers(model, mode)
+        else:
+            forward = compile_whole(model, mode)
+        while True:
+            with catch_out_of_memory() as memory:
+                reserve_state(self.state.optimizer)
+                size = self.micro_batch.training
+                x, y = self.data.train.batch(0, size, self.config.seed)
+                failed = why_it_fails(forward, x, y, self.cast, scaler)
+            if not memory.caught:
+                break
+            self.halve("training")
+        if failed and self.sharded:
+            # The other processes may have compiled, and cannot be told to go on without.
+            raise RunError(f"the model could not be compiled ({failed}); set compile = False")
+        if not failed:
+            self.forward = forward
+        return failed
+
+    # -- steps -------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """One optimiser step, as the loop of train.py takes it."""
-        self.update(self.gradients())
+        loss, _ = self.gradients()
+        self.update(loss)
 
-    def gradients(self) -> torch.Tensor:
-        """The gradients of the next batch; returns its loss, a scalar on the device.
+    def gradients(self) -> tuple[torch.Tensor, bool]:
+        """The gradients of the next batch. Returns its loss, a scalar on the device.
 
-        Several processes each take their share of the sequences, and add their gradients up. Where
-        memory runs out, all begin again with half as many sequences at once.
+        Several processes each take their share of the sequences. Also returns whether memory ran
+        out, so that the micro-batch is smaller now.
         """
-        progress, scaler = self.state.progress, self.state.scaler
+        c, progress, batch = self.config, self.state.progress, self.micro_batch.batch
         with record_function("data"):
-            first = progress.sequences + distributed.rank * self.local_batch
-            x, y = self.train_data.batch(first, self.local_batch, self.config.seed)
+            first = progress.sequences + distributed.rank * batch
+            x, y = self.data.train.batch(first, batch, c.seed)
+        predictions = None
+        if c.loss_on == "assistant":
+            counted = (y != IGNORE).sum().float()
+            predictions = distributed.all_reduce_mean(counted).clamp(min=1 / distributed.world_size)
+        if distributed.world_size > 1 and not self.parallel:
+            self.parallel = self.forward
+            if not self.sharded:  # else fully_shard does it
+                self.parallel = data_parallel(self.forward, c.allreduce_dtype)
+        model, scaler = self.parallel or self.forward, self.state.scaler
+        halved = False
+        while True:
+            with catch_out_of_memory() as memory:
+                reserve_state(self.state.optimizer)
+                self.seed_dropout()
+                size = self.micro_batch.training
+                loss = forward_backward(model, x, y, size, self.cast, scaler, predictions)
+            if not memory.caught:
+                break
+            self.halve("training")
+            halved = True
+        loss = distributed.all_reduce_mean(loss)
+        if self.state.scaler.is_enabled():  # it reads from the device
+            distributed.synchronize(self.device.torch)
+        return loss, halved
 
-        predictions = self.count_predictions(y)
-
-        def work(micro_batch):
-            self.reserve()
-            self.seed_dropout()
-            model, cast, buckets = self.forward, self.cast, self.buckets
-            return forward_backward(model, x, y, micro_batch, cast, scaler, buckets, predictions)
-
-        loss = self.memory.training.run(work, self.buckets)
-        if self.buckets:
-            loss = self.buckets.collect()
-        elif self.sharded:
-            loss = distributed.all_reduce_sum(loss)
-        if scaler.is_enabled():
-            distributed.synchronize(self.device)  # it reads from the device
-        return loss
-
-    def count_predictions(self, y: torch.Tensor) -> torch.Tensor | None:
-        """How many targets count in the batch of all processes; None: all of them.
-
-        y: this one's, int64 [B, T].
-        """
-        if self.config.loss_on == "all":
-            return None
-        return distributed.all_reduce_sum((y != IGNORE).sum()).clamp(min=1)
+    def halve(self, kind: str) -> None:
+        """Go on with half the micro-batch, and none of what the attempt that failed has left."""
+        self.state.model.zero_grad(set_to_none=True)
+        release(self.device.torch)
+        self.micro_batch.halve(kind)
 
     def update(self, loss: torch.Tensor) -> None:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
         config, state, progress = self.config, self.state, self.state.progress
         lr = self.schedule.learning_rate
-        with shard.messages():  # the norm's, and Muon's, where the model is shared out
-            self.norm = optimizer_step(
-                state.model, state.optimizer, state.scaler, lr, config.grad_clip
-            )
-        # The scaler skips steps of its own accord: those are no bad ones.
+        self.norm = optimizer_step(state.model, state.optimizer, state.scaler, lr, config.grad_clip)
+        # A GradScaler skips steps until it has found its scale: these are not bad ones.
         deciding = loss if state.scaler.is_enabled() else self.norm
         self.counts.add(loss, deciding.isfinite())
         progress.step += 1
         progress.sequences += config.batch_size
-
-    def evaluate(self) -> float:
-        """The validation loss in nats a token: of all processes' shares together.
-
-        NaN where nothing counts in the windows looked at.
-        """
-        windows = self.config.eval_batches * self.config.batch_size
-
-        def work(micro_batch):
-            sums = evaluate(self.forward, self.val_data, windows, micro_batch, self.cast)
-            distributed.synchronize(self.device)
-            return [float(value) for value in sums]
-
-        total, count = (
-            sum(distributed.gather(value)) for value in self.memory.evaluation.run(work)
-        )
-        return total / count if count else math.nan
 
     def seed_dropout(self) -> None:
         """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
         if self.config.dropout:
             seed = self.config.seed * 0x9E3779B97F4A7C15 + self.state.progress.step
             torch.manual_seed((seed + (distributed.rank << 40)) % 2**63)
+
+    def evaluate(self, check: Callable | None = None) -> tuple[float, bool]:
+        """The validation loss in nats a token, and whether memory ran out on the way.
+
+        NaN where nothing counts in the windows looked at. check: called between micro-batches.
+        """
+        windows = self.config.eval_batches * self.config.batch_size
+        halved = False
+        while True:
+            with catch_out_of_memory() as memory:
+                size, data = self.micro_batch.evaluation, self.data.val
+                total, count = evaluate(self.forward, data, windows, size, self.cast, check)
+                distributed.synchronize(self.device.torch)
+                total, count = float(total), float(count)
+            if not memory.caught:
+                break
+            self.halve("evaluation")
+            halved = True
+        total, count = sum(distributed.gather(total)), sum(distributed.gather(count))
+        return total / count if count else math.nan, halved
+
+    # -- numbers -----------------------------------------------------------------------------------
 
     def take_window(self) -> tuple[float | None, float, int]:
         """Mean loss since the last call, norm of the last gradients, bad steps in all.
@@ -175,12 +203,12 @@ class Trainer:
                 f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
                 "took none of them. What helps: dtype = float32, or a lower learning_rate"
             )
-        distributed.synchronize(self.device)
+        distributed.synchronize(self.device.torch)
         in_a_row = int(self.counts.most_in_a_row)
         if in_a_row < config.max_bad_steps:
             return None
         fp16 = ""
-        if self.dtype == torch.float16:
+        if self.device.dtype == torch.float16:
             fp16 = ", dtype = bfloat16 instead of float16"
         return (
             f"{in_a_row} steps in a row, by step {step:,}, had NaN or infinite loss or "

@@ -10,13 +10,10 @@ from torch.nn import functional as F
 import config
 import hardware
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import SMALL, losses, train_small
+from tests.conftest import losses, train_small
 from training import fp8, low_memory
-from training.graphs import Graphed
-from training.memory import Memory
 from training.plan import memory
-from training.setup import build
-from training.step import compile_or_not
+from training.step import compile_layers, why_it_fails
 
 SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
 ARCHS = [{"arch": "gpt2"}, {"arch": "qwen3", "tie_weights": False}]
@@ -88,13 +85,11 @@ def test_a_chunk_is_all_that_lives_of_the_logits():
     assert max(t.numel() for t in kept) <= 4096 * 32  # the head's gradient, no logits
 
 
-def compiled(model, x, y, dtype=torch.bfloat16, **options):
+def compiled(model, x, y, dtype=torch.bfloat16):
     """The compiled model; fails where it could not be compiled."""
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    result, problem = compile_or_not(
-        model, x, y, lambda: hardware.autocast(x.device, dtype), scaler, **options
-    )
-    assert problem is None
+    result = compile_layers(model)
+    assert why_it_fails(result, x, y, lambda: hardware.autocast(x.device, dtype), scaler) is None
     return result
 
 
@@ -107,45 +102,6 @@ def test_chunks_and_checkpoints_compile():
     fast(x, y).backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     assert_same(plain, (fast(x, y).item(), gradients), 1e-5)
-
-
-def test_a_model_with_gradients_of_its_own_adds_up_micro_batches():
-    model, x, y = model_and_batch()
-    plain = loss_and_gradients(model, x, y)
-    graphed = Graphed(model, model)
-    model.zero_grad()
-    for _ in range(2):
-        (graphed(x, y) / 2).backward()
-    assert_same(plain, (graphed(x, y).item(), {n: p.grad for n, p in model.named_parameters()}))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_it_is_evaluated_too_with_fewer_sequences_at_once(char_data, tmp_path, dropout):
-    more = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}", f"--dropout={dropout}"]
-    run = build(config.load([*SMALL, *more]))
-    plain = run.trainer.evaluate()
-    run.trainer.forward = Graphed(run.state.model, run.state.model)
-    for size in (8, 4, 8):
-        run.memory.evaluation.size = size
-        assert run.trainer.evaluate() == pytest.approx(plain, abs=1e-5)
-        run.trainer.gradients()
-
-
-@pytest.mark.parametrize(("graphs", "sizes"), [(True, (4, 4)), (False, (8, 4))])
-def test_with_graphs_an_evaluation_that_does_not_fit_halves_training_too(
-    monkeypatch, graphs, sizes
-):
-    monkeypatch.setattr(hardware, "describe", lambda device: "a GPU")
-    c = config.Config(batch_size=8, cuda_graphs=graphs)
-    gpu, model = torch.device("cuda"), torch.nn.Linear(1, 1)
-    memory = Memory(c, gpu, 8, None, model)
-    recorded = []
-    memory.on_halved = recorded.append
-    memory.halve(memory.evaluation)
-    assert (memory.training.size, memory.evaluation.size) == sizes
-    assert recorded == [{"micro_batch" if graphs else "eval_micro_batch": 4}]
-    known = memory.to_json() | {"micro_batch": 8}
-    assert Memory(c, gpu, 8, known, model).training.size == sizes[0]
 
 
 # -- the head in 8 bits ---------------------------------------------------------------------------
@@ -194,7 +150,9 @@ def test_a_device_without_8_bits_goes_on_in_16_and_says_so(char_data, tmp_path):
 
 
 def test_two_ways_of_computing_the_head_are_refused():
-    with pytest.raises(config.ConfigError, match="fp8_head = True, but loss_chunks = 4"):
+    with pytest.raises(
+        config.ConfigError, match="fp8_head = True does not go with loss_chunks = 4"
+    ):
         config.load(["--fp8_head=True", "--loss_chunks=4"])
 
 

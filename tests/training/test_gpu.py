@@ -21,7 +21,6 @@ from tests.training.test_ranks import torchrun
 from train import train
 from training import profiling, shard
 from training.dataset import Dataset
-from training.graphs import Graphed
 from training.saver import Saver
 from training.setup import build
 
@@ -165,19 +164,6 @@ def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_pa
         train(settings_for(char_data, tmp_path, *settings))
     log = run_log.read(tmp_path)
     assert len(losses(tmp_path)[1]) == 2 and [r for r in log if "samples" in r]
-
-
-def test_graphs_of_a_step_give_its_losses_also_with_fewer_sequences_at_once(char_data, tmp_path):
-    plain = build(settings_for(char_data, tmp_path / "plain"))
-    run = build(settings_for(char_data, tmp_path / "graphs", "--cuda_graphs=True"))
-    assert run.trainer.compile() is None and isinstance(run.trainer.forward, Graphed)
-    for size in (8, 4):
-        run.memory.training.size = run.memory.evaluation.size = size
-        for _ in range(3):
-            plain.trainer.step()
-            run.trainer.step()
-        assert run.trainer.evaluate() == pytest.approx(plain.trainer.evaluate(), abs=0.02)
-    assert run.trainer.take_window()[0] == pytest.approx(plain.trainer.take_window()[0], abs=0.02)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

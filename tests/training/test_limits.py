@@ -66,7 +66,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     assert free.returncode == 0, free.stderr
     tight = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG)
     assert tight.returncode == 0, tight.stderr
-    assert "out of memory with 64 sequences at once; from here on" in tight.stdout
+    assert "out of memory with a micro-batch of 64 sequences; continuing with" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     events = [r for r in run_log.read(tmp_path / "tight") if r.get("event") == "out of memory"]
@@ -76,17 +76,18 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     # recorded as too much.
     assert (
         again.returncode == 0
-        and "out of memory with 64" not in again.stdout
+        and "micro-batch of 64" not in again.stdout
         and "sequences at a time" in again.stdout
     )
 
 
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run")
-    run.memory.training.size = run.memory.evaluation.size = 2
-    files.write_json(tmp_path / "run/memory.json", run.memory.to_json())
-    assert small_run(char_data, tmp_path / "run").memory.training.size == 2
-    assert small_run(char_data, tmp_path / "run", "--micro_batch_size=4").memory.training.size == 4
+    run.micro_batch.training = run.micro_batch.evaluation = 2
+    files.write_json(tmp_path / "run/memory.json", run.micro_batch.to_json())
+    assert small_run(char_data, tmp_path / "run").micro_batch.training == 2
+    again = small_run(char_data, tmp_path / "run", "--micro_batch_size=4")
+    assert again.micro_batch.training == 4
 
 
 def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):

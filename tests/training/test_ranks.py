@@ -1,7 +1,5 @@
 """Several processes that train one run, started by torchrun: two and four, over gloo."""
 
-import contextlib
-import itertools
 import json
 import os
 import re
@@ -14,15 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import hardware
 from formats import run_folder, run_log
-from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, losses, run_script, train_small
 from tests.training.test_limits import BIG
-from training import buckets, distributed
-from training.step import forward_backward
+from training import distributed
 
 EXACT = [
     *SMALL,
@@ -195,57 +190,22 @@ LIMITED = (
 )
 
 
-def test_out_of_memory_in_one_process_halves_in_all_and_changes_nothing_else(char_data, tmp_path):
+def test_out_of_memory_in_one_process_ends_all_and_the_same_command_goes_on(char_data, tmp_path):
     (tmp_path / "limited.py").write_text(LIMITED)
     more = [*BIG, "--batch_size=128", f"--data_dir={char_data}"]
     free = run_script("train.py", f"--checkpoint_dir={tmp_path / 'free'}", *more)
-    tight = torchrun(2, tmp_path / "limited.py", f"--checkpoint_dir={tmp_path / 'tight'}", *more)
-    assert free.returncode == tight.returncode == 0, tight.stderr
-    halved = [r["micro_batch"] for r in run_log.read(tmp_path / "tight") if "micro_batch" in r]
-    assert halved and halved == [64 >> n for n in range(1, len(halved) + 1)], (
-        halved
-    )  # said and written once
+    assert free.returncode == 0, free.stderr
+    command = [tmp_path / "limited.py", f"--checkpoint_dir={tmp_path / 'tight'}", *more]
+    micro_batch = 64
+    while (tight := torchrun(2, *command, timeout=120)).returncode:
+        micro_batch //= 2
+        assert micro_batch, tight.stderr
+        one_message(tight, "out of memory", f"it continues with {micro_batch},", status=1)
+        assert (
+            json.loads((tmp_path / "tight/memory.json").read_text())["micro_batch"] == micro_batch
+        )
+    assert micro_batch < 64 and f"{micro_batch} sequences at a time" in tight.stdout
     assert same(losses(tmp_path / "free"), losses(tmp_path / "tight"))
-
-
-def scarce(processes, when, data, folder, *more):
-    """Train where the last process runs out of memory once; returns the run and what it saw."""
-    notes = folder.with_suffix(".json")
-    script = (ROOT / "tests/training/scarce.py", when, notes)
-    files = (f"--data_dir={data}", f"--checkpoint_dir={folder}")
-    result = torchrun(processes, *script, *files, *EXACT, "--max_steps=50", *more)
-    assert result.returncode == 0, result.stderr
-    return result, json.loads(notes.read_text())
-
-
-@pytest.mark.parametrize(
-    ("processes", "when", "sizes"),
-    [
-        (2, "backward", {"micro_batch": 2}),
-        (4, "backward", {"micro_batch": 1}),
-        (2, "evaluation", {"eval_micro_batch": 2}),
-    ],
-)
-def test_out_of_memory_in_mid_run_leaves_none_waiting(
-    char_data, tmp_path, alone, processes, when, sizes
-):
-    """Nor in the middle of a backward whose first buckets are on their way."""
-    result, seen = scarce(processes, when, char_data, tmp_path / "run")
-    assert result.stdout.count("out of memory with") == 1, result.stdout
-    halved = [r for r in run_log.read(tmp_path / "run") if r.get("event") == "out of memory"]
-    assert len(halved) == 1 and halved[0].items() >= sizes.items(), halved
-    assert when == "evaluation" or seen["sent"] > 1, seen
-    assert same(losses(tmp_path / "run"), alone)
-
-
-def test_a_step_takes_one_message_of_plain_numbers(char_data, tmp_path):
-    _, seen = scarce(2, "never", char_data, tmp_path / "run")
-    counts = seen["messages"]
-    between = [after - before for before, after in itertools.pairwise(counts)]
-    evaluations = [10, 20, 30, 40]  # each has its own three
-    assert len(between) == 49 and between == [
-        4 if n + 1 in evaluations else 1 for n in range(len(between))
-    ]
 
 
 def test_compiled_processes_have_the_losses_of_one(char_data, tmp_path, alone):
@@ -254,12 +214,17 @@ def test_compiled_processes_have_the_losses_of_one(char_data, tmp_path, alone):
     assert same(losses(tmp_path / "run"), alone)
 
 
-def test_sums_in_bfloat16_train_as_well(char_data, tmp_path, alone):
-    result = train_on(
-        2, char_data, tmp_path / "run", "--max_steps=50", "--allreduce_dtype=bfloat16"
+@pytest.mark.gpu
+def test_gradients_averaged_in_bfloat16_train_as_well(char_data, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    more = ["--max_steps=50", "--device=cuda"]
+    for dtype in ("float32", "bfloat16"):
+        result = train_on(2, char_data, tmp_path / dtype, *more, f"--allreduce_dtype={dtype}")
+        assert result.returncode == 0, result.stderr
+    (training, validation), (exact, exact_validation) = (
+        losses(tmp_path / dtype) for dtype in ("bfloat16", "float32")
     )
-    assert result.returncode == 0, result.stderr
-    (training, validation), (exact, exact_validation) = losses(tmp_path / "run"), alone
     assert training[1] == pytest.approx(exact[1], abs=1e-4)  # the loss itself is not rounded
     assert max(abs(training[step] - exact[step]) for step in exact) < 0.02
     assert validation[50] == pytest.approx(exact_validation[50], abs=0.01)
@@ -275,53 +240,26 @@ def test_muon_shared_out_has_the_losses_of_one_process(char_data, tmp_path, proc
     assert same(losses(tmp_path / "1"), losses(tmp_path / str(processes)))
 
 
-def test_buckets_go_during_the_backward_once_it_is_known_to_fit(monkeypatch):
-    monkeypatch.setattr(buckets, "SMALLEST", 10_000)
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(50, 16, 2, 2, 32))
-    x, y = torch.randint(50, (2, 4, 16))
-    cast, scaler = contextlib.nullcontext, torch.amp.GradScaler("cpu", enabled=False)
-    loss = forward_backward(model, x, y, 2, cast, scaler)
-    plain = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        ours, sent = buckets.Buckets(model.parameters(), torch.float32), []
-        ours.reserve()
-        handle = model.h[0].ln_1.weight.register_hook(lambda gradient: sent.append(ours.count))
-        for _ in range(2):
-            ours.begin(2)
-            total = forward_backward(model, x, y, 2, cast, scaler, ours)
-            assert torch.equal(ours.collect(), total) and torch.equal(total, loss)
-            for p, gradient in zip(model.parameters(), plain, strict=True):
-                assert torch.equal(p.grad, gradient) and p.grad.data_ptr() % 16 == 0
-            model.zero_grad()
-        handle.remove()
-        # In the first micro-batch none; then, but for the first step, most.
-        assert sent[:3] == [0, 0, 0] and 1 < sent[3] < len(ours.buckets)
-        assert len(ours.buckets) > 5
-    finally:
-        dist.destroy_process_group()
-
-
-def test_what_memory_one_process_remembers_all_heed(tmp_path):
+def test_what_memory_one_process_remembers_counts_for_all(tmp_path):
     code = """
-        import os, torch, config
+        import json, os, pathlib, sys, config, hardware
         from training import distributed
-        from training.memory import Memory
+        from training.memory import MicroBatch
         distributed.init()
         assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"  # torchrun says 1
-        known = {"device": "another GPU"}
-        for _ in range(2):  # what the first has written, the second time
-            memory = Memory(config.Config(), torch.device("cpu"), 8, known, torch.nn.Linear(1, 1))
-            if distributed.is_main:
-                known = memory.to_json() | {"micro_batch": 4, "eval_micro_batch": 2}
-        sizes = [memory.training.size, memory.evaluation.size]
-        print(*map(distributed.gather, sizes), flush=True)
-        distributed.end(0)
+        folder = pathlib.Path(sys.argv[1], str(distributed.rank))
+        c, device = config.Config(batch_size=16), hardware.open_device("cpu", "float32")
+        sizes = MicroBatch(c, device, folder)
+        if distributed.is_main:
+            folder.mkdir()
+            known = sizes.to_json() | {"micro_batch": 4, "eval_micro_batch": 2}
+            (folder / "memory.json").write_text(json.dumps(known))
+        sizes = MicroBatch(c, device, folder)
+        print(*map(distributed.gather, (sizes.training, sizes.evaluation)), flush=True)
+        distributed.exit_process(0)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(code))
-    result = torchrun(2, tmp_path / "script.py", OMP_NUM_THREADS="1")
+    result = torchrun(2, tmp_path / "script.py", tmp_path, OMP_NUM_THREADS="1")
     assert result.stdout.split("\n")[0] == "[4.0, 4.0] [2.0, 2.0]", result.stderr
 
 
@@ -336,7 +274,6 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch):
 def test_signals_are_heard_while_a_gpu_is_waited_for(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", 2)
     heard = []
-    monkeypatch.setitem(distributed.told, "signal", 0)
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append(time.monotonic()))
     try:
         torch.cuda._sleep(4_000_000_000)  # about two seconds
@@ -368,13 +305,13 @@ def test_an_error_is_said_once(char_data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_must_begin_with_the_same_weights(char_data, tmp_path):
+def test_processes_must_have_the_same_settings(char_data, tmp_path):
     (tmp_path / "other.py").write_text(
         "import os, sys, train; train.main([*sys.argv[1:], '--seed=' + os.environ['RANK']])"
     )
     files = (f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}")
     result = torchrun(2, tmp_path / "other.py", *files, *EXACT)
-    one_message(result, "begin with different weights", status=1)
+    one_message(result, "do not see the same settings", status=1)
 
 
 def test_what_fails_in_one_process_ends_all(char_data, tmp_path):

@@ -98,7 +98,7 @@ run.trainer.step()
 moved = all(distributed.gather(any(not torch.equal(a, b) for a, b in zip(before, after))))
 print("bad steps:", int(run.trainer.counts.bad_total), same, moved)
 distributed.gather(0)
-distributed.end(0)
+distributed.exit_process(0)
 """
 
 
@@ -184,7 +184,7 @@ def test_out_of_memory_in_one_process_ends_all_with_a_sentence(char_data, tmp_pa
         "--shard=True",
         timeout=60,
     )
-    one_message(result, "128 sequences at once", "--micro_batch_size=64", status=1)
+    one_message(result, "a micro-batch of 128 sequences", "it continues with 64", status=1)
 
 
 def test_where_compiling_fails_all_end_with_a_sentence(char_data, tmp_path):
