@@ -218,13 +218,6 @@ class Recorder:
             tqdm.write(terminal.samples(answers))
         sys.stdout.flush()
 
-    def halved(self, sizes: dict) -> None:
-        """Record a smaller micro-batch, also in memory.json for the next start."""
-        self.record({"event": "out of memory", **sizes})
-        if distributed.is_main:
-            with self.tolerate_disk():
-                files.write_json(self.run.folder / "memory.json", self.run.memory.to_json())
-
     def profile(self, table: str, seconds: dict) -> None:
         """Show and record what --profile found."""
         print(f"\n{table}", flush=True)
