@@ -1,7 +1,7 @@
-"""The same model with less memory: layers computed twice, and a loss without all the logits.
+"""The same model in less memory: layers computed twice, and a loss without all the logits.
 
-Each function changes a model in place, and none changes its parameters, its losses or its
-checkpoints. model.py knows nothing of it.
+Each function changes a model in place, and none changes its parameters, losses or checkpoints.
+model.py knows nothing of it.
 """
 
 import torch
@@ -12,7 +12,7 @@ from model import GPT, IGNORE, cross_entropy
 
 
 def use_activation_checkpointing(model: GPT) -> None:
-    """Keep each layer's input only, and compute the layer again when the backward pass needs it.
+    """Keep each layer's input only, and compute the layer again for the backward pass.
 
     Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". A step takes a third more
     products of the layers.
@@ -23,18 +23,18 @@ def use_activation_checkpointing(model: GPT) -> None:
 
 def checkpointed(block):
     """The forward of a layer that keeps its input only while training."""
-    plain, random = block.forward, block.attn.dropout > 0
+    plain, has_dropout = block.forward, block.attn.dropout > 0
 
     def forward(x, rotary=None, cache=None):
         if not (block.training and torch.is_grad_enabled()):
             return plain(x, rotary, cache)
-        return checkpoint(plain, x, rotary, use_reentrant=False, preserve_rng_state=random)
+        return checkpoint(plain, x, rotary, use_reentrant=False, preserve_rng_state=has_dropout)
 
     return forward
 
 
 def use_chunked_loss(model: GPT, chunks: int) -> None:
-    """Compute head and loss in so many parts of the tokens, one after the other."""
+    """Compute head and loss in this many chunks of the tokens, one after the other."""
     plain = model.head
 
     def head(x, targets=None):
@@ -47,32 +47,30 @@ def use_chunked_loss(model: GPT, chunks: int) -> None:
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The mean cross-entropy of y w^T against targets, where only a part of the logits lives.
+    """The mean cross-entropy of y w^T against targets, with the logits of one chunk at a time.
 
-    As each part's logits are there, so are their gradients, and the products with these follow at
-    once: no product is computed twice, and what the backward pass keeps is the gradient of y and of
-    w (Hsu et al., 2024, "Liger Kernel").
+    The gradients of y and w are computed in the forward, while a chunk's logits exist: no product
+    is computed twice (Hsu et al., 2024, "Liger Kernel").
 
-    y: [N, C]. w: [V, C]. targets: int64 [N], IGNORE where nothing is to be predicted.
+    y: [N, C]. w: [V, C]. targets: int64 [N], IGNORE where there is nothing to predict.
     """
 
     @staticmethod
     def forward(ctx, y, w, targets, chunks):
         dtype = product_dtype(y)
-        low = w.to(dtype)
+        w_low = w.to(dtype)
+        ids = torch.arange(w.size(0), device=w.device)
         total = torch.zeros((), device=y.device)
         y_gradients, w_gradient = [], torch.zeros_like(w)
-        for part, wanted in zip(y.to(dtype).chunk(chunks), targets.chunk(chunks), strict=True):
-            counts = wanted != IGNORE
-            wanted = torch.where(counts, wanted, 0)
-            log_p = (part @ low.t()).float().log_softmax(dim=-1)  # [n, V], fused by the compiler
-            picked = log_p.gather(1, wanted.unsqueeze(1)).squeeze(1)
-            total = total - (picked * counts).sum()
-            ids = torch.arange(w.size(0), device=w.device)
-            gradient = log_p.exp() - (ids == wanted.unsqueeze(1)).float()  # of the logits
-            gradient = (gradient * counts.unsqueeze(1)).to(dtype)
-            y_gradients.append(gradient @ low)
-            w_gradient = w_gradient + gradient.t() @ part
+        for y_chunk, target in zip(y.to(dtype).chunk(chunks), targets.chunk(chunks), strict=True):
+            counts = target != IGNORE
+            target = torch.where(counts, target, 0).unsqueeze(1)
+            log_p = (y_chunk @ w_low.t()).float().log_softmax(dim=-1)  # [n, V], one fused kernel
+            total = total - (log_p.gather(1, target).squeeze(1) * counts).sum()
+            logits_gradient = log_p.exp() - (ids == target).float()
+            logits_gradient = (logits_gradient * counts.unsqueeze(1)).to(dtype)
+            y_gradients.append(logits_gradient @ w_low)
+            w_gradient = w_gradient + logits_gradient.t() @ y_chunk
         count = (targets != IGNORE).sum().clamp(min=1)
         ctx.save_for_backward(torch.cat(y_gradients), w_gradient, count)
         ctx.dtypes = y.dtype, w.dtype
@@ -80,16 +78,15 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream):
-        """The gradients of y and w, which forward has computed, times that of the loss."""
         y_gradient, w_gradient, count = ctx.saved_tensors
         y_dtype, w_dtype = ctx.dtypes
         scale = upstream / count
-        of_y = (y_gradient.float() * scale).to(y_dtype)
-        return of_y, (w_gradient * scale).to(w_dtype), None, None
+        y_gradient = (y_gradient.float() * scale).to(y_dtype)
+        return y_gradient, (w_gradient * scale).to(w_dtype), None, None
 
 
 def product_dtype(x) -> torch.dtype:
-    """The dtype of matrix products with x here: autocast's, or its own."""
+    """The dtype of matrix products with x: autocast's, or its own."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -98,8 +95,8 @@ def product_dtype(x) -> torch.dtype:
 def use_aligned_head(model: GPT) -> None:
     """Multiply with a multiple of 64 rows of the head while training.
 
-    Hugging Face's GPT-2 has 50,257 rows, which tensor cores read slowly. The rows added are zeros,
-    and their logits are cut off.
+    Tensor cores are slow on the 50,257 rows of Hugging Face's GPT-2. The added rows are zeros, and
+    their logits are cut off.
     """
     plain, rows = model.head, model.config.vocab_size
 

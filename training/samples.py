@@ -1,4 +1,4 @@
-"""What the model makes of sample_prompts, at each evaluation."""
+"""The answers to sample_prompts, at each evaluation."""
 
 from config import ConfigError
 from generating.text import complete_text
@@ -24,10 +24,10 @@ def check_prompts(tokenizer: Tokenizer, prompts: list[str]) -> None:
 def answer_prompts(
     model: GPT, tokenizer: Tokenizer, prompts: list[str], seed: int, cast
 ) -> list[dict]:
-    """[{"prompt", "text"}] for each prompt; none where memory does not suffice.
+    """[{"prompt", "text"}] for each prompt; none where memory runs out.
 
-    Every process has to call it, and the first one answers. The answers differ between evaluations
-    by the weights alone. cast: makes an autocast context.
+    Every process calls it, as a sharded model is put together first; the first process answers.
+    From the same weights the answers are the same. cast: makes an autocast context.
     """
     if not prompts:
         return []
