@@ -1,7 +1,7 @@
 """A model and its tokenizer as one GGUF file, which llama.cpp, Ollama and LM Studio run.
 
-The layout of the file and the names of its tensors are those of the package `gguf`; here is what of
-ours goes where. Knows tensors, shapes and tokenizers; no run.
+The package `gguf` knows the layout of the file and the names of its tensors; this file knows what
+of ours goes where. Knows tensors, shapes and tokenizers; no run.
 """
 
 from pathlib import Path
@@ -16,20 +16,16 @@ from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
 
-# What the matrices are stored as; norms, biases and positions are float32.
+# The type of the matrices, and of the file; norms, biases and positions are float32.
+F32 = gguf.GGMLQuantizationType.F32
 TYPES = {
-    "f32": gguf.GGMLQuantizationType.F32,
-    "f16": gguf.GGMLQuantizationType.F16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "f32": (F32, gguf.LlamaFileType.ALL_F32),
+    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
-FILE_TYPES = {
-    "f32": gguf.LlamaFileType.ALL_F32,
-    "f16": gguf.LlamaFileType.MOSTLY_F16,
-    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-}
-BLOCK = 32  # q8_0 stores a row in blocks of so many numbers
+BLOCK = 32  # numbers; q8_0 stores a row in such blocks
 ARCHES = {"gpt2": gguf.MODEL_ARCH.GPT2, "qwen3": gguf.MODEL_ARCH.QWEN3}
-# How text is cut into words before merging: the expression, and llama.cpp's name for it.
+# How text is split into words before merging: the expression, and llama.cpp's name for it.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,9 +61,9 @@ def write(
 
 
 def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
-    """llama.cpp's name for the way in which the tokenizer cuts words.
+    """llama.cpp's name for how the tokenizer splits words.
 
-    Raises CheckpointError for what GGUF cannot hold.
+    Raises CheckpointError for what GGUF cannot hold, and where the file exists.
     """
     if path.exists():
         raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
@@ -79,15 +75,14 @@ def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str
     odd = [f"{name} = {width}" for name, width in widths.items() if width % BLOCK]
     if kind == "q8_0" and odd:
         raise CheckpointError(
-            f"{', '.join(odd)}: q8_0 stores rows in blocks of {BLOCK} numbers, so the width must be"
-            " a multiple of that; take --gguf_type f16"
+            f"{', '.join(odd)}: q8_0 needs multiples of {BLOCK}; take --gguf_type f16"
         )
     if tokenizer.kind == "char":
         return "gpt-2"
     if tokenizer.pattern not in PRE:
         raise CheckpointError(
-            "llama.cpp knows the way in which GPT-2 and Qwen cut text into words; this tokenizer"
-            f" has another ({tokenizer.pattern!r}), so the file would encode prompts differently"
+            f"the tokenizer splits words by {tokenizer.pattern!r}; llama.cpp knows the expressions"
+            " of GPT-2 and Qwen only, and would encode prompts differently"
         )
     return PRE[tokenizer.pattern]
 
@@ -95,7 +90,7 @@ def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str
 def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
     """What llama.cpp builds the model from."""
     writer.add_name(name)
-    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_file_type(TYPES[kind][1])
     writer.add_context_length(config.block_size)
     writer.add_embedding_length(config.n_embd)
     writer.add_block_count(config.n_layer)
@@ -112,7 +107,7 @@ def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
 
 
 def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
-    """Vocabulary and merges, in the byte-level alphabet that tokenizer.json has too."""
+    """Vocabulary and merges, in the byte-level alphabet of tokenizer.json."""
     vocab, merges = characters_as_bytes(tokenizer) if tokenizer.kind == "char" else bpe(tokenizer)
     tokens = [f"<|unused{i}|>" for i in range(tokenizer.vocab_size)]
     types = [gguf.TokenType.UNUSED] * tokenizer.vocab_size
@@ -142,13 +137,10 @@ def bpe(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
 
 
 def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """A character-level tokenizer as byte-level BPE.
-
-    The merges put together the bytes of each character, from the left.
-    """
+    """A character-level tokenizer as byte-level BPE: merges join each character's bytes."""
     as_char = {byte: char for char, byte in byte_alphabet().items()}
     vocab = {}
-    # llama.cpp wants one merge at least; no UTF-8 has this byte. A dict, to keep each merge once.
+    # llama.cpp needs at least one merge; no UTF-8 has this byte. A dict, to keep each merge once.
     merges = {f"{as_char[0xC0]} {as_char[0xC0]}": None}
     for char, i in tokenizer.description["model"]["vocab"].items():
         if i == tokenizer.eot_id:
@@ -165,8 +157,9 @@ def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor], kin
     names = gguf.get_tensor_name_map(ARCHES[config.arch], config.n_layer)
     for theirs, tensor in tensors.items():
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        if config.arch == "gpt2" and huggingface.is_transposed(theirs):
+        if huggingface.is_transposed(config.arch, theirs):
             tensor = tensor.t().contiguous()
-        stored = TYPES[kind] if tensor.dim() == 2 and "position" not in name else TYPES["f32"]
+        is_matrix = tensor.dim() == 2 and "position" not in name
+        stored = TYPES[kind][0] if is_matrix else F32
         data = gguf.quants.quantize(tensor.numpy(), stored)
         writer.add_tensor(name, data, raw_dtype=stored)

@@ -6,6 +6,7 @@ in shards. Reads it with torch alone and executes nothing. Knows tensors and sha
 are trained.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable
@@ -38,8 +39,8 @@ SHAPES = {
         "head_dim": "head_dim",
     },
 }
-TIED = {"gpt2": True, "qwen3": False}  # what a config.json without tie_word_embeddings means
-# What model.py builds, by their names. A config.json that lacks one of these means the first value.
+TIED = {"gpt2": True, "qwen3": False}  # where config.json lacks tie_word_embeddings
+# The only values that model.py builds; the first is that of a config.json without the name.
 FIXED = {
     "gpt2": {
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
@@ -57,7 +58,7 @@ FIXED = {
     },
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}
-# Where our tensors of a Qwen3 layer are theirs, one below the other.
+# A tensor of our Qwen3 holds these of theirs, one below the other.
 QWEN3_LAYER = {
     "ln_1.weight": ["input_layernorm.weight"],
     "attn.c_attn.weight": [f"self_attn.{part}_proj.weight" for part in "qkv"],
@@ -73,6 +74,9 @@ QWEN3_REST = {
     "ln_f.weight": ["model.norm.weight"],
     "lm_head.weight": ["lm_head.weight"],
 }
+# GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear.
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks in old GPT-2 files
 # The files of a folder.
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
@@ -88,23 +92,25 @@ DTYPES = {
 }
 
 
+# -- config.json -----------------------------------------------------------------------------------
+
+
 def read_config(folder: Path) -> GPTConfig:
     """The shape in a config.json.
 
-    Raises CheckpointError listing all that model.py does not build.
+    Raises CheckpointError for what is missing, and listing all that model.py does not build.
     """
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     arch = values["model_type"]
-    if not isinstance(arch, str) or arch not in SHAPES:
-        known = " and ".join(map(repr, SHAPES))
+    if arch not in list(SHAPES):
         raise CheckpointError(
-            f"{path} describes the architecture {arch!r}; only {known} can be loaded here"
+            f"{path} describes the architecture {arch!r}; only gpt2 and qwen3 can be loaded"
         )
     try:
-        odd = _without_counterpart(arch, values)
+        odd = _not_built_here(arch, values)
         if odd:
-            raise CheckpointError(f"{path}: {', '.join(odd)}; model.py has no counterpart to that")
+            raise ValueError(f"{', '.join(odd)}; model.py does not build that")
         shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
         if arch == "gpt2":
             shape["n_inner"] = values.get("n_inner")
@@ -113,16 +119,14 @@ def read_config(folder: Path) -> GPTConfig:
             shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
         tied = values.get("tie_word_embeddings", TIED[arch])
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
-    except CheckpointError:
-        raise
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # values of another type
+    except (TypeError, ValueError, AttributeError) as error:  # values of another type, too
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _without_counterpart(arch, values):
-    """What a config.json asks for that model.py does not build, in words."""
+def _not_built_here(arch, values):
+    """What a config.json asks for and model.py does not build, in words."""
     odd = []
     for name, allowed in FIXED[arch].items():
         value = values.get(name, allowed[0])
@@ -153,102 +157,77 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     return values
 
 
+# -- tensors ---------------------------------------------------------------------------------------
+
+
 def to_hf(
     config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int
 ) -> dict[str, torch.Tensor]:
     """A model's tensors under their names and in their layout, float32.
 
-    Ids from vocab_size on, padding, are left out. GPT-2 has biases; those that the model has not
-    are zeros, which compute the same.
+    Ids from vocab_size on, padding, are left out. A GPT-2 without biases gets biases of zeros.
     """
+    if config.arch == "gpt2":
+        with_biases = expected_shapes(dataclasses.replace(config, bias=True))
+        missing = with_biases.keys() - tensors.keys()
+        tensors = tensors | {name: torch.zeros(with_biases[name]) for name in missing}
     out = {}
     for name, tensor in tensors.items():
         if name == "lm_head.weight" and config.tie_weights:
             continue
         if name in ("wte.weight", "lm_head.weight"):
             tensor = tensor[:vocab_size]
-        if config.arch == "gpt2":
-            theirs = name if name == "lm_head.weight" else f"transformer.{name}"
-            out[theirs] = (tensor.t() if is_transposed(name) else tensor).float().contiguous()
-        else:
-            parts = tensor.split(part_sizes(config, name, tensor))
-            for theirs, part in zip(qwen3_names(name), parts, strict=True):
-                out[theirs] = part.float().contiguous()
-    if config.arch == "gpt2" and not config.bias:
-        _add_zero_biases(out)
+        if is_transposed(config.arch, name):
+            tensor = tensor.t()
+        names = their_names(config.arch, name)
+        for theirs, part in zip(names, _split(config, tensor, len(names)), strict=True):
+            out[theirs] = part.float().contiguous()
     return out
-
-
-def _add_zero_biases(tensors):
-    """Biases of zeros for every LayerNorm and Conv1D of a GPT-2, under their names."""
-    for name in list(tensors):
-        if name.endswith(".weight") and (".ln_" in name or ".h." in name):
-            width = tensors[name].size(-1)  # of a LayerNorm, or of the outputs of a Conv1D
-            tensors[name.removesuffix("weight") + "bias"] = torch.zeros(width)
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Their tensors under our names and in our layout, float32.
 
-    The causal masks in old GPT-2 files are left out. What has no place in our model keeps its name,
-    for check_tensors to find.
+    What has no place in our model keeps its name, for check_tensors to find.
     """
-    out = _from_gpt2(tensors) if config.arch == "gpt2" else _from_qwen3(config, tensors)
+    left = {}
+    for name, tensor in tensors.items():
+        if config.arch == "gpt2" and not name.startswith(("transformer.", "lm_head.")):
+            name = f"transformer.{name}"  # as in the first GPT-2 files
+        if not name.endswith(MASKS):
+            left[name] = tensor
+    out = {}
+    for name in expected_shapes(config):
+        names = their_names(config.arch, name)
+        if all(theirs in left for theirs in names):
+            tensor = torch.cat([left.pop(theirs).float() for theirs in names])
+            out[name] = tensor.t().contiguous() if is_transposed(config.arch, name) else tensor
     if config.tie_weights and "wte.weight" in out:
         out["lm_head.weight"] = out["wte.weight"]
-    return out
-
-
-def _from_gpt2(tensors):
-    out = {}
-    for theirs, tensor in tensors.items():
-        if theirs.endswith((".attn.bias", ".attn.masked_bias")):
-            continue
-        name = theirs.removeprefix("transformer.")
-        out[name] = (tensor.t().contiguous() if is_transposed(name) else tensor).float()
-    return out
-
-
-def _from_qwen3(config, tensors):
-    out, left = {}, dict(tensors)
-    for name in expected_shapes(config):
-        theirs = qwen3_names(name)
-        if all(part in left for part in theirs):
-            out[name] = torch.cat([left.pop(part).float() for part in theirs])
-    if config.tie_weights:
-        left.pop("lm_head.weight", None)
     return out | left
 
 
-def is_transposed(name: str) -> bool:
-    """Whether their tensor is ours transposed.
-
-    GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear.
-    """
-    return name.endswith(
-        ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-    )
+def is_transposed(arch: str, name: str) -> bool:
+    """Whether their tensor is ours transposed. name: ours or theirs."""
+    return arch == "gpt2" and name.endswith(TRANSPOSED)
 
 
-def qwen3_names(name: str) -> list[str]:
-    """What a tensor of ours is called in Qwen3's format.
-
-    Several names where it holds several of theirs.
-    """
+def their_names(arch: str, name: str) -> list[str]:
+    """What a tensor of ours is called there; several names where it holds several of theirs."""
+    if arch == "gpt2":
+        return [name if name == "lm_head.weight" else f"transformer.{name}"]
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
     if not layer:
         return QWEN3_REST[name]
     return [f"model.layers.{layer[1]}.{part}" for part in QWEN3_LAYER[layer[2]]]
 
 
-def part_sizes(config: GPTConfig, name: str, tensor: torch.Tensor) -> list[int]:
-    """The rows of each of their tensors in one of ours."""
-    if name.endswith("c_attn.weight"):
+def _split(config, tensor, count):
+    """Their `count` tensors in one of ours: queries, keys and values, or equal parts."""
+    if count == 3:
         heads = (config.n_head, config.n_kv_head, config.n_kv_head)
-        return [number * config.head_dim for number in heads]
-    if name.endswith("c_fc.weight"):
-        return [config.n_inner, config.n_inner]
-    return [len(tensor)]
+        return tensor.split([number * config.head_dim for number in heads])
+    return tensor.chunk(count)
 
 
 def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
@@ -273,11 +252,16 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
         )
 
 
+# -- files -----------------------------------------------------------------------------------------
+
+
 def needed(names: Iterable[str]) -> list[str]:
     """Those of the files of a folder in this format that are read."""
-    forms = (SAFETENSORS, BINARIES)
-    weights = ([name for name in names if form.fullmatch(name)] for form in forms)
-    return [name for name in names if name in BESIDE_WEIGHTS] + next(filter(None, weights), [])
+    names = list(names)
+    weights = [name for name in names if SAFETENSORS.fullmatch(name)]
+    if not weights:
+        weights = [name for name in names if BINARIES.fullmatch(name)]
+    return [name for name in names if name in BESIDE_WEIGHTS] + weights
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Weights to start from: a checkpoint of ours, or a folder in Hugging Face's format.
 
-What the folders look like is in formats/run_folder.py and formats/huggingface.py. Of what lies at
-an address there will be a copy on this disk.
+formats/run_folder.py and formats/huggingface.py know these folders. An address is copied to this
+disk first.
 """
 
 import sys
@@ -21,9 +21,9 @@ from tokenizer_bpe import Tokenizer
 
 @dataclass
 class Pretrained:
-    """What can be started from.
+    """Weights to start from.
 
-    config: its shape. tensors: float32, under the names of model.GPT. tokenizer: None where the
+    config: their shape. tensors: float32, under the names of model.GPT. tokenizer: None where the
     folder has none.
     """
 
@@ -33,7 +33,7 @@ class Pretrained:
     tokenizer: Tokenizer | None
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
-        """The tensors for a context of at most its own: of learned positions, the first."""
+        """The tensors for a context of at most their own: of learned positions, the first."""
         tensors = dict(self.tensors)
         if "wpe.weight" in tensors:
             tensors["wpe.weight"] = tensors["wpe.weight"][:block_size]
@@ -48,23 +48,23 @@ def load(path: str | Path) -> Pretrained:
     another architecture, and for files that hold more than tensors.
     """
     path = Path(fetched(path) if protocol_of(str(path)) else path)
-    if "model_type" in (files.read_json(path / "config.json") or {}):
-        return load_hf(path)
-    folder = run_folder.find(path)
-    state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
-    config = run_folder.read_shape(folder, state)
-    tensors = run_folder.load_tensors(folder / "model.pt")
-    huggingface.check_tensors(folder, config, tensors)
-    return Pretrained(folder, config, tensors, Tokenizer.load(folder / "tokenizer.json"))
+    if is_hf(path):
+        config = huggingface.read_config(path)
+        tensors = huggingface.from_hf(config, huggingface.read_tensors(path))
+        has_tokenizer = (path / "tokenizer.json").exists() or (path / "vocab.json").exists()
+    else:
+        path = run_folder.find(path)
+        state = run_folder.read_state(path, ("model.pt", "tokenizer.json"))
+        config = run_folder.read_shape(path, state)
+        tensors = run_folder.load_tensors(path / "model.pt")
+        has_tokenizer = True
+    huggingface.check_tensors(path, config, tensors)
+    return Pretrained(path, config, tensors, Tokenizer.load(path) if has_tokenizer else None)
 
 
-def load_hf(folder: Path) -> Pretrained:
-    """A folder in Hugging Face's format. Raises as `load` does."""
-    config = huggingface.read_config(folder)
-    tensors = huggingface.from_hf(config, huggingface.read_tensors(folder))
-    huggingface.check_tensors(folder, config, tensors)
-    has_tokenizer = (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists()
-    return Pretrained(folder, config, tensors, Tokenizer.load(folder) if has_tokenizer else None)
+def is_hf(folder: Path) -> bool:
+    """Whether the folder is in Hugging Face's format: its config.json names an architecture."""
+    return "model_type" in (files.read_json(folder / "config.json") or {})
 
 
 def fetched(address: str) -> Path:
@@ -79,7 +79,7 @@ def fetched(address: str) -> Path:
         there = Folder(address)
         with FileLock(here / ".lock"):
             there.get_small(("config.json",), here)
-            if "model_type" not in (files.read_json(here / "config.json") or {}):
+            if not is_hf(here):
                 return mirror.find(address)
             finished = here / ".finished"
             if not finished.exists() or finished.stat().st_mtime < asked:
