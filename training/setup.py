@@ -92,9 +92,10 @@ def build(config: Config) -> Run:
     folder = Path(config.checkpoint_dir)
     check_installed(config)
     device = open_device(config)
-    data = open_data(config, device)
     checkpoint = find_checkpoint(config)
-    state = open_model(config, data, device, checkpoint)
+    weights = open_weights(config, checkpoint)
+    data = open_data(config, device)
+    state = open_model(config, data, device, checkpoint, weights)
     log, best = read_past(folder, state.progress.step)
     schedule = make_schedule(config, state.progress, data, log)
     check_same_on_all_ranks(config, schedule, data.meta)
@@ -167,14 +168,31 @@ def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
 # -- model -----------------------------------------------------------------------------------------
 
 
-def open_model(config: Config, data: Data, device: Device, checkpoint: Checkpoint | None) -> State:
-    """Model, optimiser and counters: from `checkpoint`, else from init_from, else new ones."""
-    weights = None
-    if config.init_from and not checkpoint:
-        weights = pretrained.load(config.init_from)
+def open_weights(config: Config, checkpoint: Checkpoint | None) -> pretrained.Pretrained | None:
+    """The weights of init_from where a run begins with them.
+
+    With init_from the shape's settings, block_size among them, are those of weights or checkpoint.
+    """
+    if not config.init_from:
+        return None
+    if checkpoint:
+        fill_shape(config, checkpoint.shape)
+        return None
+    weights = pretrained.load(config.init_from)
+    fill_shape(config, weights.config)
+    return weights
+
+
+def open_model(
+    config: Config,
+    data: Data,
+    device: Device,
+    checkpoint: Checkpoint | None,
+    weights: pretrained.Pretrained | None,
+) -> State:
+    """Model, optimiser and counters: from `checkpoint`, else from `weights`, else new ones."""
+    if weights:
         check_fits(weights, config, data.tokenizer)
-    if config.init_from:
-        fill_shape(config, checkpoint.shape if checkpoint else weights.config)
     shape = model_shape(config, data.meta.vocab_size, checkpoint, weights)
     if checkpoint:
         check_same(checkpoint, config, shape, data.meta.identity())
