@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import json
 import math
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from tqdm import tqdm
 from formats.files import check_room, whole, write_json
 
 FORMAT = 1
-CHUNK = 1 << 24  # bytes unpacked at a time
+LARGEST_VOCABULARY = {"uint16": 1 << 16, "int32": 1 << 31}  # that a .bin of the dtype can hold
 # What a mask says of a token, as bits.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
+CHUNK = 1 << 24  # bytes unpacked at a time
 
 
 class DataError(ValueError):
@@ -31,7 +33,7 @@ class DataError(ValueError):
 
 @dataclass
 class Mask:
-    """The file beside a .bin that holds conversations: a byte for each token, of the bits above.
+    """The file next to a .bin that holds conversations: a byte for each token, of the bits above.
 
     tokens, text_bytes: how many of the tokens are in replies, and their UTF-8 bytes of text.
     compressed: as of a Split.
@@ -62,7 +64,7 @@ class Split:
     mask: Mask | None = None
 
     def counted(self, loss_on: str) -> "Split | Mask":
-        """What of the tokens a loss counts. loss_on: the setting of that name."""
+        """The tokens that a loss counts. loss_on: the setting of that name."""
         if loss_on == "all":
             return self
         return self.mask or Mask(file="", tokens=0, text_bytes=0, sha256="")
@@ -106,7 +108,7 @@ class Meta:
 
 def dtype_for(vocab_size: int) -> str:
     """The smallest of the two types on disk that holds every id: "uint16" or "int32"."""
-    return "uint16" if vocab_size <= 65536 else "int32"
+    return "uint16" if vocab_size <= LARGEST_VOCABULARY["uint16"] else "int32"
 
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
@@ -115,7 +117,7 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
     for split in values["splits"].values():
         for described in (split, split["mask"] or {}):
             for name in ("compressed", "mask"):
-                if not described.get(name, True):
+                if name in described and not described[name]:
                     del described[name]
     write_json(Path(folder) / "meta.json", values)
 
@@ -123,8 +125,8 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
 def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
     """Read meta.json and check it against the files next to it.
 
-    weights: whose tokenizer the data is to have, for what to type where there is none. Raises
-    DataError for all that does not fit together.
+    weights: whose tokenizer the data is to have, for the command that prepares it. Raises DataError
+    for all that does not fit together.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -141,15 +143,12 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
         ) from None
     if meta.format != FORMAT:
         raise DataError(
-            f"{path} has format {meta.format}, this code reads format {FORMAT}; prepare the data"
-            " again"
+            f"{path} has format {meta.format}, this code reads {FORMAT}; prepare the data again"
         )
-    if meta.dtype not in ("uint16", "int32"):
-        raise DataError(f"{path}: dtype = {meta.dtype!r}, but a .bin holds uint16 or int32")
-    if meta.vocab_size > 65536 and meta.dtype == "uint16":
+    if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
         raise DataError(
-            f"{path}: dtype uint16 cannot hold a vocabulary of {meta.vocab_size}; one of the two is"
-            " wrong"
+            f"{path}: dtype {meta.dtype} cannot hold a vocabulary of {meta.vocab_size:,};"
+            " prepare the data again"
         )
     for split in meta.splits.values():
         _check_file(folder, split, split.tokens, meta.dtype)
@@ -165,48 +164,24 @@ def _split(values):
 
 
 def _check_file(folder, described, tokens, dtype):
-    """Raises DataError unless a .bin, or a copy that stands in for it, is there in its size.
+    """Raises DataError unless a .bin, or the .gz that stands in for it, is there in its size.
 
     described: a Split or its Mask.
     """
-    if (folder / described.file).exists():
-        _check_size(folder, described, tokens, dtype)
-    else:
-        _check_copy(folder, described)
-
-
-def _check_size(folder, described, tokens, dtype):
-    """Raises DataError unless the .bin has the size that it should have."""
-    path, meta = folder / described.file, folder / "meta.json"
-    size, expected = path.stat().st_size, tokens * np.dtype(dtype).itemsize
-    if size == expected:
-        return
-    other = "int32" if dtype == "uint16" else "uint16"
-    if dtype != "uint8" and size == tokens * np.dtype(other).itemsize:
-        hint = f"the file fits dtype {other}, so meta.json is wrong or belongs to another file"
-    elif size < expected:
-        hint = "it is cut off or still being copied"
-    else:
-        hint = "it is longer than it should be"
-    raise DataError(
-        f"{path} has {size:,} bytes, but {meta} says {tokens:,} {dtype} tokens ="
-        f" {expected:,} bytes: {hint}"
-    )
-
-
-def _check_copy(folder, described):
-    """Raises DataError unless a whole compressed copy stands in for the missing .bin."""
-    copy = folder / described.compressed["file"] if described.compressed else None
-    if copy is None or not copy.exists():
+    path, expected = folder / described.file, tokens * np.dtype(dtype).itemsize
+    if not path.exists() and described.compressed:
+        path, expected = folder / described.compressed["file"], described.compressed["bytes"]
+    if not path.exists():
         raise DataError(
-            f"{folder / described.file} is missing, though {folder / 'meta.json'} names it; copy it"
-            " here or prepare the data again"
+            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare"
+            " the data again"
         )
-    size, expected = copy.stat().st_size, described.compressed["bytes"]
+    size = path.stat().st_size
     if size != expected:
         raise DataError(
-            f"{copy} has {size:,} bytes, but meta.json says {expected:,}: it is cut off or still"
-            " being copied"
+            f"{path} has {size:,} bytes instead of {expected:,} ({tokens:,} {dtype} tokens): it is"
+            " cut off, still being copied, or not the file that meta.json describes; copy both"
+            " again, or prepare the data again"
         )
 
 
@@ -242,23 +217,16 @@ def _unpack(copy, path, size):
 
 
 def _what_to_run(folder, weights):
-    """What to type where a folder holds no prepared data. weights: as in read_meta."""
-    prepared = sorted(p.parent.as_posix() for p in Path("data").glob("*/meta.json"))
-    there = "prepared here: " + ", ".join(prepared) if prepared else "nothing is prepared yet"
+    """The command for a folder that holds no prepared data. weights: as in read_meta."""
+    out = folder.as_posix()
+    presets = sorted((Path(__file__).parent.parent / "config").glob("*.py"))
+    comments = "\n".join(path.read_text(encoding="utf-8") for path in presets)
+    found = re.search(rf"python prepare_data.py .*--out {re.escape(out)}$", comments, re.MULTILINE)
+    command = found[0] if found else f"python prepare_data.py YOUR_TEXT --out {out}"
     if weights:
-        command = f"python prepare_data.py YOUR_TEXT --tokenizer {weights} --out {folder}"
-    else:
-        command = _of_a_preset(folder) or f"python prepare_data.py YOUR_TEXT --out {folder}"
-    state = "is not a finished data set (no meta.json)" if folder.exists() else "does not exist"
-    return f"data folder {folder} {state}; run\n  {command}\n({there})"
-
-
-def _of_a_preset(folder):
-    """The command that prepares a folder, from the first lines of the presets; None if of none."""
-    out = f"--out {folder.as_posix()}"
-    for preset in sorted((Path(__file__).parent.parent / "config").glob("*.py")):
-        for line in preset.read_text(encoding="utf-8").splitlines():
-            command = line.removeprefix("#").strip()
-            if command.startswith("python prepare_data.py") and command.endswith(out):
-                return command
-    return None
+        command = f"python prepare_data.py YOUR_TEXT --tokenizer {weights} --out {out}"
+    prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
+    return (
+        f"{out} holds no prepared data (no meta.json); run\n  {command}\n"
+        f"prepared here: {', '.join(prepared) or 'nothing'}"
+    )

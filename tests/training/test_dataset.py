@@ -82,28 +82,32 @@ def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
 
 
 def test_what_does_not_fit_together_is_named(tmp_path):
-    make(tmp_path / "a")
-    meta = json.loads((tmp_path / "a/meta.json").read_text())
+    folder = tmp_path / "a"
+    ids = make(folder)
+    meta = json.loads((folder / "meta.json").read_text())
 
-    def fails(*words, **changes):
-        (tmp_path / "a/meta.json").write_text(json.dumps(meta | changes))
+    def fails(*words, location="ram", **changes):
+        (folder / "meta.json").write_text(json.dumps(meta | changes))
         with pytest.raises(DataError) as error:
-            Dataset(tmp_path / "a", read_meta(tmp_path / "a"), "train", 32, CPU)
+            Dataset(folder, read_meta(folder), "train", 32, CPU, location).batch(0, 100, 1)
         for word in words:
             assert word in str(error.value), (word, error.value)
 
-    fails("train.bin", "fits dtype uint16", dtype="int32")
-    fails("int8", dtype="int8")
-    fails("beyond the vocabulary of 100", vocab_size=100)
+    fails("train.bin", "10,000 bytes instead of 20,000", "int32", dtype="int32")
+    fails("dtype float32 cannot hold", dtype="float32")
+    fails("dtype uint16 cannot hold a vocabulary of 100,000", vocab_size=100_000)
+    for location in ("ram", "mmap"):
+        fails("beyond the vocabulary of 100", location=location, vocab_size=100)
     fails("format 2", format=2)
     fails("damaged", splits={})
-    (tmp_path / "a/train.bin").write_bytes((tmp_path / "a/train.bin").read_bytes()[:-10])
+    ids[:-5].tofile(folder / "train.bin")
     fails("cut off")
-    (tmp_path / "a/train.bin").unlink()
+    (folder / "train.bin").unlink()
     fails("train.bin is missing")
-    (tmp_path / "a/meta.json").write_text("{")
-    with pytest.raises(DataError, match="damaged"):
-        read_meta(tmp_path / "a")
-    with pytest.raises(DataError, match="does not exist"):
+    for damaged in ("{", "[]"):
+        (folder / "meta.json").write_text(damaged)
+        with pytest.raises(DataError, match="damaged"):
+            read_meta(folder)
+    with pytest.raises(DataError, match="holds no prepared data"):
         read_meta(tmp_path / "none")
     assert dtype_for(65536) == "uint16" and dtype_for(65537) == "int32"

@@ -328,4 +328,4 @@ def test_what_fails_in_one_process_ends_all(char_data, tmp_path):
         f"--checkpoint_dir={tmp_path / 'run'}",
         *EXACT,
     )
-    one_message(result, "nodata does not exist", status=2)
+    one_message(result, "nodata holds no prepared data", status=2)

@@ -254,7 +254,7 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
 def test_no_data(tmp_path):
     fails_clearly(
         train_small(tmp_path / "none", tmp_path / "run"),
-        "none does not exist",
+        "none holds no prepared data",
         "python prepare_data.py",
     )
     fails_clearly(
@@ -311,13 +311,6 @@ def test_never_refuses_to_write_over_a_run(finished, char_data):
             lambda d: (d / "train.bin").write_bytes((d / "train.bin").read_bytes()[:-100]),
             ["train.bin", "bytes", "cut off"],
         ),
-        (lambda d: change_meta(d, dtype="int32"), ["train.bin", "int32", "fits dtype uint16"]),
-        (lambda d: change_meta(d, dtype="float32"), ["float32"]),
-        (lambda d: change_meta(d, vocab_size=100_000), ["uint16 cannot hold"]),
-        (lambda d: change_meta(d, vocab_size=20), ["token id", "vocabulary of 20"]),
-        (lambda d: (d / "meta.json").write_text("no json"), ["meta.json is damaged"]),
-        (lambda d: (d / "meta.json").write_text("[]"), ["meta.json is damaged"]),
-        (lambda d: (d / "val.bin").unlink(), ["val.bin is missing"]),
         (lambda d: (d / "tokenizer.json").unlink(), ["no tokenizer at"]),
         (
             lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text() + "\n"),
@@ -331,20 +324,9 @@ def test_never_refuses_to_write_over_a_run(finished, char_data):
         ),
     ],
 )
-@pytest.mark.parametrize("location", ["ram", "mmap"])
-def test_damaged_data_is_named(char_data, tmp_path, damage, words, location):
-    import shutil
-
+def test_damaged_data_is_named(char_data, tmp_path, damage, words):
     data = shutil.copytree(char_data, tmp_path / "data")
     damage(data)
-    result = train_small(
-        data, tmp_path / "run", f"--data_location={location}", "--max_steps=2", "--eval_interval=0"
-    )
+    result = train_small(data, tmp_path / "run", "--max_steps=2", "--eval_interval=0")
     fails_clearly(result, *words)
     assert not run_folder.steps(tmp_path / "run")
-
-
-def change_meta(folder, **values):
-    """Edit meta.json."""
-    path = folder / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
