@@ -5,6 +5,7 @@ Knows the model, its data and the device; no log and no terminal.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch.profiler import record_function
@@ -54,7 +55,6 @@ class Trainer:
         self.norm = torch.zeros((), device=device.torch)
         self.sharded = shard.is_sharded(state.model)
         self.forward = state.model  # until compile()
-        self.parallel = None  # the same, with gradients averaged over the processes
 
     def cast(self):
         """Autocast to the run's dtype."""
@@ -97,6 +97,13 @@ class Trainer:
             self.forward = forward
         return failed
 
+    @cached_property
+    def parallel(self):
+        """The model whose backward averages the gradients over all processes."""
+        if distributed.world_size == 1 or self.sharded:  # fully_shard averages them itself
+            return self.forward
+        return data_parallel(self.forward, self.config.allreduce_dtype)
+
     # -- steps -------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -118,24 +125,19 @@ class Trainer:
         if c.loss_on == "assistant":
             counted = (y != IGNORE).sum().float()
             predictions = distributed.all_reduce_mean(counted).clamp(min=1 / distributed.world_size)
-        if distributed.world_size > 1 and not self.parallel:
-            self.parallel = self.forward
-            if not self.sharded:  # else fully_shard does it
-                self.parallel = data_parallel(self.forward, c.allreduce_dtype)
-        model, scaler = self.parallel or self.forward, self.state.scaler
-        halved = False
+        scaler, halved = self.state.scaler, False
         while True:
             with catch_out_of_memory() as memory:
                 reserve_state(self.state.optimizer)
                 self.seed_dropout()
                 size = self.micro_batch.training
-                loss = forward_backward(model, x, y, size, self.cast, scaler, predictions)
+                loss = forward_backward(self.parallel, x, y, size, self.cast, scaler, predictions)
             if not memory.caught:
                 break
             self.halve("training")
             halved = True
         loss = distributed.all_reduce_mean(loss)
-        if self.state.scaler.is_enabled():  # it reads from the device
+        if scaler.is_enabled():  # it reads from the device
             distributed.synchronize(self.device.torch)
         return loss, halved
 

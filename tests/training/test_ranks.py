@@ -168,9 +168,8 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
     assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path, processes):
-    process, pids = start(processes, char_data, tmp_path / "run")
+def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
+    process, pids = start(3, char_data, tmp_path / "run", "--batch_size=24")
     os.kill(pids[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     step = int(
@@ -231,13 +230,12 @@ def test_gradients_averaged_in_bfloat16_train_as_well(char_data, tmp_path):
     assert training != exact
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_muon_shared_out_has_the_losses_of_one_process(char_data, tmp_path, processes):
+def test_muon_split_has_the_losses_of_one_process(char_data, tmp_path):
     more = ["--optimizer=muon", "--max_steps=20"]
-    for count in (1, processes):
+    for count in (1, 2):
         result = train_on(count, char_data, tmp_path / str(count), *more)
         assert result.returncode == 0, result.stderr
-    assert same(losses(tmp_path / "1"), losses(tmp_path / str(processes)))
+    assert same(losses(tmp_path / "1"), losses(tmp_path / "2"))
 
 
 def test_what_memory_one_process_remembers_counts_for_all(tmp_path):
