@@ -4,7 +4,6 @@ Every record of the log and every line that the loop prints is put together here
 is reported once and does not end the run.
 """
 
-import contextlib
 import importlib.util
 import math
 import platform
@@ -80,22 +79,16 @@ class Recorder:
         if not distributed.is_main:
             return
         self.unwritten.append(record)
-        with self.tolerate_disk():
+        try:
             run_log.append(self.run.folder, *self.unwritten)
             self.unwritten.clear()
-        if self.loggers:
-            self.loggers.write(record)
-
-    @contextlib.contextmanager
-    def tolerate_disk(self):
-        """A write that fails under this is reported, the first time."""
-        try:
-            yield
         except OSError as error:
             if not self.complained:
                 why = f"{self.run.folder} takes no writes: {files.in_words(error)}"
                 print(f"\n{why}; training goes on", file=sys.stderr, flush=True)
             self.complained = True
+        if self.loggers:
+            self.loggers.write(record)
 
     def halved(self) -> None:
         """Record that memory ran out, and with which micro-batches the run goes on."""
@@ -115,9 +108,9 @@ class Recorder:
         print("compiling ...", end=" ", flush=True)
 
     def compiled(self, seconds: float, problem: str | None) -> None:
-        """Print how long it took, or why the model is not compiled."""
+        """Print how long it took. problem: what failed, so that training does without it."""
         if problem:
-            print(f"failed; training goes on without it. {problem}", flush=True)
+            print(f"{problem}; training goes on without it", flush=True)
         else:
             print(f"{seconds:.1f} s", flush=True)
 
@@ -126,7 +119,7 @@ class Recorder:
         self.bar = tqdm(
             total=self.run.schedule.total_steps,
             initial=self.run.state.progress.step,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} in {elapsed}{postfix}",
             dynamic_ncols=True,
             disable=not sys.stderr.isatty(),
         )
@@ -236,8 +229,8 @@ class Recorder:
     def summary(self, outcome: str, best: float) -> None:
         """Print the last lines of a run, and draw its report. best: its lowest validation loss."""
         run, folder, cost = self.run, self.run.folder, self.run.budget.cost
-        steps = run.state.progress.step
-        curve = loss_curve(folder)
+        steps, curve = run.state.progress.step, loss_curve(folder)
+        self.bar.close()
         if curve:
             print(f"\n{curve}")
         line = f"{outcome}: {steps:,} steps, {run.tokens:,} tokens in "
