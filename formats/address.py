@@ -8,7 +8,6 @@ import importlib.util
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from formats import files
@@ -22,7 +21,6 @@ PACKAGES = {
     "https": ("fsspec", "aiohttp"),
     "http": ("fsspec", "aiohttp"),
 }
-BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 # What to do about a permission that is missing, for each protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
@@ -45,31 +43,12 @@ def protocol_of(address: str) -> str:
     return found[1] if found else ""
 
 
-def missing_packages(protocol: str) -> list[str]:
-    """Those of PACKAGES that are not installed."""
-    names = PACKAGES.get(protocol, ("fsspec",))
-    return [name for name in names if not importlib.util.find_spec(name)]
-
-
 def short(error: Exception) -> str:
     """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.__cause__ and lines and "://" in lines[0] and " " not in lines[0]:
         return short(error.__cause__)  # fsspec's for the web names the address alone
     return lines[0][:200] if lines else type(error).__name__
-
-
-def status_of(error: Exception) -> int | None:
-    """The status of the HTTP reply behind an error; None where there was none."""
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None) or getattr(error, "status", None)
-    return status if isinstance(status, int) else None
-
-
-def names_of(error: Exception) -> Iterator[str]:
-    """The names of an error's class and of those that it derives from."""
-    for kind in type(error).__mro__:
-        yield kind.__name__
 
 
 class Folder:
@@ -82,10 +61,10 @@ class Folder:
 
     def __init__(self, address: str):
         protocol = protocol_of(address)
-        missing = missing_packages(protocol)
+        needed = PACKAGES.get(protocol, ("fsspec",))
+        missing = " ".join(name for name in needed if not importlib.util.find_spec(name))
         if missing:
-            names = " ".join(missing)
-            raise AddressError(f"{address} needs {names}; run\n  python -m pip install {names}")
+            raise AddressError(f"{address} needs {missing}; run\n  python -m pip install {missing}")
         from fsspec.core import url_to_fs
 
         try:
@@ -162,7 +141,8 @@ class Folder:
                 raise
             except Exception as error:  # each package has its own
                 failure = error
-            if isinstance(failure, PermissionError) or "NoCredentialsError" in names_of(failure):
+            denied = isinstance(failure, PermissionError)
+            if denied or type(failure).__name__ == "NoCredentialsError":
                 hint = PERMISSION.get(protocol_of(self.address), "see who may read and write it")
                 raise AddressError(f"no access to {self.address}: {short(failure)}; {hint}")
             time.sleep(pause)

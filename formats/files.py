@@ -1,6 +1,6 @@
 """Files as every format here writes them: whole or not at all, also when the power fails.
 
-Knows text, JSON, checksums, locks and errors; no format.
+Knows text, JSON, checksums and errors; no format.
 """
 
 import contextlib
@@ -10,12 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 
 @contextlib.contextmanager
@@ -100,20 +94,3 @@ def in_words(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of what an error says, or its class where it says nothing."""
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def try_lock(file: IO) -> bool | None:
-    """Lock an open file, until it is closed or its process ends, however it ends.
-
-    Returns True when it is locked, False when another process holds it, and None where the system
-    or the mount has no locks.
-    """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

@@ -52,17 +52,17 @@ class Mirror:
         """The content of a step's state.json."""
         return self.folder.read(f"{step_name(step)}/state.json")
 
-    def holds_another(self, run: Path) -> bool:
-        """Whether this is the copy of another run than that in a folder of this disk.
-
-        Their logs begin differently then.
-        """
-        try:
+    def check_same_run(self, run: Path) -> None:
+        """Raises CheckpointError where this is the copy of another run: their logs differ then."""
+        with contextlib.suppress(FileNotFoundError):
             there = self.folder.read(run_log.NAME, BEGINNING).partition(b"\n")[0]
             with open(run / run_log.NAME, "rb") as log:
-                return log.readline().rstrip() != there
-        except FileNotFoundError:
-            return False
+                here = log.readline().rstrip()
+            if here != there and self.whole():
+                raise CheckpointError(
+                    f"{self.address} holds another run than {run}: their logs begin differently;"
+                    " choose another mirror, or another name for the folder"
+                )
 
     # -- upload ------------------------------------------------------------------------------------
 
@@ -71,18 +71,11 @@ class Mirror:
 
         Raises CheckpointError where the copy is of another run.
         """
-        self._check_same_run(run)
+        self.check_same_run(run)
         while folder := self._newest_lacking(run):
             self._upload(folder)
             self._tidy(run, keep_last)
         self._tidy(run, keep_last)
-
-    def _check_same_run(self, run):
-        if self.whole() and self.holds_another(run):
-            raise CheckpointError(
-                f"{self.address} holds another run than {run}: their logs begin differently;"
-                " choose another mirror, or another name for the folder"
-            )
 
     def _newest_lacking(self, run):
         """The newest step folder of a run that is not there as it is here; None if there is none.
@@ -142,7 +135,7 @@ class Mirror:
         copy is of another run.
         """
         if run_folder.steps(run):
-            self._check_same_run(run)
+            self.check_same_run(run)
         newest, _, problems = run_folder.latest(run)
         here = run_folder.step_of(newest) if newest else -1
         whole = self.whole()

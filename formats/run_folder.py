@@ -140,14 +140,11 @@ def read_state(folder: Path, names=FILES) -> dict:
 
 
 def _check_file(file, known):
-    """Raises CheckpointError unless a file has the size and the checksum that state.json names."""
+    """Raises CheckpointError unless a file has the size and the checksum in state.json."""
     if not file.exists():
         raise CheckpointError(f"{file} is missing")
-    size = file.stat().st_size
-    if size != known["bytes"]:
-        raise CheckpointError(f"{file} has {size:,} bytes, it was saved with {known['bytes']:,}")
-    if sha256(file) != known["sha256"]:
-        raise CheckpointError(f"{file} is damaged: its checksum is not the one it was saved with")
+    if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
+        raise CheckpointError(f"{file} is damaged: it is not what was saved")
 
 
 def read_shape(folder: Path, state: dict) -> GPTConfig:

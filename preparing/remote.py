@@ -18,10 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.address import BUGS, PACKAGES, PERMISSION, names_of, protocol_of, short, status_of
+from formats.address import PACKAGES, PERMISSION, protocol_of, short
 from formats.files import sync
 from preparing.errors import InputError, PrepareError
 
+BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
 AT_A_TIME = 4  # files that are fetched
 STALL = (
@@ -187,7 +188,7 @@ def final_error(error: Exception, address: str) -> Exception | None:
     if isinstance(error, (InputError, *BUGS)):
         return error
     protocol = protocol_of(address)
-    names = set(names_of(error))
+    names = {kind.__name__ for kind in type(error).__mro__}
     status = status_of(error)
     hint = PERMISSION.get(protocol, "see that the address is right and open to you")
     if "GatedRepoError" in names or status == 403 or isinstance(error, PermissionError):
@@ -204,6 +205,13 @@ def final_error(error: Exception, address: str) -> Exception | None:
     if status in (400, 405, 416):
         return InputError(f"{address} cannot be read: {short(error)}")
     return None
+
+
+def status_of(error: Exception) -> int | None:
+    """The status of the HTTP reply behind an error; None where there was none."""
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    return status if isinstance(status, int) else None
 
 
 # -- the cache

@@ -35,6 +35,8 @@ class Lock:
             self.lock.acquire(timeout=0)
         except Timeout:
             raise RunError(self._held()) from None
+        except (NotImplementedError, OSError):
+            pass  # the mount has no locks
         holder = self._read_holder()
         if holder and holder["host"] != socket.gethostname() and self._log_is_fresh():
             self.lock.release()

@@ -95,6 +95,24 @@ class Saver:
         model, optimizer = self.buffers.copy([model, optimizer])
         self.writing = self.writer.submit(self._write, self._describe(), model, optimizer)
 
+    def _describe(self):
+        """What state.json says of this step."""
+        run = self.run
+        run.state.progress.sums = run.trainer.counts.tolist()
+        run.state.progress.running_s = run.clock.running_s
+        return {
+            "step": run.state.progress.step,
+            "tokens": run.tokens,
+            "epoch": run.epoch,
+            "best_val_loss": None if self.best == math.inf else self.best,
+            "seed": run.config.seed,
+            "progress": asdict(run.state.progress),
+            "model": asdict(run.state.model.config),
+            "data": run.data.meta.identity(),
+            "settings": asdict(run.config),
+            "versions": run.versions(),
+        }
+
     def save_now(self) -> bool:
         """Have this step on the disk before returning; False if that failed."""
         step = self.run.state.progress.step
@@ -123,7 +141,7 @@ class Saver:
         if self.uploader.is_alive():
             self._report_mirror("it takes too long")
 
-    # -- the thread that writes ------------------------------------------------------------------
+    # -- the thread that writes --------------------------------------------------------------------
 
     def _reserve(self):
         tensors = copied_tensors(self.run.state.optimizer)
@@ -154,24 +172,6 @@ class Saver:
     def _write_best(self, step, val_loss):
         files.write_json(self.run.folder / "best.json", {"step": step, "val_loss": val_loss})
 
-    def _describe(self):
-        """What state.json says of this step."""
-        run = self.run
-        run.state.progress.sums = run.trainer.counts.tolist()
-        run.state.progress.running_s = run.clock.running_s
-        return {
-            "step": run.state.progress.step,
-            "tokens": run.tokens,
-            "epoch": run.epoch,
-            "best_val_loss": None if self.best == math.inf else self.best,
-            "seed": run.config.seed,
-            "progress": asdict(run.state.progress),
-            "model": asdict(run.state.model.config),
-            "data": run.data.meta.identity(),
-            "settings": asdict(run.config),
-            "versions": run.versions(),
-        }
-
     def _report_failure(self, step, error):
         print(
             f"\nstep {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
@@ -180,7 +180,7 @@ class Saver:
             flush=True,
         )
 
-    # -- the threads that upload -----------------------------------------------------------------
+    # -- the threads that upload -------------------------------------------------------------------
 
     def _upload(self, patience_s=0):
         """Have a thread bring the mirror up to date. patience_s: how long to try if it fails."""
