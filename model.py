@@ -101,7 +101,7 @@ def rotary_table(config: GPTConfig):
 def rotate(x, rotary):
     """Turn each pair of x's numbers, one of either half, by the angle of its position.
 
-    x: [B, T, heads, D]. rotary: [2, T, 1, D], or [2, B, T, 1, D] where the rows stand at different
+    x: [B, T, heads, D]. rotary: [2, T, 1, D], or [2, B, T, 1, D] where the rows are at different
     positions.
     """
     cos, sin = rotary.to(x.dtype)
@@ -219,24 +219,32 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         self.init_weights(zero_init)
 
-    def init_weights(self, zero: bool):
-        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
-
-        With `zero` these projections and an untied head begin at zero: the model begins as its
-        embedding, of variance 1, and the other matrices keep their input's variance.
-        """
+    def init_weights(self, zero_init: bool):
+        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers)."""
         for name, p in self.named_parameters():
-            if p.dim() < 2:  # biases, and the weights of norms
-                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
-                continue
             std = 0.02
             if name.endswith("c_proj.weight"):
-                std = 0.0 if zero else 0.02 / math.sqrt(2 * self.config.n_layer)
-            elif zero and name.startswith("h."):
-                std = p.size(1) ** -0.5
-            elif zero and not self.config.tie_weights:
-                std = 0.0 if name == "lm_head.weight" else 1.0
-            nn.init.normal_(p, std=std)
+                std = 0.02 / math.sqrt(2 * self.config.n_layer)
+            if zero_init:
+                std = self.zero_init_std(name, p)
+            if p.dim() < 2:  # biases, and the weights of norms
+                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
+            else:
+                nn.init.normal_(p, std=std)
+
+    def zero_init_std(self, name: str, p: nn.Parameter) -> float:
+        """Zero onto the residual stream and for an untied head.
+
+        The model begins as its embedding, of variance 1, and the other matrices keep their input's
+        variance.
+        """
+        if name.endswith("c_proj.weight"):
+            return 0.0
+        if name.startswith("h."):
+            return p.size(-1) ** -0.5
+        if self.config.tie_weights:
+            return 0.02
+        return 0.0 if name == "lm_head.weight" else 1.0
 
     def forward(self, idx, targets=None, cache=None, last=None):
         """Logits of the next token, or the loss against `targets`.
@@ -258,8 +266,9 @@ class GPT(nn.Module):
         if idx.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ids(idx)
         positions = slice(T) if cache is None else cache.positions
-        x, rotary = self.wte(idx), None
+        x = self.wte(idx)
         x = x.to(stream_dtype(x))
+        rotary = None
         if self.wpe is not None:
             x = x + self.wpe.weight[positions].to(x.dtype)
         else:

@@ -1,9 +1,8 @@
 """Weights <-> a folder in Hugging Face's format.
 
-GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. What is known of that format is here:
-config.json, the names and layouts of the tensors, and model.safetensors or pytorch_model.bin, also
-in shards. Reads it with torch alone and executes nothing. Knows tensors and shapes, not how they
-are trained.
+GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. Knows config.json, the names and
+layouts of the tensors, and model.safetensors or pytorch_model.bin, also in shards. Reads them with
+torch alone and executes nothing. Does not know how models are trained.
 """
 
 import dataclasses

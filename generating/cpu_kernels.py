@@ -17,7 +17,7 @@ from hardware import DTYPES
 LARGEST_HALF = 65504  # float16 holds nothing beyond
 SMALL = 2**23  # weights; fewer fit in cache, where float32 is fast enough
 TIMED = 12  # layers: three blocks, more weights than the caches next to a core hold
-SEVERAL = 32  # rows that stand for prompts and batches
+SEVERAL = 32  # rows, as of prompts and batches
 CLEARLY = 0.85  # of float32's time: above that the difference may be chance
 
 # A format takes a weight, float32 [out, in], and a bias, float32 [out] or None, and returns a

@@ -106,7 +106,7 @@ def tokens_per_second(completions: list[Completion]) -> float:
 
 
 def note_long_prompts(checkpoint: Checkpoint, prompts: list[str]) -> None:
-    """Say of which prompts the model does not see the beginning."""
+    """Note the prompts whose beginning the model does not see."""
     context = checkpoint.model.config.block_size
     for prompt in prompts:
         length = len(checkpoint.tokenizer.encode(prompt))
