@@ -26,16 +26,16 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self):
-        """One step on the gradients as they are. Raises Lost before anything has changed."""
+        """One step on the gradients as they are."""
         groups = self.param_groups
         matrices = [group for group in groups if group["num_fused"]]
-        good = 1.0
-        if self.found_inf is not None:
-            good = 1 - self.found_inf
+        others = [group for group in groups if not group["num_fused"]]
+        good = 1.0 if self.found_inf is None else 1 - self.found_inf
+        # All messages come before the first change: a lost process leaves a whole state behind.
         steps = [self._momentum_and_update(group, good) for group in matrices]
         for group, (momentum, update) in zip(matrices, steps, strict=True):
             self._apply(group, momentum, update, good)
-        self.param_groups = [group for group in groups if not group["num_fused"]]
+        self.param_groups = others
         try:
             super().step()
         finally:
@@ -45,7 +45,7 @@ class Muon(torch.optim.AdamW):
         """The new momentum of a group, and the orthogonal update from it: [N, R, C] each.
 
         All parameters of a group are one stack: a few operations, however many layers. With `shard`
-        R are the rows of this process.
+        R are the rows of this process. good: 1, or 0 for a step to be skipped.
         """
         params, beta = group["params"], group["momentum"]
         for p in params:
@@ -66,7 +66,7 @@ class Muon(torch.optim.AdamW):
         return momentum, orthogonalize(nesterov, group["num_fused"], group["dtype"])
 
     def _apply(self, group, momentum, update, good):
-        """Change the momentum and the weights of a group. good: 0 for a step to be skipped."""
+        """Change the momentum and the weights of a group."""
         params = group["params"]
         buffers = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
         weights = [shard.local_shard(p) for p in params]

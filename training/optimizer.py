@@ -43,7 +43,7 @@ def adamw_groups(model, config) -> list[dict]:
 def muon_groups(model, config, device: torch.device) -> list[dict]:
     """For Muon the blocks' matrices, a group for each shape; before them the rest, for AdamW."""
     options = {
-        "scale": config.muon_lr / config.learning_rate if config.learning_rate else 0.0,
+        "scale": config.muon_lr / config.learning_rate,
         "momentum": config.muon_momentum,
         "weight_decay": config.weight_decay,
         # On a GPU 16 bits are many times as fast as float32, on a CPU that has them twice.
