@@ -1,40 +1,31 @@
-"""Speed of generation beside transformers' `generate` and nanoGPT's, at the shape of GPT-2 Small.
+"""Speed of generation compared with transformers' `generate` and nanoGPT's, at GPT-2 Small's shape.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
 
-transformers runs with its cache. Each round runs every contender in turn, in one process, greedily:
-on one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A
-speed counts the tokens after the first. Ratios are taken round by round. The floor is the time to
-read the weights once (and at 400 tokens the cache) at the bandwidth that this machine shows in the
-same round. Beside that, the time from the start of generate.py to the first text of a small
-checkpoint. On a CPU --dtype float32 is measured too; such variables as above emulate a CPU that has
-fewer instructions.
+transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
+one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
+counts the tokens after the first; ratios are taken round by round. The floor is the time to read
+the weights once (and at 400 tokens the cache) at the bandwidth that the machine shows in the same
+round. A small checkpoint gives the time from the start of generate.py to its first text. On a CPU
+--dtype float32 is measured too; such variables as above emulate a CPU with fewer instructions.
 """
 
 import copy
-import functools
 import importlib.util
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import config
 import hardware
-from benchmarks import (
-    argument_parser,
-    bandwidth,
-    gpt2_small,
-    median_ratio,
-    medians,
-    multiplies_bfloat16,
-    write,
-)
+from benchmarks import ROOT, argument_parser, bandwidth, median_ratio, medians, write
 from benchmarks.nanogpt import model_module
 from generating import decode
 from generating.cpu_kernels import pack
@@ -44,34 +35,35 @@ SHORT = list(range(1, 17))  # the prompts: ids of 16 tokens
 LONG = list(range(1, 401))  # and of 400
 
 
-@dataclass
-class Contender:
-    """Another's model. run: prompt, new tokens -> tokens/s.
+def gpt2_small() -> GPTConfig:
+    """The shape of config/gpt2_small.py with a vocabulary of 32,000: 134M."""
+    c = config.load(["config/gpt2_small.py"])
+    return GPTConfig(
+        vocab_size=32000,
+        block_size=c.block_size,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        n_embd=c.n_embd,
+        bias=c.bias,
+        tie_weights=c.tie_weights,
+    )
 
-    new_short, new_long: how many tokens it writes after either prompt; slow ones write fewer.
-    """
 
-    run: Callable[[list[int], int], float]
-    new_short: int = 60
-    new_long: int = 30
+# -- contenders: (prompt, new tokens) -> tokens/s --------------------------------------------------
 
 
 def speed(stamps: list[float], rows: int) -> float:
-    """Tokens/s of `rows` sequences after the first token.
-
-    stamps: the moments, in seconds, at which a token of each was there.
-    """
+    """Tokens/s of `rows` sequences after the first token. stamps: the moment of each."""
     return rows * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
 
-def ours(model, prompt: list[int], new: int, rows: int = 1) -> float:
-    """Tokens/s of decode.generate."""
+def ours(model: GPT, prompt: list[int], new: int, rows: int = 1) -> float:
     written = decode.generate(model, [prompt] * rows, new, temperature=0)
     return speed([time.perf_counter() for _ in written], rows)
 
 
-def theirs(model, generate, prompt: list[int], new: int) -> float:
-    """Tokens/s of another's model, one sequence; generate(idx, new) runs it."""
+def theirs(model, generate: Callable, prompt: list[int], new: int) -> float:
+    """The speed of another's model. generate: (idx, new tokens) runs it."""
     stamps = []
     hook = model.register_forward_hook(lambda *_: stamps.append(time.perf_counter()))
     with torch.inference_mode():
@@ -80,7 +72,7 @@ def theirs(model, generate, prompt: list[int], new: int) -> float:
     return speed(stamps, 1)
 
 
-def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Contender:
+def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Callable:
     """GPT-2 of `transformers`, of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -98,19 +90,15 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Cont
     model = GPT2LMHeadModel(same).eval().to(device, dtype)
 
     def generate(idx, new):
-        model.generate(
-            idx,
-            attention_mask=torch.ones_like(idx),
-            max_new_tokens=new,
-            do_sample=False,
-            use_cache=True,
-        )
+        mask = torch.ones_like(idx)
+        options = {"do_sample": False, "use_cache": True}
+        model.generate(idx, attention_mask=mask, max_new_tokens=new, **options)
 
-    return Contender(functools.partial(theirs, model, generate))
+    return partial(theirs, model, generate)
 
 
-def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Contender:
-    """The model of a checkout of nanoGPT, run as its sample.py does."""
+def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Callable:
+    """The model of a checkout of nanoGPT, run as its sample.py does; fewer tokens, it is slow."""
     module = model_module(path)
     same = module.GPTConfig(
         block_size=c.block_size,
@@ -126,111 +114,50 @@ def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Contender:
 
     def generate(idx, new):
         with hardware.autocast(device, dtype):
-            model.generate(idx, new, top_k=1)
+            model.generate(idx, max(4, new // 6), top_k=1)
 
-    return Contender(functools.partial(theirs, model, generate), new_short=12, new_long=4)
+    return partial(theirs, model, generate)
 
 
-def contenders(
-    c: GPTConfig, device: torch.device, dtype: torch.dtype, nanogpt_path: str | None
-) -> dict[str, Contender]:
-    """Whom ours is compared with, by name."""
-    on_gpu = device.type == "cuda"
-    others = {}
+def others(
+    c: GPTConfig, device: torch.device, dtype: torch.dtype, path: str | None
+) -> dict[str, Callable]:
+    """Whom ours is compared with, by name. dtype: ours. path: of a checkout of nanoGPT."""
+    found = {}
     if importlib.util.find_spec("transformers"):
-        others["transformers"] = transformers(c, device, dtype if on_gpu else torch.float32)
-    # Where a CPU does not multiply in bfloat16, prompts take transformers minutes.
-    if others and not on_gpu and multiplies_bfloat16(device):
-        others["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
-    if nanogpt_path:
-        others["nanoGPT"] = nanogpt(nanogpt_path, c, device)
-    return others
+        on_cpu = device.type == "cpu"
+        found["transformers"] = transformers(c, device, torch.float32 if on_cpu else dtype)
+        # Where a CPU emulates bfloat16, a prompt takes transformers minutes.
+        if on_cpu and hardware.find_dtype(device, "auto") == torch.bfloat16:
+            found["transformers in bfloat16"] = transformers(c, device, torch.bfloat16)
+    if path:
+        found["nanoGPT"] = nanogpt(path, c, device)
+    return found
 
 
 def first_token(checkpoint: str) -> float:
     """Seconds from the start of generate.py to its first text."""
-    command = [sys.executable, "generate.py", "--checkpoint", checkpoint]
-    command += ["--prompt", "def ", "--max_new_tokens", "20"]
+    words = [sys.executable, "generate.py", "--checkpoint", checkpoint]
+    words += ["--prompt", "def ", "--max_new_tokens", "20"]
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         if not process.stdout.read(1):
-            sys.exit(f"no text from {' '.join(command)}")
+            sys.exit(f"no text from {' '.join(words)}")
         return time.perf_counter() - start
 
 
-def number_of_weights(model) -> int:
-    """How many are read for a token: those of all Linear layers."""
-    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    return sum(layer.weight.numel() for layer in linear)
-
-
-def our_models(
-    model: GPT, device: torch.device, dtype: torch.dtype
-) -> tuple[dict[str, GPT], tuple[str, str]]:
-    """Ours as generate.py runs it, by name, on a CPU also in float32; its choice of formats.
-
-    The formats are those of one row and of several, by the names of cpu_kernels.
-    """
-    if device.type != "cpu":
-        return {"ours": model.to(device, dtype)}, (str(dtype), str(dtype))
-    exact = copy.deepcopy(model)
-    pack(exact, "float32")
-    formats = pack(model)
-    return {"ours": model, "ours in float32": exact}, formats
-
-
-def bytes_of_cache(c: GPTConfig, tokens: int, device: torch.device, dtype: torch.dtype) -> float:
-    """What is read besides: keys and values of so many tokens, in float32 on a CPU."""
-    itemsize = 4 if device.type == "cpu" else dtype.itemsize
-    return 2 * c.n_layer * c.n_embd * tokens * itemsize
-
-
-def one_round(
-    models: dict[str, GPT], others: dict[str, Contender], device, weights, cache
-) -> dict[str, float]:
-    """Every speed once, in tokens/s. weights, cache: bytes read for a token."""
-    model = models["ours"]
-    read = bandwidth(device)
-    speeds = {
-        "bandwidth_GB_per_s": read / 1e9,
-        "floor": read / weights,
-        "floor at 400": read / (weights + cache),
-        "ours": ours(model, SHORT, 100),
-        "ours at 400": ours(model, LONG, 50),
-        "ours, eight": ours(model, SHORT, 100, rows=8),
-        "ours at 400, eight": ours(model, LONG, 25, rows=8),
-    }
-    for name in list(models)[1:]:
-        speeds[name] = ours(models[name], SHORT, 60)
-    for name, other in others.items():
-        speeds[name] = other.run(SHORT, other.new_short)
-        speeds[f"{name} at 400"] = other.run(LONG, other.new_long)
-    return speeds
-
-
-def summary(rounds: list[dict[str, float]], names: list[str]) -> dict:
-    """Medians of the speeds, and of their ratios within a round. names: of the others."""
-    over = {}
-    for name in [*names, "floor"]:
-        over[name] = round(median_ratio(rounds, "ours", name), 3)
-        over[f"{name} at 400"] = round(median_ratio(rounds, "ours at 400", f"{name} at 400"), 3)
-    eight, eight_at_400 = "ours, eight", "ours at 400, eight"
-    return {
-        "median": {name: round(speed, 2) for name, speed in medians(rounds).items()},
-        "ours_over": over,
-        "eight_over_one": round(median_ratio(rounds, eight, "ours"), 2),
-        "eight_over_one_at_400": round(median_ratio(rounds, eight_at_400, "ours at 400"), 2),
-    }
+# -- the command -----------------------------------------------------------------------------------
 
 
 def main(argv):
-    """The command line's work."""
     parser = argument_parser("generate", __doc__)
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
     parser.add_argument(
         "--checkpoint",
         default="checkpoints/demo",
-        help="a small run, for the time to the first token; default %(default)s",
+        help="a small run, for the time to the first text; default %(default)s",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
@@ -240,30 +167,59 @@ def main(argv):
 
     c = gpt2_small()
     model = GPT(c).eval()
-    weights = number_of_weights(model)
-    models, (one_row, several) = our_models(model, device, dtype)
-    record = {"one_row": one_row, "several": several}
+    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    weights = sum(layer.weight.numel() for layer in linear)  # read for each token
+    formats, exact = {}, None
     if device.type == "cpu":
-        dtype = hardware.DTYPES[one_row]
-    weights *= dtype.itemsize  # in bytes from here on
-    cache = bytes_of_cache(c, len(LONG), device, dtype)
-    others = contenders(c, device, dtype, args.nanogpt)
+        exact = copy.deepcopy(model)
+        pack(exact, "float32")
+        formats = dict(zip(("one_row", "several"), pack(model), strict=True))
+        dtype = hardware.DTYPES[formats["one_row"]]
+    else:
+        model.to(device, dtype)
+    cached = 4 if device.type == "cpu" else dtype.itemsize  # bytes of a number in the cache
+    weights_bytes = dtype.itemsize * weights
+    cache_bytes = 2 * c.n_layer * c.n_embd * len(LONG) * cached
+    compared = others(c, device, dtype, args.nanogpt)
 
     rounds = []
     for n in range(args.rounds + 1):
-        speeds = one_round(models, others, device, weights, cache)
+        read = bandwidth(device)
+        speeds = {
+            "bandwidth_GB_per_s": read / 1e9,
+            "floor": read / weights_bytes,
+            "floor at 400": read / (weights_bytes + cache_bytes),
+            "ours": ours(model, SHORT, 100),
+            "ours at 400": ours(model, LONG, 50),
+            "ours, eight": ours(model, SHORT, 100, rows=8),
+            "ours at 400, eight": ours(model, LONG, 25, rows=8),
+        }
+        if exact:
+            speeds["ours in float32"] = ours(exact, SHORT, 60)
+        for name, other in compared.items():
+            speeds[name] = other(SHORT, 60)
+            speeds[f"{name} at 400"] = other(LONG, 30)
         if Path(args.checkpoint).exists():
             speeds["first_token_s"] = first_token(args.checkpoint)
         if n == 0:
             continue  # it warms up
         rounds.append({name: round(value, 3) for name, value in speeds.items()})
-        shown = ", ".join(f"{name} {value:,.1f}" for name, value in rounds[-1].items())
-        print(f"round {n}: {shown}", flush=True)
+        print(f"round {n}: {rounds[-1]}", flush=True)
 
-    found = summary(rounds, list(others))
+    over = {}
+    for name in [*compared, "floor"]:
+        over[name] = round(median_ratio(rounds, "ours", name), 3)
+        over[f"{name} at 400"] = round(median_ratio(rounds, "ours at 400", f"{name} at 400"), 3)
+    eight_at_400 = median_ratio(rounds, "ours at 400, eight", "ours at 400")
+    found = {
+        "median": medians(rounds),
+        "ours_over": over,
+        "eight_over_one": round(median_ratio(rounds, "ours, eight", "ours"), 2),
+        "eight_over_one_at_400": round(eight_at_400, 2),
+    }
     print(json.dumps(found, indent=1))
     name = f"generate_{args.name}" if args.name else "generate"
-    write(name, device, record | {"model": vars(c), "rounds": rounds} | found)
+    write(name, formats | {"model": vars(c), "rounds": rounds} | found, device)
 
 
 if __name__ == "__main__":

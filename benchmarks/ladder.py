@@ -4,21 +4,21 @@
         [--key=value ...]
 
 The same model on the same data at every rung. Without --preset: GPT-2 Small on a GPU, 64 x 512 or
-as many sequences as the first rung has memory for; on a CPU a model that climbs it within ten
-minutes. Every rung runs in a process of its own, so that
-its peak memory is its own, and all of them in turn for each round, so that a machine whose speed
-drifts compares fairly. The rungs' code lives here; only the last rung is the step of train.py
-itself.
+as many sequences as the first rung has memory for; on a CPU a model that climbs it in ten minutes.
+Every rung runs in a process of its own, so that its peak memory is its own, and all of them once a
+round. The plain loop lives here; the last rung is the step of train.py itself.
 """
 
 import argparse
-import functools
+import importlib.util
 import json
 import math
 import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +31,6 @@ import hardware
 import model
 from benchmarks import (
     argument_parser,
-    can_draw,
     in_turn,
     measure_apart,
     median_ratio,
@@ -39,22 +38,17 @@ from benchmarks import (
     print_table,
     write,
 )
+from config import Config
 from formats.data_folder import read_meta
 from training.optimizer import make_optimizer
 from training.setup import build, model_shape
 
-ON_A_CPU = [
-    "config/gpt2_small.py",
-    "--data_dir=data/python_stdlib",
-    "--n_layer=6",
-    "--n_head=6",
-    "--n_embd=384",
-    "--block_size=256",
-    "--batch_size=8",
-    "--warmup_steps=2",
-]
-# What the first rung takes of a GPU at GPT-2 Small's shape, in bytes of fp32, estimated: a matrix
-# of scores and 16 numbers of the width a token in each layer, and four times the logits.
+ON_A_CPU = """
+    config/gpt2_small.py --data_dir=data/python_stdlib --n_layer=6 --n_head=6 --n_embd=384
+    --block_size=256 --batch_size=8 --warmup_steps=2
+"""
+# Bytes of fp32 that the first rung takes of a GPU at GPT-2 Small's shape, estimated: a matrix of
+# scores and 16 numbers of the width a token in each layer, and four times the logits.
 AT_REST, PER_SEQUENCE = 3e9, 0.7e9
 RUNGS = [
     "mapped file, a Python loop, fp32, eager, attention written out",
@@ -69,9 +63,9 @@ IN_MEMORY, ONE_INDEXING, COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = ra
 
 
 def written_out(q, k, v, dropout):
-    """Attention as the papers write it, the whole matrix of scores in memory.
+    """Attention as the papers write it, with the whole matrix of scores. q, k, v: [B, heads, T, d].
 
-    q, k, v: [B, heads, T, d].
+    Takes dropout as model.causal_attention does, and uses none.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -86,7 +80,7 @@ def one_attention(q, k, v, dropout):
 class PlainLoop:
     """A plain training loop with the changes up to a rung below the last."""
 
-    def __init__(self, rung, c):
+    def __init__(self, rung: int, c: Config):
         self.rung, self.c = rung, c
         self.device = hardware.find_device(c.device)
         meta = read_meta(c.data_dir)
@@ -105,34 +99,29 @@ class PlainLoop:
             self.precision = hardware.find_dtype(self.device, c.dtype)
         scales = self.precision == torch.float16
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scales)
-        ours = make_optimizer(self.model, c, self.device)
-        groups = [
-            {"params": group["params"], "weight_decay": group["weight_decay"]}
-            for group in ours.param_groups
-        ]
+        groups = []
+        for group in make_optimizer(self.model, c, self.device).param_groups:
+            groups.append({name: group[name] for name in ("params", "weight_decay")})
         betas = (c.beta1, c.beta2)
         self.optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=betas)
 
     def batch(self):
         """Inputs and targets, int64 [batch_size, block_size] each, on the device."""
-        T, B = self.c.block_size, self.c.batch_size
+        T = self.c.block_size
         if self.rung >= IN_MEMORY:
             tokens = self.tokens
         else:
             tokens = np.memmap(self.path, self.dtype, mode="r")
-        starts = np.random.randint(len(tokens) - T, size=B)
+        starts = np.random.randint(len(tokens) - T, size=self.c.batch_size)
         if self.rung >= ONE_INDEXING:
             chunk = torch.from_numpy(tokens[starts[:, None] + np.arange(T + 1)].astype(np.int64))
             x, y = chunk[:, :-1], chunk[:, 1:]
-        else:
-            x = self.windows(tokens, starts)
-            y = self.windows(tokens, starts + 1)
+        else:  # as nanoGPT has it
+            windows = [tokens[i : i + T].astype(np.int64) for i in starts]
+            targets = [tokens[i + 1 : i + 1 + T].astype(np.int64) for i in starts]
+            x = torch.stack([torch.from_numpy(window) for window in windows])
+            y = torch.stack([torch.from_numpy(target) for target in targets])
         return x.to(self.device), y.to(self.device)
-
-    def windows(self, tokens, starts):
-        """One window after the other, int64 [batch_size, block_size]."""
-        T = self.c.block_size
-        return torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
 
     def step(self):
         """One optimiser step; its loss is looked at, and so waited for."""
@@ -152,34 +141,22 @@ class PlainLoop:
 class TrainPy:
     """The last rung: the step of train.py."""
 
-    def __init__(self, c):
+    def __init__(self, c: Config):
         self.run = build(c)
         self.device, self.model = self.run.device.torch, self.run.state.model
         problem = self.run.trainer.compile()
         assert not problem, problem
 
     def batch(self):
-        """The next batch."""
         c = self.run.config
         first = self.run.state.progress.sequences
         return self.run.data.train.batch(first, c.batch_size, c.seed)
 
     def step(self):
-        """One optimiser step."""
         self.run.trainer.step()
 
 
-def seconds(device, work, at_once=1):
-    """Seconds that a piece of work takes, of so many done without waiting between them."""
-    hardware.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(at_once):
-        work()
-    hardware.synchronize(device)
-    return (time.perf_counter() - start) / at_once
-
-
-def measure(rung, c, steps):
+def measure(rung: int, c: Config, steps: int) -> dict:
     """One rung in this process: seconds a step and a batch, peak bytes, operations a token."""
     loop = TrainPy(c) if rung == TRAIN_PY else PlainLoop(rung, c)
     for _ in range(3):  # compilation, first allocations
@@ -200,67 +177,66 @@ def measure(rung, c, steps):
     }
 
 
-def rows_of(rounds, tokens, peak_flops):
+def seconds(device: torch.device, work: Callable, at_once: int) -> float:
+    """Seconds of a piece of work, of so many that run without waiting between them."""
+    hardware.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(at_once):
+        work()
+    hardware.synchronize(device)
+    return (time.perf_counter() - start) / at_once
+
+
+def rows_of(rounds: list[dict], tokens: int, peak_flops: float | None) -> list[dict]:
     """What the rungs come to: a row each, with its gain over the rung before and over the first.
 
-    rounds: {rung: what measure gives}, of each round. tokens: a step. peak_flops: of the device, or
-    None.
+    rounds: {rung: what measure returns}, of each round. tokens: a step.
     """
     times = [{name: r[name]["step_s"] for name in RUNGS} for r in rounds]
-    step_s = medians(times)
     rows = []
-    for name, before in zip(RUNGS, [RUNGS[0], *RUNGS], strict=False):
+    for name, step_s in medians(times).items():
         of_rung = [r[name] for r in rounds]
-        flops = tokens / step_s[name] * of_rung[0]["flops_per_token"]
+        flops = tokens / step_s * of_rung[0]["flops_per_token"]
         rows.append(
             {
                 "rung": name,
-                "step_s": step_s[name],
-                "tokens_per_second": tokens / step_s[name],
+                "step_s": step_s,
+                "tokens_per_second": tokens / step_s,
                 "batch_s": median(r["batch_s"] for r in of_rung),
                 "mfu": flops / peak_flops if peak_flops else None,
-                "tflops": flops / 1e12,
                 "peak_bytes": max(r["peak_bytes"] for r in of_rung),
-                "rounds": [r["step_s"] for r in of_rung],
-                "gain": median_ratio(times, before, name),
                 "cumulative": median_ratio(times, RUNGS[0], name),
             }
         )
     return rows
 
 
-def show(rows):
-    """Print the rungs as a table."""
-    timed = ["rung", "ms a step", "tokens/s", "TFLOP/s", "MFU", "batch ms", "peak GB"]
+def show(rows: list[dict]) -> None:
     lines = []
     for row in rows:
-        line = [
-            row["rung"],
-            f"{1e3 * row['step_s']:,.1f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['tflops']:.3f}",
-            f"{row['mfu']:.1%}" if row["mfu"] else "n/a",
-            f"{1e3 * row['batch_s']:.3f}",
-            f"{row['peak_bytes'] / 1e9:.2f}",
-            f"{row['gain']:.2f}x",
-            f"{row['cumulative']:.2f}x",
-        ]
-        lines.append(line)
-    print_table([*timed, "gain", "in all"], lines)
+        lines.append(
+            [
+                row["rung"],
+                f"{1e3 * row['step_s']:,.1f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['mfu']:.1%}" if row["mfu"] else "n/a",
+                f"{1e3 * row['batch_s']:.3f}",
+                f"{row['peak_bytes'] / 1e9:.2f}",
+                f"{row['cumulative']:.2f}x",
+            ]
+        )
+    print_table(["rung", "ms a step", "tokens/s", "MFU", "batch ms", "peak GB", "in all"], lines)
 
 
-def draw(rows, path, device):
+def draw(rows: list[dict], path: Path, device: str) -> None:
     """The rungs as bars: milliseconds a step."""
     from matplotlib.figure import Figure
 
     figure = Figure((10, 3.6), layout="constrained")
     axes = figure.subplots()
     milliseconds = [1e3 * row["step_s"] for row in rows]
-    colors = ["#56B4E9"] * (len(rows) - 1) + ["#009E73"]
-    bars = axes.barh([row["rung"] for row in rows], milliseconds, color=colors)
-    axes.bar_label(
-        bars, [f" {1e3 * row['step_s']:,.0f} ms, {row['cumulative']:.1f}x" for row in rows]
-    )
+    bars = axes.barh([row["rung"] for row in rows], milliseconds, color="#56B4E9")
+    axes.bar_label(bars, [f" {1e3 * r['step_s']:,.0f} ms, {r['cumulative']:.1f}x" for r in rows])
     axes.invert_yaxis()
     axes.set_xlabel(f"milliseconds a step, {device}")
     axes.set_xlim(0, 1.3 * max(milliseconds))
@@ -268,53 +244,45 @@ def draw(rows, path, device):
     figure.savefig(path, dpi=130)
 
 
-def default_settings():
+def default_settings() -> list[str]:
     """GPT-2 Small on a GPU, on a CPU a model that climbs the ladder within ten minutes."""
     device = hardware.find_device("auto")
     if device.type != "cuda":
-        return ON_A_CPU
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return ["config/gpt2_small.py", f"--batch_size={sequences_that_fit(memory)}"]
+        return ON_A_CPU.split()
+    return ["config/gpt2_small.py", f"--batch_size={sequences(hardware.gpu_memory(device))}"]
 
 
-def sequences_that_fit(memory):
+def sequences(memory: float) -> int:
     """Sequences of a batch for which the first rung finds room in a GPU of so many bytes."""
-    for count in (64, 32, 16, 8, 4, 2):
-        if AT_REST + count * PER_SEQUENCE <= 0.85 * memory:
-            return count
-    return 1
+    room = (0.85 * memory - AT_REST) / PER_SEQUENCE
+    return 2 ** min(6, int(math.log2(max(1, room))))
 
 
 def main(argv):
-    """The command line's work."""
     parser = argument_parser("ladder", __doc__)
     parser.add_argument("--preset")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="steps timed for each rung in a round")
     parser.add_argument("--rung", type=int, help=argparse.SUPPRESS)  # for measure_apart
     args, extra = parser.parse_known_args(argv)
-    shape = [args.preset] if args.preset else default_settings()
-    extra = [*shape, *extra]
+    preset, *rest = [args.preset] if args.preset else default_settings()
+    extra = [*rest, *extra]
     if args.rung is not None:
         with tempfile.TemporaryDirectory() as folder:
-            c = settings.load([*extra, f"--checkpoint_dir={folder}/run"])
+            c = settings.load([preset, *extra, f"--checkpoint_dir={folder}/run"])
             print(json.dumps(measure(args.rung, c, args.steps)))
         return
-    c = settings.load(extra)
+    c = settings.load([preset, *extra])
     device = hardware.find_device(c.device)
-    preset, *of_run = extra
-    common = ["ladder", *of_run, "--preset", preset, "--steps", str(args.steps)]
-    rungs = {
-        name: functools.partial(measure_apart, *common, "--rung", str(rung))
-        for rung, name in enumerate(RUNGS)
-    }
-    rounds = in_turn(rungs, args.rounds, show=lambda r: f"{1e3 * r['step_s']:,.1f} ms")
+    common = ["ladder", *extra, "--preset", preset, "--steps", str(args.steps), "--rung"]
+    rungs = {name: partial(measure_apart, *common, str(n)) for n, name in enumerate(RUNGS)}
+    rounds = in_turn(rungs, args.rounds, lambda r: f"{1e3 * r['step_s']:,.1f} ms")
     tokens = c.batch_size * c.block_size
     rows = rows_of(rounds, tokens, hardware.peak_flops(device))
     show(rows)
-    result = {"command": " ".join(extra), "tokens_a_step": tokens, "rungs": rows}
-    path = write("ladder", device, result)
-    if can_draw():
+    result = {"command": " ".join([preset, *extra]), "tokens_a_step": tokens, "rungs": rows}
+    path = write("ladder", result, device)
+    if importlib.util.find_spec("matplotlib"):
         draw(rows, path.with_suffix(".png"), hardware.describe(device))
 
 

@@ -2,15 +2,14 @@
 
     python -m benchmarks.lowering [--preset FILE ...] [--gpu H200 ...] [--name NAME] [--key=value]
 
-PyTorch's compiler traces the model as training does, fuses, and lists the kernels that it would
-launch in forward and backward with the bytes that each reads and writes; nothing runs. Models of
-two and of four layers are lowered, and the whole one lies on the line through both. The optimiser's
-pass is counted from the number of weights.
+PyTorch's compiler traces the model as training does, fuses, and lists the kernels of forward and
+backward with the bytes that each reads and writes; nothing runs. Models of two and of four layers
+are lowered, and the whole one is on the line through both. The optimiser's pass is counted from the
+number of weights.
 
-Two times follow. `roofline` is what the data sheet allows: for each kernel the longer of its bytes
-at full bandwidth and its operations at full speed. `expected` has 79% of the bandwidth and 66% of
-the speed, as good kernels of this size reach. Neither is measured, and launches are not in them.
-Results go to results/lowering_NAME.json; further arguments are settings.
+`expected_ms` is, for each kernel, the longer of its bytes at 79% of the GPU's bandwidth and its
+operations at 66% of its speed, as good kernels of this size reach. It is not measured, and has no
+launches in it. Results go to results/lowering_NAME.json; further arguments are settings.
 
 It takes triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for torch
 2.13) and g++; where one of them is missing it says so and does nothing.
@@ -25,8 +24,8 @@ import torch
 
 import config as settings
 import model as model_file
-from benchmarks import argument_parser, make_believe_gpu, measure_apart, print_table, write_json
-from benchmarks.make_believe_gpu import GPU, GPUS
+from benchmarks import argument_parser, fake_device, measure_apart, print_table, write
+from benchmarks.fake_device import GPU, GPUS
 from benchmarks.scheduled import Kernel, Lowering
 from config import Config
 from model import GPT, GPTConfig
@@ -39,7 +38,7 @@ PRESETS = [
 ]
 VOCABULARY = 32000
 LAYERS = (2, 4)  # those lowered
-BANDWIDTH, SPEED = 0.79, 0.66  # of the data sheet, in `expected`: 3.8 TB/s, 650 TFLOP/s on an H200
+BANDWIDTH, SPEED = 0.79, 0.66  # of the data sheet: 3.8 TB/s and 650 TFLOP/s on an H200
 ELEMENTWISE = "all but products, attention and optimizer"
 
 
@@ -50,36 +49,33 @@ class Part:
     kernels: float = 0.0
     gigabytes: float = 0.0
     teraflops: float = 0.0
-    roofline_ms: float = 0.0
     expected_ms: float = 0.0
 
     def add(self, kernel: Kernel, gpu: GPU) -> None:
         """Count a launch."""
+        speed = SPEED / 2 if kernel.part == "attention" else SPEED  # small products and a softmax
+        products = (kernel.flops + kernel.flops8 / 2) / (gpu.tflops * 1e12 * speed)
+        memory = kernel.gigabytes * 1e9 / (gpu.bandwidth * BANDWIDTH)
         self.kernels += 1
         self.gigabytes += kernel.gigabytes
         self.teraflops += (kernel.flops + kernel.flops8) / 1e12
-        self.roofline_ms += milliseconds(kernel, gpu, 1.0, 1.0)
-        self.expected_ms += milliseconds(kernel, gpu, BANDWIDTH, SPEED)
+        self.expected_ms += 1e3 * max(products, memory)
 
 
-def milliseconds(kernel: Kernel, gpu: GPU, bandwidth: float, speed: float) -> float:
-    """A launch's time, where so much of the data sheet's bandwidth and speed is reached."""
-    if kernel.part == "attention" and speed < 1:
-        speed /= 2  # its products are small, with a softmax between them
-    products = (kernel.flops + kernel.flops8 / 2) / (gpu.tflops * 1e12 * speed)
-    return 1e3 * max(products, kernel.gigabytes * 1e9 / (gpu.bandwidth * bandwidth))
+def total(parts: list[Part]) -> Part:
+    """All of them together."""
+    names = [field.name for field in fields(Part)]
+    return Part(*(sum(getattr(part, name) for part in parts) for name in names))
 
 
 def lower(config: Config, layers: int, gpu: GPU) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
     dtype = torch.bfloat16 if gpu.capability >= (8, 0) else torch.float16
-    shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}
-    shape["n_layer"] = layers
     sequences = config.micro_batch_size or config.batch_size
     heads = config.n_head * (config.head_dim or config.n_embd // config.n_head)
     lowering = Lowering(config.vocab_size, sequences * config.block_size**2 * heads)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        model = GPT(GPTConfig(vocab_size=config.vocab_size, **shape))
+        model = GPT(shape(config, n_layer=layers))
         chunk = torch.zeros(sequences, config.block_size + 1, dtype=torch.int64)
         adapt(model, config, torch.device("cuda", 0), dtype)
         compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
@@ -88,6 +84,11 @@ def lower(config: Config, layers: int, gpu: GPU) -> Lowering:
         loss.backward()
     torch._dynamo.reset()
     return lowering
+
+
+def shape(config: Config, **other) -> GPTConfig:
+    """The model's shape, but for what is given."""
+    return GPTConfig(**{f.name: getattr(config, f.name) for f in fields(GPTConfig)} | other)
 
 
 def flash_attention(q, k, v, dropout):
@@ -108,8 +109,7 @@ def optimizer_part(config: Config, gpu: GPU) -> Part:
     Muon's products are of the matrices of the blocks, and its passes over them are twice AdamW's.
     """
     with torch.device("meta"):
-        shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig)}
-        model = GPT(GPTConfig(**shape))
+        model = GPT(shape(config))
     part = Part()
     for name, p in model.named_parameters():
         kernel = Kernel("optimizer", 32 * p.numel() / 1e9)
@@ -122,15 +122,6 @@ def optimizer_part(config: Config, gpu: GPU) -> Part:
     return part
 
 
-def extrapolate(few: Part, more: Part, layers: int) -> Part:
-    """The part of a model of `layers`, on the line through those of LAYERS."""
-    values = {}
-    for name, value in asdict(few).items():
-        slope = (getattr(more, name) - value) / (LAYERS[1] - LAYERS[0])
-        values[name] = value + slope * (layers - LAYERS[0])
-    return Part(**values)
-
-
 def parts_of(lowering: Lowering, gpu: GPU) -> dict[str, Part]:
     """The launches, by part."""
     parts = defaultdict(Part)
@@ -139,84 +130,52 @@ def parts_of(lowering: Lowering, gpu: GPU) -> dict[str, Part]:
     return parts
 
 
-def report(config: Config, lowerings: list[Lowering], gpu: GPU) -> dict:
-    """The step on one GPU: by part, in all, and the memory at its peak.
-
-    lowerings: of LAYERS.
-    """
-    few, more = (parts_of(lowering, gpu) for lowering in lowerings)
-    parts = {
-        name: extrapolate(few[name], more[name], config.n_layer) for name in sorted({*few, *more})
-    }
-    elementwise = Part()
-    for name, part in parts.items():
-        if name != "attention" and not name.startswith("products"):
-            elementwise = plus(elementwise, part)
-    parts["optimizer"] = optimizer_part(config, gpu)
-    total = Part()
-    for part in parts.values():
-        total = plus(total, part)
-    first, second = (lowering.peak_gigabytes for lowering in lowerings)
-    slope = (second - first) / (LAYERS[1] - LAYERS[0])
-    return {
-        "gpu": gpu.name,
-        "parts": {name: rounded(part) for name, part in parts.items()},
-        ELEMENTWISE: rounded(elementwise),
-        "step": rounded(total),
-        "peak_gigabytes": round(first + slope * (config.n_layer - LAYERS[0]), 2),
-    }
-
-
-def plus(one: Part, other: Part) -> Part:
-    """Both together."""
-    return Part(**{name: value + getattr(other, name) for name, value in asdict(one).items()})
-
-
-def rounded(part: Part) -> dict:
-    """A part as JSON has it."""
-    return {name: round(value, 2) for name, value in asdict(part).items()}
+def extrapolate(few: float, more: float, layers: int) -> float:
+    """The value of a model of `layers`, on the line through those of LAYERS."""
+    return few + (more - few) / (LAYERS[1] - LAYERS[0]) * (layers - LAYERS[0])
 
 
 def measure(arguments: list[str], gpu: GPU) -> dict:
-    """The lowering of one preset, in this process: a report for each GPU with the same kernels."""
+    """The step of one preset on one GPU, in this process: by part, in all, and its peak memory."""
     config = settings.load(arguments)
     config.vocab_size = VOCABULARY
-    make_believe_gpu.make_believe(gpu)
+    fake_device.install(gpu)
     model_file.causal_attention = flash_attention
     model_file.stream_dtype = stream_dtype
     lowerings = [lower(config, layers, gpu) for layers in LAYERS]
+    few, more = (parts_of(lowering, gpu) for lowering in lowerings)
+    parts = {}
+    for name in sorted({*few, *more}):
+        pairs = zip(asdict(few[name]).values(), asdict(more[name]).values(), strict=True)
+        parts[name] = Part(*(extrapolate(*pair, config.n_layer) for pair in pairs))
+    elementwise = total([parts["loss"], parts["elementwise"]])
+    parts["optimizer"] = optimizer_part(config, gpu)
+    rows = parts | {ELEMENTWISE: elementwise, "step": total(list(parts.values()))}
+    found = {}
+    for name, part in rows.items():
+        found[name] = {key: round(value, 2) for key, value in asdict(part).items()}
+    peaks = [lowering.peak_gigabytes for lowering in lowerings]
+    return found | {"peak_gigabytes": round(extrapolate(*peaks, config.n_layer), 2)}
 
-    def kernels_of(gpu):  # bfloat16 from sm_80, 8 bits from sm_89
-        return gpu.capability >= (8, 0), config.fp8_head and gpu.capability >= (8, 9)
 
-    alike = {name: g for name, g in GPUS.items() if kernels_of(g) == kernels_of(gpu)}
-    return {name: report(config, lowerings, g) for name, g in alike.items()}
-
-
-def show(title: str, of: dict) -> None:
-    """Print what was counted on one GPU."""
+def show(title: str, found: dict) -> None:
     print(f"\n{title}")
-    rows = [
-        [name, *(f"{part[key]:,.1f}" for key in asdict(Part()))]
-        for name, part in [
-            *of["parts"].items(),
-            (ELEMENTWISE, of[ELEMENTWISE]),
-            ("step", of["step"]),
-        ]
-    ]
-    print_table(["", "kernels", "GB", "TFLOP", "roofline ms", "expected ms"], rows)
-    print(f"at the peak, beside weights and moments: {of['peak_gigabytes']:.1f} GB")
+    rows = []
+    for name, part in found.items():
+        if isinstance(part, dict):
+            rows.append([name, *(f"{value:,.1f}" for value in part.values())])
+    print_table(["", "kernels", "GB", "TFLOP", "expected ms"], rows)
+    print(f"at the peak, without weights and moments: {found['peak_gigabytes']:.1f} GB")
 
 
 def main(argv):
-    """The command line's work."""
     parser = argument_parser("lowering", __doc__)
     parser.add_argument("--preset", nargs="+", default=PRESETS)
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=["H200", "T4"])
     parser.add_argument("--name")
     parser.add_argument("--apart", action="store_true")  # one preset, in this process
     args, extra = parser.parse_known_args(argv)
-    missing = make_believe_gpu.missing()
+    missing = fake_device.missing()
     if missing:
         print(f"nothing is lowered: {missing}")
         return
@@ -228,10 +187,9 @@ def main(argv):
         result[preset] = {}
         for gpu in args.gpu:
             found = measure_apart("lowering", "--preset", preset, "--gpu", gpu, "--apart", *extra)
-            result[preset] |= found
-        for gpu, of in result[preset].items():
-            show(f"{preset}, {gpu}", of)
-    write_json(f"lowering_{args.name or 'step'}", result)
+            result[preset][gpu] = found
+            show(f"{preset}, {gpu}", found)
+    write(f"lowering_{args.name or 'step'}", result)
 
 
 if __name__ == "__main__":

@@ -1,40 +1,67 @@
-"""A checkout of nanoGPT made ready for comparison: a copy with our tokens, and its model.
+"""A checkout of nanoGPT to compare with: a copy with our tokens, its train.py, and its model.
 
-Changes nothing in the checkout itself.
+The checkout itself stays as it is.
 """
 
 import importlib.util
+import os
 import pickle
+import re
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+from formats.data_folder import read_meta
 
-def copy_checkout(
-    path: str | Path, copy: Path, data_set: str, data_dir: str | Path, vocab_size: int
-) -> None:
-    """Copy a checkout, with the tokens of a prepared folder as its data set of that name."""
-    shutil.rmtree(copy, ignore_errors=True)
+# What hardware.py sets in this process, and stock nanoGPT does not set.
+OURS = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_ALLOC_CONF")
+
+
+def copy_checkout(path: str | Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
+    """Copy a checkout, with a prepared folder's tokens as its data set `same`; returns the copy.
+
+    edits: passages of its train.py, and what replaces each.
+    """
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns(".git"))
-    data = copy / "data" / data_set
-    data.mkdir(parents=True, exist_ok=True)
+    data = copy / "data" / "same"
+    data.mkdir(parents=True)
     for name in ("train.bin", "val.bin"):
-        (data / name).unlink(missing_ok=True)
         (data / name).symlink_to((Path(data_dir) / name).absolute())
     with open(data / "meta.pkl", "wb") as file:
-        pickle.dump({"vocab_size": vocab_size}, file)
-
-
-def replace_in_script(copy: Path, old: str, new: str) -> None:
-    """Replace a passage of a copy's train.py, which has to be there."""
+        pickle.dump({"vocab_size": read_meta(data_dir).vocab_size}, file)
     script = copy / "train.py"
     text = script.read_text()
-    assert old in text, f"this nanoGPT's train.py lacks: {old}"
-    script.write_text(text.replace(old, new))
+    for old, new in edits.items():
+        assert old in text, f"this nanoGPT's train.py lacks: {old}"
+        text = text.replace(old, new)
+    script.write_text(text)
+    return copy
+
+
+def train(copy: Path, arguments: list[str]) -> list[tuple[float, str]]:
+    """What its train.py prints, line by line with the moment in seconds."""
+    words = [sys.executable, "-u", "train.py", "--dataset=same", *arguments]
+    clean = {name: value for name, value in os.environ.items() if name not in OURS}
+    process = subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean)
+    lines = [(time.perf_counter(), line) for line in process.stdout]
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return lines
+
+
+def iterations(lines: list[tuple[float, str]]) -> list[tuple[int, float]]:
+    """The iterations that its log names, and when each was over."""
+    found = []
+    for at, line in lines:
+        if match := re.match(r"iter (\d+): loss", line):
+            found.append((int(match[1]), at))
+    return found
 
 
 def model_module(checkout: str | Path):
-    """A checkout's model.py as a module, under a name of its own beside our model.py."""
+    """Its model.py as a module, under a name of its own next to our model.py."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -28,12 +28,6 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.printers import PythonPrinter
 
-# Operations that move or cast numbers and compute none.
-MOVES = {"convert_element_type", "permute", "view", "reshape", "clone", "cat", "slice", "copy"}
-MOVES |= {"full", "expand", "unsqueeze", "squeeze", "constant_pad_nd", "transpose", "select"}
-MOVES |= {"slice_scatter", "split", "split_with_sizes"}
-SUMS = MOVES | {"sum", "add"}
-
 
 @dataclass
 class Kernel:
@@ -101,38 +95,24 @@ class Lowering:
         names, shapes = operations(node), buffer_shapes(node)
         gigabytes = bytes_moved(node) / 1e9
         if not isinstance(node, ExternKernelSchedulerNode):
-            return Kernel(self.elementwise_part(names, shapes), gigabytes)
+            logits = any(len(shape) > 1 and shape[-1] in self.widths for shape in shapes)
+            return Kernel("loss" if logits else "elementwise", gigabytes)
         if any("scaled_dot_product" in name for name in names):
             # causal: half of the pairs; two products forward, five backward
             backward = any("backward" in name for name in names)
             return Kernel("attention", gigabytes, self.pairs * (5 if backward else 2))
         flops = float(node.estimate_flops() or 0)
-        part = "products of the blocks"
-        if any(self.widths & set(shape) for shape in shapes):
-            part = "products of the head"
+        if not flops:
+            return Kernel("elementwise", gigabytes)
+        of_head = any(self.widths & set(shape) for shape in shapes)
+        part = "products of the head" if of_head else "products of the blocks"
         if any("scaled_mm" in name for name in names):
             return Kernel(part, gigabytes, flops8=flops)
-        return Kernel(part if flops else "casts and copies", gigabytes, flops)
-
-    def elementwise_part(self, names: set[str], shapes: list[tuple]) -> str:
-        """What a fused kernel does most for."""
-        if any(name.startswith(("embedding", "index_put", "_unsafe")) for name in names):
-            return "embedding"
-        if names <= MOVES:
-            return "casts and copies"
-        if any(len(shape) > 1 and shape[-1] in self.widths for shape in shapes):
-            return "loss"
-        if names <= SUMS:
-            return "sums for biases and norms"
-        if names & {"tanh", "sigmoid", "silu"} or {"exp", "neg", "split"} <= names:
-            return "activation"
-        if any(len(shape) == 4 and min(shape) > 1 for shape in shapes):
-            return "queries, keys and values"
-        return "norm and residual"
+        return Kernel(part, gigabytes, flops)
 
 
 def move(graph, inputs):
-    """A graph that was traced on the CPU, and its inputs, on the make-believe GPU.
+    """A graph that was traced on the CPU, and its inputs, on the fake GPU.
 
     PyTorch's CPU build differentiates nothing on another device.
     """

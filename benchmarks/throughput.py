@@ -1,37 +1,28 @@
-"""Training speed of train.py beside nanoGPT's, whole scripts both, at the shape of a preset.
+"""Training speed of train.py and of nanoGPT's, whole scripts both, at the shape of a preset.
 
     python -m benchmarks.throughput [--preset config/gpt2_small.py] [--nanogpt PATH] [--rounds 3]
         [--steps 8] [--key=value ...]
 
-Each round starts every contender once, in turn, on the same tokens; a contender's time a step is
-the median of its steps in a round, the first few (compilation, warm-up) left out. Ratios are taken
-round by round, so that a machine whose speed drifts still compares fairly. PATH is a checkout of
-nanoGPT; it runs from a copy outside this repository, as it comes, and on a CPU also with the bf16
-autocast that it lacks there. Ours runs once more with --profile for the share of a step outside
-forward, backward and optimiser.
+Each round starts every contender once, on the same tokens. A contender's time is the median of its
+steps in a round without the first ones (compilation, warm-up); ratios are taken round by round.
+PATH is a checkout of nanoGPT; it runs as it comes, and on a CPU also with the bf16 autocast that it
+lacks there. Ours runs once more with --profile for the share of a step outside forward, backward
+and optimiser.
 """
 
-import functools
 import itertools
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 import config as settings
 import hardware
 from benchmarks import (
-    ROOT,
     argument_parser,
-    done_without,
     in_turn,
     median_ratio,
     medians,
@@ -41,144 +32,9 @@ from benchmarks import (
     write,
 )
 from config import Config
-from formats import run_log
-from formats.data_folder import read_meta
-from model import GPT
-from training.setup import model_shape
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
-# What hardware.py has set in this process, and nanoGPT does not set for itself.
-OURS = {"THP_MEM_ALLOC_ENABLE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-class Speed(NamedTuple):
-    """A contender in one round: seconds a step, and peak memory in bytes."""
-
-    step_s: float
-    peak_bytes: int
-
-
-@dataclass
-class Task:
-    """What is trained, and how it is timed.
-
-    every: steps to a measurement; skip: the first measurements, which do not count.
-    """
-
-    config: Config
-    arguments: list[str]  # that config comes from
-    steps: int
-    every: int
-    skip: int
-    folder: Path  # for what the contenders write
-
-    @property
-    def tokens_a_step(self):
-        """Tokens of an optimiser step."""
-        return self.config.batch_size * self.config.block_size
-
-    def our_settings(self):
-        """The command line of train.py: the task without evaluations, saves and reports."""
-        return [
-            *self.arguments,
-            f"--log_interval={self.every}",
-            "--eval_interval=0",
-            "--save_interval=0",
-            "--eval_batches=1",
-            f"--compile={True if self.config.compile is None else self.config.compile}",
-        ]
-
-    def speed(self, seconds, peak):
-        """The speed that a run's measurements show."""
-        return Speed(statistics.median(seconds[self.skip :]), peak)
-
-
-class TimedRun(NamedTuple):
-    """What a script printed: (moment in seconds, line), and its peak memory in bytes."""
-
-    lines: list[tuple[float, str]]
-    peak_bytes: int
-
-
-def run_script(arguments, cwd):
-    """Run a training script to its end."""
-    environment = os.environ
-    if cwd != ROOT:
-        environment = {k: v for k, v in os.environ.items() if OURS.get(k) != v}
-    process = subprocess.Popen(
-        [sys.executable, "-u", ROOT / "benchmarks" / "with_peak.py", *arguments],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    lines = [(time.perf_counter(), line) for line in process.stdout]
-    if process.wait():
-        raise subprocess.CalledProcessError(process.returncode, arguments)
-    return TimedRun(lines, peak_bytes=int(lines[-1][1].split()[-1]))
-
-
-def our_speed(task):
-    """The speed of train.py, from its log."""
-    with tempfile.TemporaryDirectory(dir=task.folder) as folder:
-        own = [f"--max_steps={task.steps}", f"--checkpoint_dir={folder}/run"]
-        run = run_script(["train.py", *task.our_settings(), *own], ROOT)
-        log = run_log.read(Path(folder) / "run")
-    speeds = [record["tokens_per_second"] for record in log if "loss" in record]
-    for line in done_without(line for _, line in run.lines):
-        print(line, end="", flush=True)
-    return task.speed([task.tokens_a_step / speed for speed in speeds], run.peak_bytes)
-
-
-def our_profile(task):
-    """Seconds a step of each part of it, as train.py --profile tells them."""
-    log = train(*task.our_settings(), "--max_steps=10", "--profile=True")
-    return next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
-
-
-def prepare_nanogpt(path, task, name):
-    """A copy of the checkout, with the same tokens beside it; returns its folder."""
-    c = task.config
-    vocab_size = model_shape(c, read_meta(c.data_dir).vocab_size).vocab_size
-    copy = task.folder / name
-    nanogpt.copy_checkout(path, copy, "same", c.data_dir, vocab_size)
-    return copy
-
-
-def nanogpt_speed(task, copy):
-    """The speed of nanoGPT's train.py, from when its lines came."""
-    c = task.config
-    micro = c.micro_batch_size or c.batch_size
-    device = hardware.find_device(c.device)
-    # What nanoGPT itself chooses; its float16 would scale gradients on a CPU too.
-    dtype = "bfloat16" if device.type == "cpu" else str(hardware.find_dtype(device, c.dtype))
-    command = [
-        "train.py",
-        "--dataset=same",
-        f"--device={device.type}",
-        f"--n_layer={c.n_layer}",
-        f"--n_head={c.n_head}",
-        f"--n_embd={c.n_embd}",
-        f"--block_size={c.block_size}",
-        f"--batch_size={micro}",
-        f"--gradient_accumulation_steps={c.batch_size // micro}",
-        f"--bias={c.bias}",
-        f"--dropout={c.dropout}",
-        f"--compile={c.compile is not False}",
-        f"--dtype={dtype.removeprefix('torch.')}",
-        "--eval_iters=1",
-        "--eval_interval=1000000",
-        f"--log_interval={task.every}",
-        "--always_save_checkpoint=False",
-        f"--max_iters={task.steps}",
-    ]
-    run = run_script(command, copy)
-    stamps = []  # (step, when)
-    for at, line in run.lines:
-        if found := re.match(r"iter (\d+): loss", line):
-            stamps.append((int(found[1]), at))
-    seconds = [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)]
-    return task.speed(seconds, run.peak_bytes)
+QUIET = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1"]
 
 
 def parse_args(argv):
@@ -192,86 +48,104 @@ def parse_args(argv):
         "--skip",
         type=int,
         default=3,
-        help=(
-            "first measurements of a round that do not count: of a step each, on a GPU of ten,"
-            " since to look at each would make it wait"
-        ),
+        help="first measurements of a round that do not count; one is a step, on a GPU ten, since"
+        " each makes it wait",
     )
-    parser.add_argument(
-        "--name", help="name of the result file; default: throughput_ and the preset's"
-    )
+    parser.add_argument("--name", help="of the result file; default: throughput_ and the preset's")
     return parser.parse_known_args(argv)
 
 
-def model_flops(task):
-    """Floating-point operations a token, as the model counts them itself."""
-    with torch.device("meta"):
-        return GPT(
-            model_shape(task.config, read_meta(task.config.data_dir).vocab_size)
-        ).flops_per_token()
+def our_run(arguments: list[str], steps: int, every: int, skip: int) -> dict:
+    """One run of train.py: its seconds a step, and its MFU where the device's peak is known."""
+    log = train(*arguments, *QUIET, f"--max_steps={steps}", f"--log_interval={every}")
+    measured = [record for record in log if "loss" in record][skip:]
+    speed = statistics.median(record["tokens_per_second"] for record in measured)
+    c = settings.load(arguments)
+    mfu = None
+    if measured[0]["mfu"]:
+        mfu = statistics.median(record["mfu"] for record in measured)
+    return {"step_s": c.batch_size * c.block_size / speed, "mfu": mfu}
 
 
-def contenders_of(task, nanogpt_path, device):
-    """Ours, and nanoGPT where there is a checkout, by name."""
-    contenders = {"ours": functools.partial(our_speed, task)}
-    if nanogpt_path:
-        copy = prepare_nanogpt(nanogpt_path, task, "nanogpt")
-        contenders["nanoGPT"] = functools.partial(nanogpt_speed, task, copy)
-    if nanogpt_path and device.type == "cpu":
-        copy = prepare_nanogpt(nanogpt_path, task, "nanogpt_autocast")
-        nanogpt.replace_in_script(copy, PLAIN_ON_A_CPU, "")
-        contenders["nanoGPT with bf16 autocast"] = functools.partial(nanogpt_speed, task, copy)
-    return contenders
+def nanogpt_arguments(c: Config, device: torch.device, steps: int, every: int) -> list[str]:
+    """The settings of a run as nanoGPT's train.py takes them."""
+    micro = c.micro_batch_size or c.batch_size
+    # What nanoGPT itself chooses; its float16 would scale gradients on a CPU too.
+    dtype = "bfloat16" if device.type == "cpu" else str(hardware.find_dtype(device, c.dtype))
+    return [
+        f"--device={device.type}",
+        f"--n_layer={c.n_layer}",
+        f"--n_head={c.n_head}",
+        f"--n_embd={c.n_embd}",
+        f"--block_size={c.block_size}",
+        f"--batch_size={micro}",
+        f"--gradient_accumulation_steps={c.batch_size // micro}",
+        f"--bias={c.bias}",
+        f"--dropout={c.dropout}",
+        f"--compile={c.compile is not False}",
+        f"--dtype={dtype.removeprefix('torch.')}",
+        "--eval_iters=1",
+        "--eval_interval=1000000",
+        f"--log_interval={every}",
+        "--always_save_checkpoint=False",
+        f"--max_iters={steps}",
+    ]
+
+
+def nanogpt_run(copy: Path, arguments: list[str], skip: int) -> dict:
+    """One run of nanoGPT's train.py: its seconds a step, from when its lines came."""
+    stamps = nanogpt.iterations(nanogpt.train(copy, arguments))
+    seconds = [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)]
+    return {"step_s": statistics.median(seconds[skip:])}
 
 
 def main(argv):
-    """The command line's work."""
     args, extra = parse_args(argv)
     arguments = [args.preset, *extra]
     c = settings.load(arguments)
     device = hardware.find_device(c.device)
-    every, steps = (10, args.steps or 100) if device.type == "cuda" else (1, args.steps or 8)
+    if c.compile is None:  # train.py would not compile for so few steps
+        arguments.append("--compile=True")
+    every, steps = 1, args.steps or 8
+    if device.type == "cuda":
+        every, steps = 10, args.steps or 100
     with tempfile.TemporaryDirectory() as folder:
-        task = Task(c, arguments, steps, every, args.skip, Path(folder))
-        contenders = contenders_of(task, args.nanogpt, device)
-        speeds = in_turn(
-            contenders,
-            args.rounds,
-            show=lambda speed: f"{task.tokens_a_step / speed.step_s:,.0f} tokens/s",
-        )
-        parts = our_profile(task)
-    rounds = [{name: speed.step_s for name, speed in r.items()} for r in speeds]
-    tokens_per_second = {
-        name: round(task.tokens_a_step / seconds, 1) for name, seconds in medians(rounds).items()
-    }
-    peaks = {name: max(r[name].peak_bytes for r in speeds) for name in contenders}
-    ours_over = {
-        name: round(median_ratio(rounds, name, "ours"), 3) for name in contenders if name != "ours"
-    }
-    peak_flops = hardware.peak_flops(device)
-    mfu = None
-    if peak_flops:
-        mfu = round(tokens_per_second["ours"] * model_flops(task) / peak_flops, 4)
-    outside = round((parts["data"] + parts["other"]) / sum(parts.values()), 5)
+        contenders = {"ours": partial(our_run, arguments, steps, every, args.skip)}
+        edits = {}
+        if args.nanogpt:
+            edits["nanoGPT"] = {}
+        if args.nanogpt and device.type == "cpu":
+            edits["nanoGPT with bf16 autocast"] = {PLAIN_ON_A_CPU: ""}
+        theirs = nanogpt_arguments(c, device, steps, every)
+        for name, edit in edits.items():
+            copy = nanogpt.copy_checkout(args.nanogpt, Path(folder) / name, c.data_dir, edit)
+            contenders[name] = partial(nanogpt_run, copy, theirs, args.skip)
+        tokens = c.batch_size * c.block_size
+        runs = in_turn(contenders, args.rounds, lambda r: f"{tokens / r['step_s']:,.0f} tokens/s")
+    log = train(*arguments, *QUIET, "--max_steps=10", "--profile=True")
+    parts = next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
+
+    rounds = [{name: result["step_s"] for name, result in r.items()} for r in runs]
+    speeds = {name: round(tokens / seconds, 1) for name, seconds in medians(rounds).items()}
+    over = {name: round(median_ratio(rounds, name, "ours"), 3) for name in edits}
+    outside = (parts["data"] + parts["other"]) / sum(parts.values())
     result = {
-        "dtype": str(hardware.find_dtype(device, c.dtype)),
-        "model": vars(model_shape(c, read_meta(c.data_dir).vocab_size)),
-        "tokens_a_step": task.tokens_a_step,
+        "settings": arguments,
+        "tokens_a_step": tokens,
         "seconds_a_step_by_round": rounds,
-        "tokens_per_second_median": tokens_per_second,
-        "ours_mfu": mfu,
-        "peak_bytes": peaks,
+        "tokens_per_second_median": speeds,
+        "ours_mfu": runs[-1]["ours"]["mfu"],
         "ours_profile_seconds_a_step": parts,
-        "ours_share_outside_forward_backward_optimizer": outside,
-        "ours_over": ours_over,
+        "ours_share_outside_forward_backward_optimizer": round(outside, 5),
+        "ours_over": over,
     }
     rows = []
-    for name, speed in tokens_per_second.items():
-        ratio = f"{ours_over[name]:.2f}x" if name in ours_over else ""
-        rows.append([name, f"{speed:,.0f}", f"{peaks[name] / 1e9:.2f}", ratio])
-    print_table(["", "tokens/s", "peak GB", "ours is"], rows)
+    for name, speed in speeds.items():
+        ratio = f"{over[name]:.2f}x" if name in over else ""
+        rows.append([name, f"{speed:,.0f}", ratio])
+    print_table(["", "tokens/s", "ours is"], rows)
     print(f"outside forward, backward and optimiser: {outside:.2%} of a step of ours")
-    write(args.name or f"throughput_{Path(args.preset).stem}", device, result)
+    write(args.name or f"throughput_{Path(args.preset).stem}", result, device)
 
 
 if __name__ == "__main__":

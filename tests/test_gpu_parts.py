@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: the parts of `make gpu` run, each alone, and are shown beside their aims."""
+"""The benchmarks: the parts of `make gpu` run, each alone, and are shown with their aims."""
 
 import json
 import time
@@ -7,49 +7,47 @@ import pytest
 import torch
 
 from benchmarks import gpu, gpu_report
-from benchmarks.gpu import PARTS, Part, run_to_the_limit
-from benchmarks.ladder import sequences_that_fit
-from benchmarks.time_to_loss import seconds_of_training
+from benchmarks.gpu import PARTS, Part
+from benchmarks.ladder import sequences
+from benchmarks.time_to_loss import seconds_of_training, seconds_to
 
 
 def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
-    command = [
-        "--device=cpu",
-        "--tiny",
-        "--data",
-        str(tmp_path),
-        "--out",
-        str(tmp_path / "gpu.json"),
-    ]
-    assert gpu.main(["plan", "tests", *command]) == 0
-    found = json.loads((tmp_path / "gpu.json").read_text())
+    out = tmp_path / "gpu.json"
+    command = ["--device=cpu", "--tiny", "--data", str(tmp_path), "--out", str(out)]
+    assert gpu.main(["plan", "gpt2_small", *command]) == 0
+    found = json.loads(out.read_text())
     assert [part["status"] for part in found["parts"].values()] == ["done"] * 2
     assert found["parts"]["plan"]["results"]["plan_gpt2_small_cpu"]["rows"]
     capsys.readouterr()
-    gpu_report.main([str(tmp_path / "gpu.json")])
+    gpu_report.main([str(out)])
     shown = capsys.readouterr().out
-    assert "memory off by" in shown
+    assert "memory off by" in shown and "share outside the three parts" in shown
     assert "not run" in shown  # the others
 
 
 def test_a_part_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch, capsys):
-    without = "reduce-overhead failed, so without it. Why ..."
+    notice = "compiling ... failed; training goes on without it."
+    # A process of its own holds the pipe of the slow one.
+    slow = (
+        "import subprocess, sys, time; print(1, flush=True);"
+        " subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
+    )
     parts = [
-        Part("broken", f"-c 'print({json.dumps(without)}); raise SystemExit(3)'", 1, {}),
-        Part("slow", "-c 'print(1, flush=True); import time; time.sleep(60)'", 0.05, {}),
+        Part("broken", f"-c 'print({json.dumps(notice)}); raise SystemExit(3)'", 1, {}),
+        Part("slow", f'-c "{slow}"', 0.05, {}),
         Part("whole", "-c 'print(2)'", 1, {}),
     ]
     monkeypatch.setattr(gpu, "PARTS", parts)
     out = tmp_path / "gpu.json"
+    begun = time.monotonic()
     assert gpu.main(["--device=cpu", "--out", str(out)]) == 1
+    assert time.monotonic() - begun < 50
     found = json.loads(out.read_text())["parts"]
-    assert {name: part["status"] for name, part in found.items()} == {
-        "broken": "failed",
-        "slow": "cut",
-        "whole": "done",
-    }
-    assert found["broken"]["without"] == ["reduce-overhead failed, so without it. Why ..."]
-    assert found["slow"]["end"][0] == "1" and "cut off after 3 s" in found["slow"]["end"][1]
+    statuses = {name: part["status"] for name, part in found.items()}
+    assert statuses == {"broken": "failed", "slow": "cut", "whole": "done"}
+    assert found["broken"]["notices"] == [notice]
+    assert found["slow"]["end"][0] == "1" and "cut off after" in found["slow"]["end"][1]
     # Once more: what is done is not done again, what is named is.
     parts.append(Part("new", "-c 'print(3)'", 1, {}))
     capsys.readouterr()
@@ -69,43 +67,32 @@ def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
 
 
 def test_a_pytest_that_broke_down_is_no_success():
-    assert gpu_report.of_tests({}, ["2 failed, 30 passed in 4.10s"])["tests failed"] == 2
-    assert gpu_report.of_tests({}, ["python: No module named pytest"]) == {}
+    assert gpu_report.of_tests(["2 failed, 30 passed in 4.10s"])["tests failed"] == 2
+    assert gpu_report.of_tests(["30 passed, 2 errors in 4.10s"])["tests failed"] == 2
+    assert gpu_report.of_tests(["python: No module named pytest"]) == {}
 
 
-def test_what_was_done_without_nanogpt_is_done_again_beside_it():
+def test_what_was_done_without_nanogpt_is_done_again_with_it():
     known = {"status": "done", "torch": torch.__version__, "command": "python -m benchmarks.x"}
-    assert gpu.done_before(known, ["-m", "benchmarks.x"])
-    assert not gpu.done_before(known, ["-m", "benchmarks.x", "--nanogpt", "path"])
-    assert not gpu.done_before(known | {"torch": "2.11.0"}, ["-m", "benchmarks.x"])
-    assert not gpu.done_before(known | {"status": "cut"}, ["-m", "benchmarks.x"])
-
-
-def test_a_part_is_cut_off_with_all_that_it_has_begun(tmp_path):
-    code = (
-        "import subprocess, sys, time;"
-        " subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)']); time.sleep(30)"
-    )
-    begun = time.monotonic()
-    assert run_to_the_limit(["-c", code], 1).status is None
-    assert time.monotonic() - begun < 10  # the second process held the pipe
+    assert gpu.is_done(known, ["-m", "benchmarks.x"])
+    assert not gpu.is_done(known, ["-m", "benchmarks.x", "--nanogpt", "path"])
+    assert not gpu.is_done(known | {"torch": "2.11.0"}, ["-m", "benchmarks.x"])
+    assert not gpu.is_done(known | {"status": "cut"}, ["-m", "benchmarks.x"])
 
 
 def test_each_aim_is_of_something_that_the_report_knows():
     for part in PARTS:
         module = part.command.split()[1]
-        assert module in gpu_report.VALUES or not part.aims
+        assert module in {"pytest", *gpu_report.VALUES}
         for aim in part.aims.values():
             assert gpu_report.verdict(0.0, aim) in ("met", "MISSED")
     assert gpu_report.verdict(0.54, ">= 0.55") == "MISSED"
     assert gpu_report.verdict(43.0, "<= 43") == "met"
 
 
-@pytest.mark.parametrize(
-    ("gigabytes", "sequences"), [(150, 64), (85, 64), (42, 32), (24, 16), (15.8, 8), (4, 1)]
-)
-def test_the_ladder_begins_with_what_the_gpu_has_memory_for(gigabytes, sequences):
-    assert sequences_that_fit(gigabytes * 1e9) == sequences
+def test_the_ladder_begins_with_what_the_gpu_has_memory_for():
+    for gigabytes, count in ((150, 64), (85, 64), (42, 32), (24, 16), (15.8, 8), (4, 1)):
+        assert sequences(gigabytes * 1e9) == count
 
 
 def test_nanogpts_time_counts_compilation_but_no_evaluation():
@@ -119,3 +106,10 @@ def test_nanogpts_time_counts_compilation_but_no_evaluation():
         (51, "iter 3: loss 3.9, time 9000ms, mfu -100.00%"),
     ]
     assert seconds_of_training(lines) == 30 + 1 + 1 + 1
+
+
+def test_the_time_to_a_loss_is_read_off_the_line_between_evaluations():
+    curve = [(0.0, 4.0), (10.0, 3.0), (20.0, 2.0)]
+    assert seconds_to(curve, 2.5) == 15.0
+    assert seconds_to(curve, 5.0) == 0.0
+    assert seconds_to(curve, 1.0) == float("inf")

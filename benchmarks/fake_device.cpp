@@ -1,5 +1,5 @@
 // What PyTorch's CPU build lacks to trace a model on a CUDA device that is not there: a device guard
-// and hooks that say yes and do nothing. Built and loaded by make_believe_gpu.py.
+// and hooks that say yes and do nothing. Built and loaded by fake_device.py.
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -2,8 +2,8 @@
 
 PyTorch's CPU build with Triton beside it is all that it takes: the compiler asks the device for its
 generation and its multiprocessors, and gets them from a table. Tensors are fake (FakeTensorMode):
-they have a shape, a type and a device, and no numbers. A process that made believe once does so to
-its end, so this belongs into processes of their own.
+they have a shape, a type and a device, and no numbers. Nothing takes it back, so it belongs into
+processes of its own.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ def missing() -> str | None:
         return "triton is missing, which PyTorch's compiler writes kernels for GPUs in"
     if not shutil.which("g++"):
         return "g++ is missing, which builds what PyTorch's CPU build lacks of CUDA"
-    if torch.cuda.is_available():
-        return "there is a GPU here: what is made believe is for machines without one"
+    if torch.version.cuda:
+        return "PyTorch is built for CUDA here; the fake device needs the build for CPUs"
     return None
 
 
-def make_believe(gpu: GPU) -> None:
+def install(gpu: GPU) -> None:
     """From here on PyTorch believes that its first CUDA device is this one."""
-    library = Path(tempfile.mkdtemp(prefix="make_believe_")) / "gpu.so"
+    library = Path(tempfile.mkdtemp(prefix="fake_device_")) / "gpu.so"
     build(library)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     shutil.rmtree(library.parent)
@@ -76,7 +76,7 @@ def make_believe(gpu: GPU) -> None:
 
 
 def build(library: Path) -> None:
-    """Compile make_believe_gpu.cpp, in three seconds."""
+    """Compile fake_device.cpp, in three seconds."""
     source, home = Path(__file__).with_suffix(".cpp"), Path(torch.__file__).parent
     include = [home / "include", home / "include/torch/csrc/api/include"]
     command = ["g++", "-shared", "-fPIC", "-std=c++20", str(source), "-o", str(library)]
