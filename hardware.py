@@ -275,15 +275,3 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     return any(sign in str(error) for sign in signs)
-
-
-# -- under their old names until the last caller has moved ----------------------------------------
-
-catches_up = synchronize
-compile_pays = should_compile
-respect_quota = limit_threads_to_cgroup
-
-
-def tuning_pays(device: torch.device, flops: float) -> bool:
-    """Never: tuning was not measured yet."""
-    return False

@@ -109,9 +109,6 @@ class Config:
     save_minutes: float = setting(15.0, "minutes between checkpoints; 0: only by steps", low=0)
     keep_last: int = setting(2, "newest checkpoints kept, and the best besides", low=1)
     sample_prompts: list = setting([], "prompts answered at each evaluation, into log and terminal")
-    report_minutes: float = setting(
-        1.0, "minimum minutes between updates of report.html; 0: none", low=0
-    )
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
     wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
     max_bad_steps: int = setting(

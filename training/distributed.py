@@ -119,11 +119,11 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a GPU in a way in which signals are heard. Call it before reading from the GPU.
+    """Wait for a GPU while Python still handles signals. Call it before reading from the GPU.
 
-    A plain read would wait too, but deaf to the SIGTERM with which torchrun reports that another
-    process has ended, whose part of a sum then never comes. Raises Lost 10 s after a signal, and
-    after 10 minutes without one.
+    A plain read waits too, but then Python never sees the SIGTERM with which torchrun reports that
+    another process has ended, whose part of a sum will not come. Raises Lost 10 s after a signal,
+    and after 10 minutes without one.
     """
     if world_size == 1:
         return
