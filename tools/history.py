@@ -77,9 +77,8 @@ class History:
 
     def at(self, column: str, steps) -> np.ndarray:
         """A column that counts from 0 (tokens, epoch, elapsed_s, cost), interpolated at steps."""
-        return np.interp(
-            steps, [0, *self.columns["step"]], np.nan_to_num([0, *self.columns[column]])
-        )
+        x = np.insert(self.columns["step"], 0, 0)
+        return np.interp(steps, x, np.nan_to_num(np.insert(self.columns[column], 0, 0)))
 
     def saves(self) -> list[int]:
         """The steps that were saved; a resume begins at one."""

@@ -167,14 +167,18 @@ def perplexity(loss: float) -> str:
 
 
 def evaluations(run: History) -> list[dict[str, str]]:
-    """The table of evaluations: ROWS evenly spread ones, the best among them.
+    """The table of evaluations: ROWS evenly spread ones, and the best.
 
     The training loss is the mean since the evaluation before.
     """
+    pairs = list(itertools.pairwise([{"step": 0, "elapsed_s": 0}, *run.evaluations]))
+    shown = spread(pairs, ROWS)
+    best = min(pairs, key=lambda pair: pair[1]["val_loss"], default=None)
+    if best and best not in shown:
+        shown = sorted([*shown, best], key=lambda pair: pair[1]["step"])
     steps, loss = run.columns["step"], run.columns["loss"]
-    start = {"step": 0, "elapsed_s": 0}
     rows = []
-    for before, now in itertools.pairwise([start, *run.evaluations]):
+    for before, now in shown:
         since = loss[(steps > before["step"]) & (steps <= now["step"]) & np.isfinite(loss)]
         seconds = (now["elapsed_s"] - before["elapsed_s"]) / max(1, now["step"] - before["step"])
         row = {
@@ -190,10 +194,7 @@ def evaluations(run: History) -> list[dict[str, str]]:
         if run.last("cost"):
             row["cost"] = number(now["cost"], 2)
         rows.append(row)
-    shown = {*spread(range(len(rows)), ROWS)}
-    if rows:
-        shown.add(run.evaluations.index(run.best))
-    return [rows[n] for n in sorted(shown)]
+    return rows
 
 
 def samples(run: History) -> dict[str, list[tuple]]:

@@ -1,6 +1,7 @@
 """tools/report.py: what a run's page holds, how it looks in a real browser, what may be missing."""
 
 import html
+import itertools
 import json
 import shutil
 import subprocess
@@ -48,13 +49,15 @@ SHAPE = {"n_layer": 2, "n_embd": 32, "block_size": 32, "data_dir": "data/made"}
 
 @pytest.fixture(scope="module")
 def runs(char_data, bpe_data, tmp_path_factory):
-    """Real runs with prompts and a price; `char` was resumed, `bpe` has another tokenizer."""
+    """Real runs with prompts and a price: `char` was resumed, `bpe` has another tokenizer.
+
+    `other` is `char` with another learning rate in its settings.
+    """
     folder = tmp_path_factory.mktemp("runs")
-    for name, data, steps, more in (
-        ("char", char_data, 20, []),
-        ("char", char_data, 60, []),
-        ("other", char_data, 40, ["--learning_rate=1e-3"]),
-        ("bpe", bpe_data, 40, []),
+    for name, data, steps in (
+        ("char", char_data, 20),
+        ("char", char_data, 60),
+        ("bpe", bpe_data, 40),
     ):
         result = train_small(
             data,
@@ -63,9 +66,11 @@ def runs(char_data, bpe_data, tmp_path_factory):
             "--cost_per_hour=8",
             '--sample_prompts=["The ", "A <b> & "]',
             "--log_interval=1",
-            *more,
         )
         assert result.returncode == 0, result.stderr
+    shutil.copytree(folder / "char", folder / "other")
+    settings = json.loads((folder / "char/config.json").read_text()) | {"learning_rate": 1e-3}
+    (folder / "other/config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -196,13 +201,12 @@ LAYOUT = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", [1366, 390])
 def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(
-    browser, eventful, runs, tmp_path, width
+    browser, eventful, runs, tmp_path
 ):
     report(eventful, "--out", tmp_path / "one.html")
     report(runs / "char", runs / "other", "--out", tmp_path / "two.html")
-    for name in ("one.html", "two.html"):
+    for width, name in itertools.product((1366, 390), ("one.html", "two.html")):
         tab = browser.new_page(viewport={"width": width, "height": 800})
         asked, problems = [], []
         tab.on("request", lambda request: asked.append(request.url[:60]))  # noqa: B023
