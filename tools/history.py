@@ -106,10 +106,11 @@ def read(folder: Path) -> History:
             samples.append(record)
         elif "event" in record:
             events.append(record)
-    if not steps:
+    config = files.read_json(folder / "config.json")
+    if not steps or not config:
         runs = sorted(log.parent.as_posix() for log in folder.parent.glob("*/log.jsonl"))
         raise HistoryError(
-            f"{folder} has no log.jsonl with a step in it; runs next to it: {', '.join(runs)}"
+            f"{folder} is not a run that has logged a step; runs next to it: {', '.join(runs)}"
         )
     return History(
         folder=folder,
@@ -117,5 +118,5 @@ def read(folder: Path) -> History:
         evaluations=evaluations,
         samples=samples,
         events=events,
-        config=files.read_json(folder / "config.json") or {},
+        config=config,
     )

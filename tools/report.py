@@ -113,7 +113,6 @@ def describe(run: History) -> dict:
         "num_evaluations": len(run.evaluations),
         "best_step": f"{run.best['step']:,}" if run.best else None,
         "samples": samples(run),
-        "log": run.folder / "log.jsonl",
         "events": spread(events(run), ROWS),
         "saves": run.saves(),
         "settings": settings(run),

@@ -262,7 +262,7 @@ def test_every_loss_may_be_nan(tmp_path):
 def test_what_cannot_be_drawn_is_a_sentence(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "log.jsonl").write_text('{"step": 0, "event": "start"}\n')
-    fails_clearly(run_script("-m", "tools.report", tmp_path / "empty"), "empty", "no log.jsonl")
+    fails_clearly(run_script("-m", "tools.report", tmp_path / "empty"), "empty is not a run")
     fails_clearly(run_script("-m", "tools.report", runs / "none"), "runs next to", runs / "char")
     png = tmp_path / "x.png"
     fails_clearly(
