@@ -35,7 +35,7 @@ class Recorder:
         self.bar = None  # until open_bar()
         self.unwritten = []  # records that the disk did not take
         self.complained = False
-        self.losses = losses_since_evaluation(run.log)
+        self.losses = []  # since the last evaluation of this start
         self.logged_step = run.state.progress.step
         self.tokens_per_second = None
         self.printed_at = 0.0
@@ -69,6 +69,8 @@ class Recorder:
 
         One that the disk does not take is written with the next.
         """
+        if not distributed.is_main:
+            return
         progress, cost = self.run.state.progress, self.run.budget.cost
         record = {
             "step": progress.step,
@@ -76,8 +78,6 @@ class Recorder:
             "elapsed_s": round(progress.elapsed_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
-        if not distributed.is_main:
-            return
         self.unwritten.append(record)
         try:
             run_log.append(self.run.folder, *self.unwritten)
@@ -92,14 +92,9 @@ class Recorder:
 
     def halved(self) -> None:
         """Record that memory ran out, and with which micro-batches the run goes on."""
-        sizes = self.run.micro_batch
-        self.record(
-            {
-                "event": "out of memory",
-                "micro_batch": sizes.training,
-                "eval_micro_batch": sizes.evaluation,
-            }
-        )
+        batch = self.run.micro_batch
+        sizes = {"micro_batch": batch.training, "eval_micro_batch": batch.evaluation}
+        self.record({"event": "out of memory", **sizes})
 
     # -- while it runs ----------------------------------------------------------------------------
 
@@ -249,17 +244,6 @@ class Recorder:
             print(f"  report: {folder / 'report.html'}")
         elif curve:
             print(f"  python -m tools.report {folder}")
-
-
-def losses_since_evaluation(log: list[dict]) -> list[float]:
-    """The training losses of a log after its last evaluation."""
-    losses = []
-    for record in log:
-        if "val_loss" in record:
-            losses = []
-        elif record.get("loss") is not None:
-            losses.append(record["loss"])
-    return losses
 
 
 def loss_curve(folder: Path) -> str:

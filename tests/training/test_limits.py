@@ -13,7 +13,7 @@ from tests.conftest import fails_clearly, losses, run_script, train_small
 from tests.training.conftest import small_run
 from train import check_numbers
 from training.errors import RunError
-from training.recorder import Recorder, losses_since_evaluation
+from training.recorder import Recorder
 from training.saver import Saver
 from training.state import StepCounts
 
@@ -152,15 +152,6 @@ def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
         run.state.progress.step = step
         recorder.show_step(loss=1.0, mfu=None, bad_steps=0)
         assert ("loss 1.0000" in capsys.readouterr().out) == printed
-
-
-def test_the_loss_beside_an_evaluation_is_the_mean_since_the_one_before():
-    log = [{"step": 5, "loss": 9.0}, {"step": 5, "val_loss": 8.0}]
-    log += [{"step": 6, "loss": 4.0}, {"step": 7, "loss": None}, {"step": 8, "loss": 2.0}]
-    assert losses_since_evaluation(log) == [4.0, 2.0]
-    assert losses_since_evaluation(log[:2]) == []
-    log += [{"step": 9, "val_loss": None}, {"step": 10, "loss": 1.0}]  # not a number
-    assert losses_since_evaluation(log) == [1.0]
 
 
 # -- plans and budgets ----------------------------------------------------------------------------
