@@ -160,6 +160,15 @@ def bpe_data(tmp_path_factory, text_file):
 
 
 @pytest.fixture(scope="session")
+def bpe_run(tmp_path_factory, bpe_data):
+    """A barely trained run on bpe_data, with steps 10 and 20."""
+    folder = tmp_path_factory.mktemp("runs") / "bpe"
+    result = train_small(bpe_data, folder, "--max_steps=20")
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
 def chat_data(tmp_path_factory):
     """A prepared folder of conversations, with a byte-level BPE of 512."""
     folder = tmp_path_factory.mktemp("data")

@@ -6,8 +6,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from tests.conftest import train_small
-
 SHAPE = {
     "vocab_size": 512,
     "n_layer": 2,
@@ -17,14 +15,6 @@ SHAPE = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-
-
-@pytest.fixture(scope="package")
-def bpe_run(tmp_path_factory, bpe_data):
-    """A short run on bpe_data."""
-    folder = tmp_path_factory.mktemp("run") / "bpe"
-    assert train_small(bpe_data, folder, "--max_steps=10").returncode == 0
-    return folder
 
 
 @pytest.fixture(scope="module")

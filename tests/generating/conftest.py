@@ -1,4 +1,4 @@
-"""Runs and a tokenizer that the tests of generating share."""
+"""A run and a tokenizer that the tests of generating share."""
 
 import pytest
 
@@ -6,23 +6,13 @@ from tests.conftest import train_small
 from tokenizer_bpe import Tokenizer
 
 
-def train(data, folder):
-    """A barely trained run, of one layer."""
-    result = train_small(data, folder, "--n_layer=1", "--batch_size=4", "--max_steps=20")
-    assert result.returncode == 0, result.stderr
-    return folder
-
-
 @pytest.fixture(scope="session")
 def char_run(tmp_path_factory, char_data):
-    """One at character level."""
-    return train(char_data, tmp_path_factory.mktemp("runs") / "char")
-
-
-@pytest.fixture(scope="session")
-def bpe_run(tmp_path_factory, bpe_data):
-    """One with a byte-level BPE."""
-    return train(bpe_data, tmp_path_factory.mktemp("runs") / "bpe")
+    """A barely trained run at character level."""
+    folder = tmp_path_factory.mktemp("runs") / "char"
+    result = train_small(char_data, folder, "--n_layer=1", "--batch_size=4", "--max_steps=20")
+    assert result.returncode == 0, result.stderr
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def test_each_kind_of_cpu_generates(kind):
         env=os.environ | KINDS[kind],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     assert "deprecated" not in result.stderr
