@@ -16,7 +16,7 @@ from pathlib import Path
 from formats.data_folder import read_meta
 
 # What hardware.py sets in this process, and stock nanoGPT does not set.
-OURS = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_ALLOC_CONF")
+OURS = {"THP_MEM_ALLOC_ENABLE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def copy_checkout(path: str | Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
@@ -43,7 +43,7 @@ def copy_checkout(path: str | Path, copy: Path, data_dir: str, edits: dict[str, 
 def train(copy: Path, arguments: list[str]) -> list[tuple[float, str]]:
     """What its train.py prints, line by line with the moment in seconds."""
     words = [sys.executable, "-u", "train.py", "--dataset=same", *arguments]
-    clean = {name: value for name, value in os.environ.items() if name not in OURS}
+    clean = {name: value for name, value in os.environ.items() if OURS.get(name) != value}
     process = subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean)
     lines = [(time.perf_counter(), line) for line in process.stdout]
     if process.wait():

@@ -30,8 +30,9 @@ from training.setup import build
 def measure(settings: list[str]) -> dict:
     """Planned and measured memory, in bytes, and planned seconds a step, in this process."""
     run = build(config.load(settings))
-    if run.compiles:
-        run.trainer.compile()
+    problem = run.trainer.compile() if run.compiles else None
+    if problem:
+        print(f"compiling failed: {problem}")
     measured = peak_memory(run)
     micro_batch = run.micro_batch.training
     planned = plan.memory_of(run, micro_batch, run.device.dtype, run.device.memory)

@@ -103,7 +103,7 @@ def main(argv: list[str]) -> None:
     sizes = ", ".join(str(size) for size in dict.fromkeys(size for size, _ in plan))
     print(f"{len(plan)} small runs of the sizes {sizes} (layers x width)", flush=True)
     smallest = [run for run in plan if run[0] == plan[0][0]]
-    size, steps = smallest[len(smallest) // 2]
+    size, steps = smallest[len(smallest) // 2]  # the learning rates are chosen with it
     factor = min(FACTORS, key=lambda factor: study.train(size, steps, factor)["loss"])
     runs = converged([study.train(size, steps, factor) for size, steps in plan])
     law = fit(
@@ -151,12 +151,14 @@ class Offer:
 def offer(study: Study, law: Law, size: Size, budget: argparse.Namespace, seconds: float) -> Offer:
     """What to expect of a size whose steps take so many seconds; infinite: it does not fit."""
     flops = study.flops_a_step(size)
-    if budget.flops and math.isfinite(seconds):
+    if math.isinf(seconds):
+        steps = 0
+    elif budget.flops:
         steps = round(budget.flops / flops)
     else:
-        steps = int((budget.hours or 0) * 3600 * TRAINING / seconds)
+        steps = int(budget.hours * 3600 * TRAINING / seconds)
     tokens = steps * study.tokens_a_step
-    hours = steps * seconds / TRAINING / 3600 if steps else 0.0
+    hours = steps * seconds / TRAINING / 3600
     found = Offer(size, steps, tokens, hours, steps * flops)
     if steps >= LEAST_STEPS:
         effective = effective_tokens(tokens, study.unique)

@@ -5,6 +5,7 @@ that was interrupted continues.
 """
 
 import copy
+import functools
 import math
 import signal
 import subprocess
@@ -29,9 +30,8 @@ from training.trial import measure
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 WIDTHS = [32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
-LEAST_LAYERS = (
-    4  # with three, one learned to copy from its context far later (benchmarks/README.md)
-)
+# With three layers, one learned to copy from its context far later (benchmarks/README.md).
+LEAST_LAYERS = 4
 # The power of the width that the best learning rate follows (benchmarks/README.md).
 WIDTH_POWER = {"adamw": -0.5, "muon": -0.6}
 WARMUP = 0.1  # of the steps, at most: a preset's warm-up is that of a long run
@@ -215,10 +215,15 @@ class Study:
                 " or give --out another folder"
             )
         if not known or known["minutes"] != minutes:
-            speed, tokens = self.step_seconds, (self.tokens_a_step, self.unique)
-            runs = small_runs(self.sizes, speed, 60 * minutes, *tokens)
-            widths = [[size.n_embd, steps] for size, steps in runs]
-            known = mine | {"minutes": minutes, "runs": widths}
+            runs = small_runs(
+                self.sizes,
+                step_seconds=self.step_seconds,
+                seconds=60 * minutes,
+                tokens_a_step=self.tokens_a_step,
+                unique=self.unique,
+            )
+            known = mine | {"minutes": minutes}
+            known["runs"] = [[size.n_embd, steps] for size, steps in runs]
             self.folder.mkdir(parents=True, exist_ok=True)
             files.write_json(path, known)
         by_width = {size.n_embd: size for size in self.sizes}
@@ -235,7 +240,8 @@ class Study:
             values = settings_of(self.config, size, steps, factor) | QUIET
             values["eval_batches"] = self.eval_batches
             loss = train(folder, self.arguments, values)
-            print(f"{size}, {steps:,} steps, learning rates x {factor:g}: loss {loss:.4f}")
+            name = f"{size}, {steps:,} steps, learning rates x {factor:g}"
+            print(f"{name}: loss {loss:.4f}", flush=True)
         tokens = steps * self.tokens_a_step
         seconds = max(record.get("elapsed_s", 0.0) for record in run_log.iterate(folder))
         return asdict(size) | {
@@ -258,6 +264,7 @@ def small_runs(
     Each of SIZES on C operations and thirds of it. The sizes are as large as lets the largest of
     them see a token for each of its weights. unique: tokens of the text.
     """
+    step_seconds = functools.cache(step_seconds)
     most_steps = MOST_EPOCHS * unique / tokens_a_step
     shares = [3.0**-n for n in reversed(range(THIRDS))]
     chosen = []
