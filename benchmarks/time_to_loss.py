@@ -221,7 +221,8 @@ def main(argv):
         reached[name] = [seconds_to(*pair) for pair in zip(of_name, aims, strict=True)]
         of_first = zip(reached[name], reached[first], strict=True)
         shares[name] = statistics.median(seconds / of_it for seconds, of_it in of_first)
-        rows.append([name, *(f"{s:.1f} s" for s in reached[name]), f"{shares[name]:.2f}"])
+        times = [f"{s:.1f} s" if math.isfinite(s) else "never" for s in reached[name]]
+        rows.append([name, *times, f"{shares[name]:.2f}"])
     result = {
         "task": args.task,
         "settings": commands,
