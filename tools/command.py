@@ -1,4 +1,4 @@
-"""What the tools share: how a command ends, how numbers read, and how a template is filled in.
+"""What the tools share: how a command ends, a table, and how a template is filled in.
 
 Imports no PyTorch: a report does without it.
 """
@@ -58,13 +58,6 @@ def positive(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: it must be a number above 0")
     return value
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for a table: 1,234.5000; "" where it is not known."""
-    if value is None or not math.isfinite(value):
-        return ""
-    return f"{value:,.{digits}f}"
 
 
 def short(value: float) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from formats import files
 from formats.address import protocol_of, run_here
 from tools import command, history
-from tools.command import number, short
+from tools.command import short
 from tools.history import History
 from training.terminal import duration
 
@@ -159,6 +159,13 @@ def key_figures(run: History) -> list[tuple[str, str, str]]:
     if run.last("cost"):
         figures.append(("cost", "in the unit of cost_per_hour", number(run.last("cost"), 2)))
     return figures
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number for a table: 1,234.5000; "" where it is not known."""
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:,.{digits}f}"
 
 
 def perplexity(loss: float) -> str:
