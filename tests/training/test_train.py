@@ -272,7 +272,7 @@ def test_no_data(tmp_path):
         (["--device=cuda:7"], ["cuda:7", "device=auto"]),
         (["--device=tpu9"], ["tpu9"]),
         (["--block_size=100000"], ["too few", "block_size"]),
-        (["--resume=must"], ["resume = must", "does not exist"]),
+        (["--resume=must"], ["resume = must", "no checkpoint at"]),
         (["--data_location=gpu"], ["data_location = gpu", "cpu"]),
         (["--sample_prompts=snow ☃"], ["sample_prompts", "U+2603"]),
         (["--seed=99999999999999999999"], ["seed", "2**32"]),
