@@ -35,7 +35,7 @@ def measure(settings: list[str]) -> dict:
         print(f"compiling failed: {problem}")
     measured = peak_memory(run)
     micro_batch = run.micro_batch.training
-    planned = plan.memory_of(run, micro_batch, run.device.dtype, run.device.memory)
+    planned = plan.memory(run.config, run.state, micro_batch, run.device)
     return {
         "micro_batch": micro_batch,
         "planned": planned["peak"],
@@ -55,8 +55,7 @@ def peak_memory(run) -> int:
         tokens = sum(part.bytes for part in data if part and part.location == "gpu")
         return torch.cuda.max_memory_allocated() - tokens
     ctypes.CDLL(None).malloc_trim(0)  # give back what is freed
-    of_model = 4 * run.state.model.num_parameters() + plan.moments(run.state.optimizer)
-    at_rest = resident("VmRSS") - of_model
+    at_rest = resident("VmRSS") - plan.checkpoint_bytes(run.state)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     take_steps(run, 3)
     return resident("VmHWM") - at_rest

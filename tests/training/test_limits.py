@@ -154,26 +154,7 @@ def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):
         assert ("loss 1.0000" in capsys.readouterr().out) == printed
 
 
-# -- plans and budgets ----------------------------------------------------------------------------
-
-
-def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
-    result = train_small(
-        char_data, tmp_path / "run", "--dry_run=True", "--cost_per_hour=8", "--max_steps=1000"
-    )
-    assert result.returncode == 0, result.stderr
-    for words in (
-        "parameters",
-        "FLOPs a token",
-        "activations",
-        "a checkpoint",
-        "A100",
-        "H200",
-        "here",
-        "tokens/s, measured on cpu",
-    ):
-        assert words in result.stdout
-    assert not (tmp_path / "run").exists()
+# -- budgets --------------------------------------------------------------------------------------
 
 
 def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):

@@ -8,12 +8,9 @@ import time
 import pytest
 import torch
 
-import config
 from formats import run_folder, run_log
-from model import GPT, GPTConfig
 from tests.conftest import losses, run_script
 from tests.training.test_ranks import EXACT, LIMITED, one_message, same, start, torchrun, train_on
-from training import plan
 
 STEPS = ["--batch_size=24", "--eval_interval=12"]
 MODERN = ["--arch=qwen3", "--optimizer=muon", "--tie_weights=False"]
@@ -201,28 +198,6 @@ def test_where_compiling_fails_all_end_with_a_sentence(char_data, tmp_path):
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
     )
     one_message(result, "could not be compiled", "compile = False", status=1)
-
-
-def test_gpt2_xl_has_its_parameters_and_an_eighth_of_them_on_each_of_eight_gpus():
-    c = config.load(["config/gpt2_xl.py"])
-    with torch.device("meta"):
-        model = GPT(GPTConfig(50257, c.block_size, c.n_layer, c.n_head, c.n_embd))
-    parameters = model.num_parameters()
-    assert c.shard and parameters == 1_557_611_200  # as published
-    inside = sum(p.numel() for p in model.h.parameters())
-    needed = {"weights": 4 * parameters, "gradients": 4 * parameters, "optimizer": 8 * parameters}
-    needed |= {"activations": 2 * parameters + 3_000_000_000}  # with the copies in 16 bits
-    each = plan.memory_shared(needed, inside, parameters - inside, c.n_layer, 8, True)
-    for name in ("weights", "gradients", "optimizer"):
-        assert each[name] == needed[name] // 8
-    assert each["peak"] < 8e9
-
-
-def test_a_dry_run_says_what_eight_gpus_take(char_data, tmp_path):
-    result = train_alone(char_data, tmp_path / "run", "--shard=True", "--dry_run=True")
-    assert result.returncode == 0, result.stderr
-    assert "each of 8 GPUs" in result.stdout and "on each of 8" in result.stdout
-    assert "measured on cpu" in result.stdout and not (tmp_path / "run").exists()
 
 
 @pytest.mark.gpu
