@@ -140,6 +140,7 @@ def main(argv):
     device = hardware.find_device(args.device)
     data = args.data or ROOT / "data" / ("gpu_tiny" if args.tiny else "packages")
     out = args.out or result_file(device, args.tiny)
+    out.parent.mkdir(parents=True, exist_ok=True)
     found = read_json(out, parts=dict) or {"parts": {}}
     found["machine"] = machine(device)
     chosen = [part for part in PARTS if not args.parts or part.name in args.parts]

@@ -134,22 +134,19 @@ def tokenising(work: Path, texts: list[bytes], rounds: int) -> dict:
     tokenizer = work / "tokenizer"
     prepare(small, "--out", tokenizer)
     text = make_text(work / "tokenising.txt", 200_000_000, texts)
-    speeds = {"bare_mb_s": [], "bare_all_cores_mb_s": [], "prepare_mb_s": []}
+    speeds = {"bare_mb_s": [], "prepare_mb_s": [], "bare_all_cores_mb_s": []}
     for _ in range(rounds):
         shutil.rmtree(work / "tokenising", ignore_errors=True)
         flags = ["--tokenizer", tokenizer, "--workers", workers, "--out", work / "tokenising"]
         speeds["bare_mb_s"].append(round(bare_loops(tokenizer, text, 1), 2))
         speeds["prepare_mb_s"].append(prepare(text, *flags)["tokenising_mb_s"])
         speeds["bare_all_cores_mb_s"].append(round(bare_loops(tokenizer, text, workers), 2))
-    one, together, ours = (statistics.median(values) for values in speeds.values())
-    return (
-        {"megabytes": 200, "workers": workers}
-        | speeds
-        | {
-            "of_workers_times_bare": round(ours / workers / one, 3),
-            "of_bare_on_all_cores": round(ours / together, 3),
-        }
-    )
+    one, ours, together = (statistics.median(values) for values in speeds.values())
+    ratios = {
+        "of_workers_times_bare": round(ours / workers / one, 3),
+        "of_bare_on_all_cores": round(ours / together, 3),
+    }
+    return {"megabytes": 200, "workers": workers} | speeds | ratios
 
 
 def characters(work: Path, texts: list[bytes]) -> dict:
