@@ -51,7 +51,7 @@ ENDINGS = {"": " ...", "end of text": ", the end of the text"}  # by Completion.
 
 
 def choices() -> list[tuple[str, str]]:
-    """(label, path) of each run, which stands for its best step, and of its steps; newest first."""
+    """(label, path) of each run, meaning its best step, and of its steps; the newest first."""
     found = []
     runs = run_folder.runs_with_steps()
     for run in sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True):
