@@ -46,9 +46,7 @@ def prepare(args: Namespace) -> None:
             return
         work.start_or_resume()
         tokenizer, origin = obtain_tokenizer(plan, work)
-        if plan.tokenizer_only:
-            print(f"{work.publish_tokenizer()}: {tokenizer.vocab_size:,} tokens, {origin}")
-            return
+        work.check_room(tokenizer.vocab_size)
         journal = tokenise(plan, work, tokenizer)
         meta, used = describe(plan, work, tokenizer, journal)
         work.publish(meta, journal.report)

@@ -9,7 +9,6 @@ Face's `tokenizers`, so any tool of the field reads them. `tokenizers` (Rust) tr
 import hashlib
 import itertools
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
-from tiktoken.load import load_tiktoken_bpe, read_file
+from tiktoken.load import load_tiktoken_bpe
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -29,7 +28,7 @@ GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tikto
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
-# So many characters are looked up at a time: in the processor's cache it is several times faster.
+# Characters that are looked up at a time: in the processor's cache it is several times faster.
 BLOCK = 1 << 20
 # Where text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
@@ -130,20 +129,18 @@ class Tokenizer:
 
     @classmethod
     def gpt2(cls) -> "Tokenizer":
-        """GPT-2's own vocabulary of 50,257.
+        """GPT-2's own vocabulary of 50,257: from data/r50k_base.tiktoken, else downloaded.
 
-        From data/r50k_base.tiktoken where it lies, else downloaded to there. Raises TokenizerError
-        when it can be had neither way, saying which file to put where.
+        Raises TokenizerError when it can be had neither way, saying which file to put where.
         """
-        if not GPT2_FILE.exists():
-            _download_gpt2()
-        found = hashlib.sha256(GPT2_FILE.read_bytes()).hexdigest()
-        if found != GPT2_SHA256:
+        place = str(GPT2_FILE) if GPT2_FILE.exists() else GPT2_URL
+        try:
+            ranks = load_tiktoken_bpe(place, expected_hash=GPT2_SHA256)
+        except Exception as error:  # whatever the network stack of the day raises
             raise TokenizerError(
-                f"{GPT2_FILE} is not the file it should be: sha256 {found}, expected {GPT2_SHA256};"
-                f" download {GPT2_URL} again"
-            )
-        ranks = load_tiktoken_bpe(str(GPT2_FILE))
+                f"GPT-2's vocabulary cannot be read from {place} ({type(error).__name__}). Where"
+                f" there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
+            ) from None
         return cls(_description(_byte_level(models.BPE(**_vocab_and_merges(ranks)))))
 
     @classmethod
@@ -186,8 +183,8 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
 
-        Raises TokenizerError for a character that a character-level tokenizer has never seen, and
-        for half a surrogate pair.
+        Raises TokenizerError for a character that a character-level tokenizer does not have, and
+        for a lone surrogate.
         """
         if self.composes:
             text = unicodedata.normalize("NFC", text)
@@ -197,8 +194,7 @@ class Tokenizer:
             return self._characters.encode(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"the text holds half a surrogate pair at character {error.start}, which is no"
-                " valid Unicode"
+                f"the text holds a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -345,21 +341,6 @@ def _read_two_files(vocab, merges):
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     model = models.BPE(vocab=json.loads(vocab.read_text(encoding="utf-8")), merges=pairs)
     return _description(_byte_level(model))
-
-
-def _download_gpt2():
-    """Fetch GPT2_FILE. Raises TokenizerError, saying what to put where."""
-    try:
-        data = read_file(GPT2_URL)
-    except Exception as error:  # whatever the network stack of the day raises
-        raise TokenizerError(
-            f"GPT-2's vocabulary could not be downloaded ({type(error).__name__}). Where there is a"
-            f" network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
-        ) from None
-    GPT2_FILE.parent.mkdir(parents=True, exist_ok=True)
-    partial = GPT2_FILE.with_name(f".{GPT2_FILE.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    os.replace(partial, GPT2_FILE)
 
 
 def _vocab_and_merges(ranks):

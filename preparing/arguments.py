@@ -67,15 +67,12 @@ def _add_input_and_output(add):
         " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
         " .jsonl .parquet, also .gz .zst; default: Python's standard library",
     )
-    add(
-        "--out", metavar="FOLDER", help="folder to write; default: data/ and the first input's name"
-    )
+    add("--out", metavar="FOLDER", help="folder to write; default: data/ and the input's name")
     add(
         "--val_fraction",
         type=number(float, 0, 0.999),
         metavar="F",
-        help="share of the text held back for validation; default 0.1, less above 200 MB: about"
-        " 20 MB",
+        help="share of the text for validation; default 0.1, above 200 MB less: about 20 MB",
     )
     add(
         "--gigabytes",
@@ -104,8 +101,7 @@ def _add_tokenizer(add):
         "--vocab_size",
         type=number(int, 257),
         metavar="N",
-        help="ids of the tokenizer to train, the 256 bytes and end-of-text among them; default"
-        f" {DEFAULT_VOCAB_SIZE}",
+        help=f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}",
     )
     add(
         "--sample_bytes",
@@ -113,11 +109,6 @@ def _add_tokenizer(add):
         default="1e8",
         metavar="N",
         help="bytes of text, evenly spread, to train the tokenizer on; default %(default)s",
-    )
-    add(
-        "--tokenizer_only",
-        action="store_true",
-        help="train the tokenizer, write FOLDER/tokenizer.json and stop",
     )
 
 
@@ -149,11 +140,11 @@ def _add_reading(add):
 
 
 def _add_cleaning(add):
+    share = number(float, 0, 1)
     add(
         "--clean",
         action="store_true",
-        help="NFC, no control characters, no broken encodings, no exact duplicates, no noise; with"
-        " a report",
+        help="NFC, no control characters or broken encodings, no copies, no noise; with a report",
     )
     add(
         "--dedupe",
@@ -170,19 +161,17 @@ def _add_cleaning(add):
     )
     add(
         "--max_char_share",
-        type=number(float, 0, 1),
+        type=share,
         default=Options.max_char_share,
         metavar="F",
-        help="--clean drops documents in which one character makes up a larger share, white space"
-        " not counted; default %(default)s",
+        help="--clean drops documents with more of one character; default %(default)s",
     )
     add(
         "--min_letters",
-        type=number(float, 0, 1),
+        type=share,
         default=Options.min_letters,
         metavar="F",
-        help="--clean drops documents with a smaller share of letters and digits, white space not"
-        " counted; default %(default)s",
+        help="--clean drops documents with fewer letters and digits; default %(default)s",
     )
 
 
@@ -197,8 +186,7 @@ def _add_machines(add):
     add(
         "--ray",
         metavar="ADDRESS",
-        help="tokenise on a Ray cluster: HOST:PORT of its head, or auto for this machine's (pip"
-        " install ray)",
+        help="tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)",
     )
     add(
         "--cache_gb",

@@ -104,29 +104,12 @@ def batches(chunks: Iterable[Chunk], enough: int = CHUNK // 2) -> Iterator[list[
 # -- where to cut
 
 
-def line_end_before(data: bytes, limit: int, start: int = 0) -> int:
-    """Where the last line that ends within data[start:limit] ends; 0 where none does."""
-    return data.rfind(b"\n", start, limit) + 1
-
-
-def line_end_after(data: bytes, start: int, limit: int | None = None) -> int:
-    """Where the first line that ends within data[start:limit] ends; 0 where none does."""
-    return data.find(b"\n", start, limit) + 1
-
-
 def character_boundary_before(data: bytes, at: int) -> int:
     """Where the UTF-8 character that holds byte `at` begins; in broken text, 3 bytes back."""
     for start in range(at, at - 3, -1):
         if data[start] not in CONTINUATION_BYTES:
             return start
     return at - 3
-
-
-def character_boundary_after(data: bytes, at: int) -> int:
-    """Where the first UTF-8 character at or after byte `at` begins, else the end of the data."""
-    while at < len(data) and data[at] in CONTINUATION_BYTES:
-        at += 1
-    return at
 
 
 def cut_lines(buffer: bytearray, ended: bool) -> int:
@@ -136,9 +119,9 @@ def cut_lines(buffer: bytearray, ended: bool) -> int:
     """
     if ended and len(buffer) <= CHUNK:
         return len(buffer)
-    end = line_end_before(buffer, CHUNK)
+    end = buffer.rfind(b"\n", 0, CHUNK) + 1
     if not end:
-        end = line_end_after(buffer, CHUNK)
+        end = buffer.find(b"\n", CHUNK) + 1
     if not end and ended:
         end = len(buffer)
     return end
@@ -201,7 +184,7 @@ def _separator_end(data, at, limit, ended):
     if at > 0 and data[at - 1] != LINE_END:
         return 0
     reach = min(at + LONGEST_SEPARATOR, limit)
-    end = line_end_after(data, at, reach)
+    end = data.find(b"\n", at, reach) + 1
     if not end and ended and len(data) <= reach:
         end = len(data)
     if data[at + len(MARK) : end].strip():

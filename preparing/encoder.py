@@ -75,7 +75,6 @@ def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chun
         text_bytes.append(len(data))
         hashes.append(hash64(data.rstrip() if chunk.ends else data))
     ids = np.concatenate(ids)
-    _check_range(ids, tokenizer, dtype)
     looks_for_near_copies = options.dedupe == "near" and chunk.whole
     is_chat = any(document.turns for document in documents)
     return Encoded(
@@ -116,15 +115,6 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
     mask[len(ids) :] = IN_REPLY if replies[-1] else 0
     mask[np.searchsorted(first_bytes, begins[::2][~replies])] |= TURN_BEGINS
     return mask
-
-
-def _check_range(ids, tokenizer, dtype):
-    """Raises TokenizerError when an id has no place in the vocabulary or the type."""
-    largest = min(tokenizer.vocab_size - 1, np.iinfo(dtype).max)
-    if ids.size and int(ids.max()) > largest:
-        raise TokenizerError(
-            f"token id {ids.max()} does not fit a vocabulary of {tokenizer.vocab_size} in {dtype}"
-        )
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:

@@ -190,18 +190,9 @@ def attempt(function: Callable, item: object) -> object:
         return function(item)
     except (InputError, PrepareError, TokenizerError, OSError) as error:
         return error
-    except ModuleNotFoundError as error:
-        return lacking(error.name, socket.gethostname())
     except Exception as error:
-        return PrepareError(f"{type(error).__name__} in a worker process: {error}")
-
-
-def lacking(package: str, machine: str) -> PrepareError:
-    """The error for a package that a machine of the work has not."""
-    return PrepareError(
-        f"{machine} has no package {package}: install there what is installed here; the same"
-        " command continues"
-    )
+        kind = type(error).__name__
+        return PrepareError(f"{kind} in a worker process on {socket.gethostname()}: {error}")
 
 
 def value_of(result: object) -> object:

@@ -41,7 +41,6 @@ class Plan:
     tokenizer: str
     vocab_size: int
     sample_bytes: int
-    tokenizer_only: bool
     most_bytes: float
     cache_bytes: float
     workers: int
@@ -69,7 +68,6 @@ class Plan:
             tokenizer=args.tokenizer,
             vocab_size=args.vocab_size,
             sample_bytes=args.sample_bytes,
-            tokenizer_only=args.tokenizer_only,
             most_bytes=(args.gigabytes or math.inf) * 1e9,
             cache_bytes=args.cache_gb * 1e9,
             workers=args.workers,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.address import short
-from preparing.engines import attempt, lacking, value_of
+from preparing.engines import attempt, value_of
 from preparing.errors import InputError, PrepareError
 
 ROOT = Path(__file__).parent.parent
@@ -104,12 +104,9 @@ class RayPool:
         try:
             return value_of(self.ray.get(self.tasks.popleft()))
         except self.ray.exceptions.RayError as error:
-            missing = re.search(r"No module named '(\w+)", str(error))
-            if missing:
-                raise lacking(missing[1], "a node of the Ray cluster") from None
-            why = short(error)
+            why = str(error).strip().splitlines()[-1]  # before it comes a traceback
             raise PrepareError(
-                f"the Ray cluster failed: {why}; the same command continues"
+                f"the Ray cluster failed ({why}); the same command goes on"
             ) from None
 
     def __enter__(self):

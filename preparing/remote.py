@@ -25,11 +25,10 @@ from preparing.errors import InputError, PrepareError
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
 AT_A_TIME = 4  # files that are fetched
-STALL = (
-    60  # seconds without a byte over http(s); the other packages have shorter times of their own
-)
+STALL = 60  # seconds without a byte over http(s); other packages have shorter times of their own
 WHILE_LISTING = 20  # seconds of trying before a run begins,
 PATIENCE = 30 * 60  # and without a block while it goes on; it can be continued
+BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
 QUIET_TRIES = 3  # that fail before a message says so
 # Names under which file systems give what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
@@ -121,18 +120,15 @@ def _remote_file(address, info):
 
 def _file_now(address):
     """A file as it is at its source now."""
-    protocol = protocol_of(address)
-    files = file_system(protocol)
-    if protocol == "hf":  # its info() leaves out what tells one state from another
-        path = files._strip_protocol(address)
-        for info in files.ls(files._parent(path), detail=True, refresh=True):
-            if info["name"] == path:
-                return _remote_file(address, info)
+    files = file_system(protocol_of(address))
+    files.invalidate_cache()
+    if protocol_of(address) in ("http", "https"):
+        return _remote_file(address, files.info(address))
+    found = files.find(files._strip_protocol(address), detail=True)
+    if not found:
         raise FileNotFoundError(address)
-    if protocol == "s3":
-        return _remote_file(address, files.info(address, refresh=True))
-    files.invalidate_cache(address)
-    return _remote_file(address, files.info(address))
+    (info,) = found.values()
+    return _remote_file(address, info)
 
 
 # -- its content
@@ -165,7 +161,7 @@ def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
             print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
 
     attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: not final_error(error, address)),
+        retry=tenacity.retry_if_exception(may_pass),
         stop=tenacity.stop_before_delay(seconds),
         wait=tenacity.wait_random_exponential(multiplier=0.5, max=60),
         before_sleep=report,
@@ -173,45 +169,30 @@ def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
     )
     try:
         return attempts(action)
+    except (InputError, *BUGS):
+        raise
     except Exception as error:  # whatever the packages raise
-        final = final_error(error, address) or PrepareError(
-            f"{address} cannot be reached: {short(error)}. Check the network; finished work is"
-            " kept, and the same command continues"
-        )
-        raise final from error
+        if may_pass(error):
+            raise PrepareError(
+                f"{address} cannot be reached: {short(error)}. Check the network; finished work is"
+                " kept, and the same command continues"
+            ) from error
+        hint = PERMISSION.get(protocol_of(address), "")
+        raise InputError(
+            f"{address} is not there, or not open to you: {short(error)}; {hint}".rstrip("; ")
+        ) from error
 
 
-def final_error(error: Exception, address: str) -> Exception | None:
-    """The error to raise for a failure that will not pass; None for one that may."""
+def may_pass(error: Exception) -> bool:
+    """Whether another try may succeed: the connection broke or stalled, or the server is busy."""
     while isinstance(error, FileNotFoundError) and error.__cause__:
         error = error.__cause__  # file systems raise it for any reason
-    if isinstance(error, (InputError, *BUGS)):
-        return error
-    protocol = protocol_of(address)
-    names = {kind.__name__ for kind in type(error).__mro__}
-    status = status_of(error)
-    hint = PERMISSION.get(protocol, "see that the address is right and open to you")
-    if "GatedRepoError" in names or status == 403 or isinstance(error, PermissionError):
-        return InputError(f"no permission to read {address}: {hint}")
-    if "NoCredentialsError" in names:
-        return InputError(f"{address} needs credentials: {hint}")
-    missing = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
-    if names & missing or isinstance(error, FileNotFoundError | ValueError) or status in (404, 410):
-        private = "; a private one needs HF_TOKEN" if protocol == "hf" else ""
-        return InputError(f"{address} is not there, or not open to you{private} ({short(error)})")
-    if status == 401:
-        name = "the token in HF_TOKEN" if protocol == "hf" else "the credentials"
-        return InputError(f"{address}: {name} was refused: {hint}")
-    if status in (400, 405, 416):
-        return InputError(f"{address} cannot be read: {short(error)}")
-    return None
-
-
-def status_of(error: Exception) -> int | None:
-    """The status of the HTTP reply behind an error; None where there was none."""
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None) or getattr(error, "status", None)
-    return status if isinstance(status, int) else None
+    if isinstance(status, int):
+        return status in BUSY or status >= 500
+    will_stay = (FileNotFoundError, PermissionError, ValueError, *BUGS)
+    return not isinstance(error, will_stay) and type(error).__name__ != "NoCredentialsError"
 
 
 # -- the cache

@@ -6,19 +6,11 @@ How a tokenizer works is in tokenizer_bpe.py.
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from formats.files import write_text
-from preparing.chunks import (
-    CHUNK,
-    Chunk,
-    Position,
-    batches,
-    character_boundary_after,
-    line_end_after,
-    line_end_before,
-)
+from preparing.chunks import CHUNK, Chunk, Position, batches
 from preparing.engines import NoPool, Pool
 from preparing.options import Options
 from preparing.plan import Plan
@@ -31,7 +23,6 @@ from preparing.sources import Source
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
-SLICE = 1 << 18  # bytes that a sample takes from one place
 FETCHED_SAMPLES = 10  # times the sample that remote files for it may take, or else one file
 
 
@@ -100,60 +91,19 @@ def _watched(chunks, bar):
 
 
 def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
-    """Slices spread evenly over all chunks, together at most sample_bytes.
-
-    It is every n-th slice, and n doubles whenever they are too many.
-    """
+    """Every n-th chunk, together at most sample_bytes; n doubles whenever they are more."""
     kept = []
     size = 0
     stride = 1
-    seen = 0
-    for chunk in chunks:
-        for part in slices(chunk, SLICE):
-            if seen % stride == 0:
-                kept.append(part)
-                size += part.size
-            while size > sample_bytes and len(kept) > 1:
-                kept = kept[::2]
-                stride *= 2
-                size = sum(part.size for part in kept)
-            seen += 1
+    for n, chunk in enumerate(chunks):
+        if n % stride == 0:
+            kept.append(chunk)
+            size += chunk.size
+        while size > sample_bytes and len(kept) > 1:
+            kept = kept[::2]
+            size = sum(part.size for part in kept)
+            stride *= 2
     return kept
-
-
-def slices(chunk: Chunk, size: int) -> Iterator[Chunk]:
-    """A chunk in smaller ones of about `size` bytes, for samples.
-
-    Cut at line ends or, where plain text has none, between characters.
-    """
-    rows = chunk.kind == "parquet"
-    start = 0
-    line = chunk.start.line
-    while start < len(chunk.data):
-        if rows:
-            end = start + max(1, len(chunk.data) * size // CHUNK)
-        else:
-            end = _slice_end(chunk, start, size)
-        data = chunk.data[start:end]
-        at = Position(chunk.start.source, chunk.start.offset + start, line)
-        yield Chunk(chunk.path, chunk.kind, data, at, chunk.end, begins=False, ends=False)
-        start = end
-        if not rows:
-            line += data.count(b"\n")
-
-
-def _slice_end(chunk, start, size):
-    """Where the slice that begins at byte `start` ends. A record of JSON lines stays whole."""
-    data = chunk.data
-    end = start + size
-    if end >= len(data):
-        return end
-    line_end = line_end_before(data, end, start) or line_end_after(data, end)
-    if line_end:
-        return line_end
-    if chunk.kind == "jsonl":
-        return len(data)
-    return character_boundary_after(data, end)
 
 
 # -- characters

@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 from datetime import datetime
-from pathlib import Path
+
+import numpy as np
 
 from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import write_json
@@ -17,7 +18,6 @@ from preparing.cleaning import CleaningReport
 from preparing.errors import InputError, PrepareError
 from preparing.plan import Plan, differences
 from preparing.sources import keep_stdin
-from tokenizer_bpe import Tokenizer
 
 # A finished dataset, in the order in which it moves to its place.
 FILES = (
@@ -77,13 +77,7 @@ class WorkFolder:
 
         Raises InputError when it holds another.
         """
-        if not (self.out / "meta.json").exists():
-            return False
-        if self.plan.tokenizer_only:
-            raise InputError(
-                f"{self.out} holds a finished dataset, with its own tokenizer; give another --out"
-            )
-        if self.plan.overwrite:
+        if self.plan.overwrite or not (self.out / "meta.json").exists():
             return False
         try:
             meta = read_meta(self.out)
@@ -121,7 +115,7 @@ class WorkFolder:
     def start_or_resume(self) -> None:
         """Record what this work is; finished parts of it stay.
 
-        Raises InputError when the folder holds finished parts of other work, or the disk is full.
+        Raises InputError when the folder holds finished parts of other work.
         """
         path = self.path / "plan.json"
         plan = {
@@ -133,22 +127,15 @@ class WorkFolder:
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.plan.settings["on_error"]
         changed = differences(former, plan)
-        kept = self._written() and not self.plan.overwrite
-        if changed and kept:
+        if changed and self._written() and not self.plan.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
                 " the former command to finish it, give another --out, or start again with"
                 " --overwrite"
             )
-        if self.plan.tokenizer_only and kept:
-            raise InputError(
-                f"{self.out} holds unfinished work, whose tokenizer is {self.tokenizer}.\nFinish it"
-                " without --tokenizer_only, give another --out, or give it up with --overwrite"
-            )
         if changed:
             self._forget_work()
         write_json(path, plan)
-        self._check_room()
 
     def _written(self):
         """Bytes of tokens in the working folder."""
@@ -167,14 +154,13 @@ class WorkFolder:
                 path.unlink()
         (self.path / "plan.json").unlink(missing_ok=True)
 
-    def _check_room(self):
+    def check_room(self, vocab_size: int) -> None:
         """Raises InputError when the disk cannot hold what is to be written and fetched."""
         tokens = self.plan.text_size
         if self.plan.tokenizer != "char":
             tokens = TOKENS_A_BYTE * tokens
-        bytes_a_token = 2 if dtype_for(self._vocab_size()) == "uint16" else 4
         cache = self._room_for_cache()
-        need = tokens * bytes_a_token - self._written() + cache
+        need = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written() + cache
         free = shutil.disk_usage(self.out).free
         if need > free:
             raise InputError(
@@ -182,14 +168,6 @@ class WorkFolder:
                 f" of it for fetched files (--cache_gb), and {free / 1e9:,.1f} GB are free: make"
                 " room, or give an --out on another disk"
             )
-
-    def _vocab_size(self):
-        """How many ids the tokenizer has or will have; 0 where they surely fit two bytes."""
-        if self.plan.tokenizer == "bpe":
-            return self.plan.vocab_size
-        if self.plan.tokenizer in ("char", "gpt2"):
-            return 0
-        return Tokenizer.load(self.plan.tokenizer).vocab_size
 
     def _room_for_cache(self):
         """Bytes that remote files will take on the disk, without those that are there."""
@@ -199,14 +177,6 @@ class WorkFolder:
         return max(0, min(sum(sizes), self.plan.cache_bytes, enough) - there)
 
     # -- the end
-
-    def publish_tokenizer(self) -> Path:
-        """Put the tokenizer alone in its place, and forget the work."""
-        path = self.out / "tokenizer.json"
-        os.replace(self.tokenizer, path)
-        self._forget_work()
-        self._clear()
-        return path
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         """Put the finished dataset in its place."""

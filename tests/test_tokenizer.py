@@ -117,7 +117,7 @@ def test_characters_over_a_block_and_an_unknown_one_names_itself():
             tokenizer.encode("a" + bad)
 
 
-def test_half_a_surrogate_pair_is_a_sentence():
+def test_a_lone_surrogate_is_a_sentence():
     for tokenizer in (BPE, CHARS):
         with pytest.raises(TokenizerError, match="surrogate"):
             tokenizer.encode("a\ud800")
@@ -156,7 +156,7 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
     ) in str(error.value)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "r50k_base.tiktoken").write_text("something else")
-    with pytest.raises(TokenizerError, match="is not the file it should be"):
+    with pytest.raises(TokenizerError, match=r"cannot be read from data/r50k_base\.tiktoken"):
         Tokenizer.gpt2()
 
 

@@ -134,7 +134,8 @@ def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
     assert encode(tokenizer, text).tolist() == tokenizer.encode(text).tolist()
 
 
-def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path):
+def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
+    chunks_of(1 << 17, monkeypatch)
     lines = [f"line {n} {'x' * 90}\n" for n in range(100_000)]
     (tmp_path / "a.txt").write_text("".join(lines), newline="\n")
     found = read(tmp_path / "a.txt")

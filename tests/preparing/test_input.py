@@ -57,7 +57,7 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     assert len(documents(tmp_path / "folder")) == 200
     (tmp_path / "in" / "deep" / "notes.md").write_text("some notes")
     again = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
-    assert "2 files, skipping 1 .md, 1 .gz, 1 .png; a glob in quotes" in again.stderr
+    assert "2 files, skipping 1 .md, 1 .png, 1 .gz; a glob in quotes" in again.stderr
     assert f"'{tmp_path}/in/**/*.md'" in again.stderr
     glob = tmp_path / "in" / "**" / "*.jsonl.gz"
     ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))

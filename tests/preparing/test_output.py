@@ -11,7 +11,7 @@ import pytest
 
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, start, write
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
 from tokenizer_bpe import EOT, Tokenizer
 
 
@@ -91,22 +91,6 @@ def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
         prepare(text, out=out, tokenizer=tokenizer), "train.bin is missing", "with --overwrite"
     )
     ok(prepare(text, out=out, tokenizer=tokenizer, overwrite=True))
-
-
-def test_a_tokenizer_alone_replaces_no_data(tmp_path, tokenizer, large):
-    out = tmp_path / "out"
-    process = start(command(large, out=out, vocab_size=600))
-    while process.poll() is None and not (out / ".partial/progress.json").exists():
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    alone = {"tokenizer_only": True, "out": out, "vocab_size": 600}
-    fails_clearly(prepare(large, **alone), "holds unfinished work", "--overwrite")
-    assert "continuing after" in ok(prepare(large, out=out, vocab_size=600)).stderr
-    before = sha(out)
-    fails_clearly(prepare(large, **alone), "holds a finished dataset", "--out")
-    fails_clearly(prepare(large, overwrite=True, **alone), "holds a finished dataset", "--out")
-    assert sha(out) == before
 
 
 def test_text_is_counted_as_the_tokenizer_composes_it(tmp_path, tokenizer):
