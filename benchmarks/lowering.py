@@ -23,11 +23,13 @@ from dataclasses import asdict, dataclass, fields
 import torch
 
 import config as settings
+import hardware
 import model as model_file
 from benchmarks import argument_parser, fake_device, measure_apart, print_table, write
 from benchmarks.fake_device import GPU, GPUS
 from benchmarks.scheduled import Kernel, Lowering
 from config import Config
+from hardware import Device
 from model import GPT, GPTConfig
 from training.adapt import adapt
 
@@ -77,7 +79,9 @@ def lower(config: Config, layers: int, gpu: GPU) -> Lowering:
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model = GPT(shape(config, n_layer=layers))
         chunk = torch.zeros(sequences, config.block_size + 1, dtype=torch.int64)
-        adapt(model, config, torch.device("cuda", 0), dtype)
+        device = torch.device("cuda", 0)
+        memory = hardware.gpu_memory(device)
+        adapt(model, config, Device(device, dtype, gpu.name, memory, 1e12 * gpu.tflops))
         compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
         with torch.autocast("cpu", dtype):
             loss = compiled(chunk[:, :-1], chunk[:, 1:])

@@ -3,19 +3,17 @@
 Each follows from a setting or the GPU's memory, changes no parameter, and is unknown to model.py.
 """
 
-import torch
-
 from config import Config
-from hardware import gpu_memory
+from hardware import Device
 from model import GPT
 from training import distributed, fp8, low_memory
 
 
-def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) -> None:
-    """Change how `model` computes, in place. dtype: of matrix products."""
+def adapt(model: GPT, config: Config, device: Device) -> None:
+    """Change how `model` computes, in place."""
     rows, columns = model.lm_head.weight.shape
-    chunks = loss_chunks(config, rows, dtype, gpu_memory(device))
-    problem = fp8.why_not(device, dtype, rows, columns, config.block_size)
+    chunks = loss_chunks(config, rows, device)
+    problem = fp8.why_not(device.torch, device.dtype, rows, columns, config.block_size)
     if chunks > 1:
         problem = problem or "its logits need loss_chunks in this memory"
     if config.fp8_head and problem and distributed.is_main:
@@ -31,15 +29,12 @@ def adapt(model: GPT, config: Config, device: torch.device, dtype: torch.dtype) 
         low_memory.use_aligned_head(model)
 
 
-def loss_chunks(config: Config, rows: int, dtype: torch.dtype, memory: float | None) -> int:
-    """How many chunks head and loss are computed in.
-
-    rows: of the head. memory: bytes that a GPU has; None for another device.
-    """
+def loss_chunks(config: Config, rows: int, device: Device) -> int:
+    """How many chunks head and loss are computed in. rows: of the head."""
     if config.loss_chunks:
         return config.loss_chunks
-    if not memory:
+    if not device.memory:
         return 1
     sequences = config.micro_batch_size or config.batch_size // distributed.world_size
-    logits = sequences * config.block_size * rows * 2 * dtype.itemsize  # and their gradients
-    return 8 if logits > memory / 6 else 1
+    logits = sequences * config.block_size * rows * 2 * device.dtype.itemsize  # and their gradients
+    return 8 if logits > device.memory / 6 else 1

@@ -112,7 +112,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     if config.activation_checkpointing:
         layers = shape.n_layer * residual * width + layer
     logits, head = 2 * item * shape.vocab_size, 0
-    chunks = loss_chunks(config, shape.vocab_size, device.dtype, device.memory)
+    chunks = loss_chunks(config, shape.vocab_size, device)
     if chunks > 1:
         logits = logits / chunks + item * width
         head = 4 * shape.vocab_size * width

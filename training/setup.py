@@ -204,7 +204,7 @@ def open_model(
         model.load_state_dict(weights.cut_to(config.block_size))
     if checkpoint:
         restore_weights(checkpoint, model)
-    adapt(model, config, device.torch, device.dtype)
+    adapt(model, config, device)
     if config.shard and distributed.world_size > 1:
         shard.shard_model(model, device.torch)
     model = model.to(device.torch)
