@@ -68,7 +68,7 @@ def is_hf(folder: Path) -> bool:
 
 
 def fetched(address: str) -> Path:
-    """A copy of what lies at an address: a folder in Hugging Face's format, or a step of a run.
+    """A copy of what is at an address: a folder in Hugging Face's format, or a step of a run.
 
     Of several processes one fetches. Raises as `load` does.
     """

@@ -23,7 +23,7 @@ FORMAT = 1
 ROOT = Path("checkpoints")
 DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)")
-FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, beside state.json
+FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
 
 
 class CheckpointError(ValueError):
@@ -64,7 +64,7 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def _described(state, folder):
-    """The content of state.json: the state, and sizes and checksums of the files beside it."""
+    """The content of state.json: the state, and the files' sizes and checksums."""
     files = {}
     for name in FILES:
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
@@ -251,7 +251,7 @@ def set_aside(run: Path, step: int) -> None:
 def rotate(run: Path, keep_last: int, spare: Path | None = None) -> None:
     """Delete all step folders but the newest `keep_last`, the best, and `spare`.
 
-    What interrupted saves left behind goes too.
+    Interrupted saves are deleted too.
     """
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:

@@ -38,7 +38,7 @@ def read(run: Path) -> list[dict]:
 
 
 def iterate(run: Path):
-    """The same, one after the other: a long log need not lie in memory."""
+    """The same, one after the other, as a long log takes much memory."""
     path = run / NAME
     if not path.exists():
         return

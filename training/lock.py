@@ -1,4 +1,4 @@
-"""One trainer a run: a locked file in its folder, and beside it who holds it.
+"""One trainer a run: a locked file in its folder, and a file that names its holder.
 
 Knows files and processes; no run.
 """

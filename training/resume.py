@@ -95,22 +95,18 @@ def never_resume(place) -> CheckpointError:
 
 
 def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: dict) -> None:
-    """Raises CheckpointError listing all in which shape, seed, optimiser or data differ.
+    """Raises CheckpointError listing every difference in shape, seed, optimiser and data.
 
     shape, data: of the run as it is set now; data as Meta.identity() gives it.
     """
-    saved, differences = checkpoint.state, []
-    for name, now in asdict(shape).items():
-        was = getattr(checkpoint.shape, name)
-        if was != now and name != "dropout":
-            differences.append(difference(f"model {name}", was, now))
-    if saved["seed"] != config.seed:
-        differences.append(difference("seed", saved["seed"], config.seed))
-    optimizer = saved["settings"].get("optimizer", "adamw")
-    if optimizer != config.optimizer:
-        differences.append(difference("optimizer", optimizer, config.optimizer))
-    if any(saved["data"].get(name, value) != value for name, value in data.items()):
-        differences.append(difference("data", describe_data(saved["data"]), describe_data(data)))
+    saved = checkpoint.state
+    optimizer = saved["settings"].get("optimizer", Config.optimizer)
+    was = identity(checkpoint.shape, saved["seed"], optimizer, data | saved["data"])
+    now = identity(shape, config.seed, config.optimizer, data)
+    differences = []
+    for name, value in now.items():
+        if was[name] != value:
+            differences.append(f"  {name}: {was[name]} in the checkpoint, {value} now")
     if differences:
         raise CheckpointError(
             f"{checkpoint.folder} cannot be continued with these settings; set them back, or "
@@ -118,15 +114,12 @@ def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: d
         )
 
 
-def difference(name: str, was, now) -> str:
-    """A line of the list."""
-    return f"  {name}: {was} in the checkpoint, {now} now"
-
-
-def describe_data(identity: dict) -> str:
-    """Prepared data in a few words."""
-    tokens, checksum = identity["tokens"]["train"], run_folder.fingerprint(identity)
-    return f"{tokens:,} tokens, vocabulary {identity['vocab_size']:,} (checksum {checksum[:8]})"
+def identity(shape: GPTConfig, seed: int, optimizer: str, data: dict) -> dict:
+    """What a run has to keep from its first start to its last."""
+    values = {f"model {name}": value for name, value in asdict(shape).items() if name != "dropout"}
+    tokens, checksum = data["tokens"]["train"], run_folder.fingerprint(data)[:8]
+    described = f"{tokens:,} tokens, vocabulary {data['vocab_size']:,} (checksum {checksum})"
+    return values | {"seed": seed, "optimizer": optimizer, "data": described}
 
 
 def changed_settings(saved: dict, now: dict) -> str:
@@ -141,14 +134,14 @@ def changed_settings(saved: dict, now: dict) -> str:
 
 
 def restore_weights(checkpoint: Checkpoint, model) -> None:
-    """Weights from a checkpoint."""
+    """Load a checkpoint's weights into a model."""
     model.load_state_dict(run_folder.load_tensors(checkpoint.folder / "model.pt"))
 
 
 def restore_optimizer(checkpoint: Checkpoint, optimizer, scaler: torch.amp.GradScaler) -> None:
-    """The optimiser's state from a checkpoint; learning rate, decay and so on stay as set."""
+    """Load a checkpoint's optimiser state; learning rate, decay and so on stay as set."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    mmap = any(map(shard.is_dtensor, parameters))  # who keeps a part of it copies that
+    mmap = any(map(shard.is_dtensor, parameters))  # of which a process copies its part
     saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=mmap)
     shard.distribute_state(saved["optimizer"]["state"], parameters)
     groups = saved["optimizer"]["param_groups"]

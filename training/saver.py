@@ -1,7 +1,7 @@
 """Saves of a run: a copy of its state, which one thread writes to the disk and another uploads.
 
-Training waits for the copy, and for the write of the save before; never for an upload, but at the
-end. A step folder is formats/run_folder.py's, what lies in the mirror formats/mirror.py's.
+Training waits for the copy, and for the write of the save before; for an upload only at the end.
+What a step folder holds is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
 """
 
 import contextlib

@@ -58,7 +58,7 @@ def run_until_killed(store, data, folder, steps, dice):
 
 
 def look_at(there, folder):
-    """Assert that the newest step of a mirror is whole; whether a half one lies beside it."""
+    """Assert that the newest step of a mirror is whole; whether there is a half one too."""
     steps, whole = there.steps(), there.whole()
     if whole:
         run_folder.read_state(there.fetch(max(whole), folder))

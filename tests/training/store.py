@@ -1,4 +1,4 @@
-"""An S3 store on loopback for tests: moto's server, that can be slow, fail, and tell of uploads."""
+"""An S3 store on loopback for tests: moto's server, which can be slow and fail on demand."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from werkzeug.serving import make_server  # noqa: E402
 
 
 class Store:
-    """moto's S3 server in this process, behind an application that misbehaves as it is told.
+    """moto's S3 server in this process, wrapped in an application that misbehaves on demand.
 
     failing: the share of requests answered with 400, which no package tries again, or with 503.
     slow_s: seconds that each upload of a step's file takes. arrived: set when one begins.

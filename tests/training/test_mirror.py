@@ -35,7 +35,7 @@ def short_pauses(monkeypatch):
 
 @pytest.fixture(params=["s3://bucket", "a folder"])
 def place(request, store, tmp_path):
-    """Where mirrors can lie: one for this test alone."""
+    """An address, or a folder, for the mirrors of this test."""
     if request.param == "a folder":
         return str(tmp_path / "disk")
     return f"{request.param}/{tmp_path.name}"
