@@ -249,15 +249,15 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_no_data(tmp_path):
+def test_no_data(finished, tmp_path):
     fails_clearly(
         train_small(tmp_path / "none", tmp_path / "run"),
         "none holds no prepared data",
         "python prepare_data.py",
     )
     fails_clearly(
-        train_small(tmp_path / "none", tmp_path / "run", "--init_from=models/gpt2"),
-        f"prepare_data.py YOUR_TEXT --tokenizer models/gpt2 --out {tmp_path}/none",
+        train_small(tmp_path / "none", tmp_path / "run", f"--init_from={finished[0]}"),
+        f"prepare_data.py YOUR_TEXT --tokenizer {finished[0]} --out {tmp_path}/none",
     )
     assert not (tmp_path / "run").exists()
     unprepared = run_script(ROOT / "train.py", "--data_dir=data/mine", cwd=tmp_path)
