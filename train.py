@@ -21,12 +21,12 @@ import config as settings
 from config import Config, ConfigError
 from formats import files, run_folder
 from formats.address import AddressError
+from formats.data_folder import DataError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, out_of_memory, synchronize
 from tokenizer_bpe import TokenizerError
 from training import distributed
 from training.banner import banner
-from training.dataset import DataError
 from training.errors import RunError
 from training.lock import Lock
 from training.plan import plan

@@ -9,7 +9,8 @@ windows as any other, so that each reply counts once.
 import torch
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, DataError, Meta
-from training.dataset import IGNORE, Dataset
+from model import IGNORE
+from training.dataset import Dataset
 
 
 class Conversations(Dataset):

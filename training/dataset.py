@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 import hardware
-from formats.data_folder import DataError, Mask, Meta, Split, read_meta, unpacked
+from formats.data_folder import DataError, Mask, Meta, Split, unpacked
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
 
-__all__ = ["IGNORE", "DataError", "Dataset", "Meta", "read_meta", "read_tokens"]
-
-# uint16 is held as the same bits in int16, and masked once it is widened: GPUs do not index uint16.
+# uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
+# on some devices.
 HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
 RAM_UNKNOWN = 8 << 30  # bytes to count on where the system does not say what is free
 
@@ -176,6 +175,16 @@ class Dataset:
         return chunk.to(self.device, non_blocking=cuda)
 
 
+@dataclass
+class Data:
+    """What a run trains on. val: None where there is nothing to validate on."""
+
+    meta: Meta
+    tokenizer: Tokenizer
+    train: Dataset
+    val: Dataset | None
+
+
 def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
     """All tokens of a split in memory, [tokens] of meta.dtype."""
     file = meta.splits[split]
@@ -194,13 +203,3 @@ def find_location(size: int, device: torch.device) -> str:
     if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
         return "gpu"
     return "ram" if size <= free // 2 else "mmap"
-
-
-@dataclass
-class Data:
-    """What a run trains on. val: None where there is nothing to validate on."""
-
-    meta: Meta
-    tokenizer: Tokenizer
-    train: Dataset
-    val: Dataset | None
