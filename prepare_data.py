@@ -15,14 +15,15 @@ if __name__ == "__main__":
 import functools
 import signal
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 
 from formats.data_folder import DataError, dtype_for
+from preparing import InputError, PrepareError
 from preparing.arguments import parse_args
 from preparing.chunks import Position, batches
 from preparing.encoder import encode_chunks
-from preparing.errors import InputError, PrepareError
 from preparing.folders import compress, verify
 from preparing.plan import Plan
 from preparing.progress import Progress
@@ -39,7 +40,8 @@ STOPPED = "stopped; finished work is kept, and the same command continues"
 
 def prepare(args: Namespace) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
-    plan = Plan.from_args(args)  # finds the input; writes nothing
+    started = time.monotonic()
+    plan = Plan(args)  # finds the input; writes nothing
     with WorkFolder(plan) as work:
         if work.is_finished():
             print(work.describe_finished())
@@ -50,7 +52,8 @@ def prepare(args: Namespace) -> None:
         journal = tokenise(plan, work, tokenizer)
         meta, used = describe(plan, work, tokenizer, journal)
         work.publish(meta, journal.report)
-    print(summary(plan, meta, journal, tokenizer=tokenizer, origin=origin, used=used))
+    seconds = time.monotonic() - started
+    print(summary(plan, meta, journal, tokenizer, origin=origin, used=used, seconds=seconds))
 
 
 def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
@@ -84,7 +87,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
             ) as bar,
         ):
             output.start_clock()  # the workers are up
-            chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.ray)
+            chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.args.ray)
             for encoded in pool.map(batches(chunks)):
                 for part in encoded:
                     if not output.is_full:

@@ -1,9 +1,17 @@
-"""The room behind prepare_data.py: text files -> token files.
+"""The room behind prepare_data.py: text files -> token files. Nothing here imports torch.
 
 arguments and plan say what is to be done. sources finds the files, catalog those with a name, and
 remote fetches those that are elsewhere. readers reads them in chunks; records and cleaning turn
 these into documents. tokenizers obtains a tokenizer; encoder encodes, in the processes of engines
 or on a cluster, by ray_engine; writer writes the tokens in order, without the copies that copies
 finds, into the folder of work_folder. folders reads finished folders back, and summary describes
-them. Nothing here imports torch.
+them.
 """
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The command ends with status 2."""
+
+
+class PrepareError(RuntimeError):
+    """A failure while running; what was finished before is kept. The command ends with status 1."""

@@ -5,15 +5,15 @@ Touches no file, except to see which step of a run holds a tokenizer.
 
 import argparse
 import codecs
-import glob
 import math
+import re
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from preparing.catalog import table
 from preparing.engines import usable_cores
-from preparing.options import Options
 
 DEFAULT_OUT = "data/python_stdlib"
 DEFAULT_VOCAB_SIZE = 32000
@@ -22,6 +22,32 @@ USAGE = (
     " (--help lists all)"
 )
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
+
+
+@dataclass
+class Options:
+    """How records become texts, as the command line chose.
+
+    The three rules at the end drop documents; they are applied after the characters are cleaned.
+    Shares are of the characters that are not white space.
+    """
+
+    text_field: str | None = None  # None: "text", else "messages"
+    on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
+    encoding: str | None = None  # of .txt and .jsonl; None: UTF-8
+    clean: bool = False
+    dedupe: str | None = None  # copies are dropped: exact ones, or near ones too
+    min_chars: int = 20  # shorter documents are dropped
+    max_char_share: float = 0.5  # dropped when a single character makes up more
+    min_letters: float = 0.4  # dropped when letters and digits make up less
+
+    def text_column(self, names: Iterable[str]) -> str:
+        """The field or column with the text: the one asked for, else text, else messages."""
+        if self.text_field:
+            return self.text_field
+        if "messages" in names and "text" not in names:
+            return "messages"
+        return "text"
 
 
 def parse_args(argv: list[str]) -> Namespace:
@@ -36,20 +62,17 @@ def parse_args(argv: list[str]) -> Namespace:
         epilog=table(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_input_and_output(parser.add_argument)
-    _add_tokenizer(parser.add_argument)
-    _add_reading(parser.add_argument)
-    _add_cleaning(parser.add_argument)
-    _add_machines(parser.add_argument)
+    _add_arguments(parser.add_argument)
     args = parser.parse_args(argv)
     if args.tokenizer != "bpe" and args.vocab_size:
         parser.error(
-            f"--vocab_size {args.vocab_size} has no meaning with --tokenizer {args.tokenizer}: it"
-            " sets the size of a tokenizer trained here (bpe)"
+            f"--vocab_size has no meaning with --tokenizer {args.tokenizer}, only with bpe, which"
+            " is trained here"
         )
     if "-" in args.input and len(args.input) > 1:
         parser.error("- (standard input) cannot be mixed with files")
     args.tokenizer = newest_tokenizer(args.tokenizer)
+    args.sample_bytes = int(args.sample_bytes)
     args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
     args.on_error = args.on_error or default_on_error(args)
     if args.clean and not args.dedupe:
@@ -58,7 +81,8 @@ def parse_args(argv: list[str]) -> Namespace:
     return args
 
 
-def _add_input_and_output(add):
+def _add_arguments(add):
+    share = number(float, 0, 1)
     add(
         "input",
         nargs="*",
@@ -87,9 +111,7 @@ def _add_input_and_output(add):
     )
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
     add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
-
-
-def _add_tokenizer(add):
+    # the tokenizer
     add(
         "--tokenizer",
         default="bpe",
@@ -105,26 +127,19 @@ def _add_tokenizer(add):
     )
     add(
         "--sample_bytes",
-        type=number(whole_number, 1),
+        type=number(float, 1),
         default="1e8",
         metavar="N",
         help="bytes of text, evenly spread, to train the tokenizer on; default %(default)s",
     )
-
-
-def _add_reading(add):
+    # reading
     add(
         "--text_field",
         metavar="NAME",
         help="field of a JSON line, or column, with the text; default: text, else messages (a"
         " conversation of role and content)",
     )
-    add(
-        "--stdin_format",
-        choices=["txt", "jsonl"],
-        default="txt",
-        help="format of standard input; default %(default)s",
-    )
+    add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="of standard input")
     add(
         "--encoding",
         type=encoding,
@@ -137,10 +152,7 @@ def _add_reading(add):
         help="broken UTF-8 or JSON: stop; skip the document (above 1 MB, the part); replace bytes,"
         " skip JSON; default stop, with --clean replace, without INPUT skip",
     )
-
-
-def _add_cleaning(add):
-    share = number(float, 0, 1)
+    # cleaning
     add(
         "--clean",
         action="store_true",
@@ -173,9 +185,7 @@ def _add_cleaning(add):
         metavar="F",
         help="--clean drops documents with fewer letters and digits; default %(default)s",
     )
-
-
-def _add_machines(add):
+    # machines
     add(
         "--workers",
         type=number(int, 1),
@@ -202,21 +212,12 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
 
     def number(text):  # argparse's errors show its name
         value = kind(text)
-        if low <= value <= high:
-            return value
-        if high < math.inf:
-            raise ArgumentTypeError(f"{text}: it must be at least {low} and at most {high}")
-        raise ArgumentTypeError(f"{text}: it must be at least {low}")
+        if not low <= value <= high:
+            limit = f" and at most {high}" if high < math.inf else ""
+            raise ArgumentTypeError(f"{text}: it must be at least {low}{limit}")
+        return value
 
     return number
-
-
-def whole_number(text: str) -> int:
-    """An int, also written as 1e8. Raises ValueError."""
-    value = float(text)
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
 
 
 def encoding(name: str) -> str | None:
@@ -250,20 +251,11 @@ def default_on_error(args: Namespace) -> str:
 
 
 def default_out(inputs: list[str]) -> str:
-    """data/ and the name of the first input, or of the folder that it is in.
-
-    The part of a glob's name before a * counts, as in texts*.txt; other patterns have no name.
-    """
+    """data/ and the name of the first input; of a glob, of its part before the first wildcard."""
     if not inputs:
         return DEFAULT_OUT
     if inputs == ["-"]:
         return "data/stdin"
-    first = Path(inputs[0]).resolve()
-    names = [
-        first.name.split(".")[0].strip("*"),
-        *(folder.name.strip("*") for folder in first.parents),
-    ]
-    for name in names:
-        if name and not glob.has_magic(name):
-            return f"data/{name}"
-    return "data/text"
+    fixed = re.split(r"[*?[]", inputs[0])[0]
+    name = Path(fixed).resolve().name.split(".")[0].strip("-_")
+    return f"data/{name or 'text'}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.files import sha256, write_text
-from preparing.errors import InputError
+from preparing import InputError
 
 SHAKESPEARE = "shakespeare"  # the INPUT that stands for the file below
 SHAKESPEARE_FILE = Path("data/shakespeare.txt")

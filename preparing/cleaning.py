@@ -1,6 +1,6 @@
 """What --clean does to a document: correct its characters, judge whether it is noise, and report.
 
-Works on one text at a time. Copies are found elsewhere (seen.py).
+Works on one text at a time. copies.py finds copies.
 """
 
 import re
@@ -8,7 +8,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 
-from preparing.options import Options
+from preparing.arguments import Options
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
 EXAMPLES = 3  # that the report shows for each rule
@@ -44,8 +44,16 @@ class CleaningReport:
         return {rule: dict(zip(names, counts, strict=True)) for rule, counts in self.rules.items()}
 
 
+RULES = {  # in the order in which they are applied
+    "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+    "broken encoding": lambda text: text.replace("\ufffd", ""),  # bytes that were no UTF-8
+    "not in NFC": lambda text: unicodedata.normalize("NFC", text),
+    "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
+}
+
+
 def clean(text: str, report: CleaningReport) -> str:
-    """Text in NFC, without control characters and broken encodings, its line ends all \\n."""
+    """Text after each of RULES."""
     for rule, correct in RULES.items():
         corrected = correct(text)
         if corrected != text:
@@ -53,34 +61,6 @@ def clean(text: str, report: CleaningReport) -> str:
             report.add(rule, 1, removed, [text])
         text = corrected
     return text
-
-
-def unix_line_ends(text: str) -> str:
-    """Text with every line end written as \\n."""
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def without_broken_encoding(text: str) -> str:
-    """Text without U+FFFD, which stands for bytes that were no UTF-8."""
-    return text.replace("\ufffd", "")
-
-
-def in_nfc(text: str) -> str:
-    """Text with each accented letter as one character, where there is one."""
-    return unicodedata.normalize("NFC", text)
-
-
-def without_control_characters(text: str) -> str:
-    """Text without control characters, tab and line feed excepted."""
-    return CONTROL.sub("", text)
-
-
-RULES = {  # in the order in which they are applied
-    "line ends other than \\n": unix_line_ends,
-    "broken encoding": without_broken_encoding,
-    "not in NFC": in_nfc,
-    "control characters": without_control_characters,
-}
 
 
 def noise(text: str, options: Options) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.files import sync
-from preparing.errors import InputError
+from preparing import InputError
 
 RUN = 5  # words
 BANDS, ROWS = 14, 8

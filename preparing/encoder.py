@@ -11,11 +11,11 @@ import numpy as np
 
 from formats.conversation import REPLY
 from formats.data_folder import IN_REPLY, TURN_BEGINS
+from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import band_keys, hash64
 from preparing.folders import token_lengths
-from preparing.options import Options
 from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 

@@ -9,16 +9,13 @@ but for the errors that a user can mend: these are handed on.
 import contextlib
 import os
 import queue
-import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, get_context
-from pathlib import Path
 
-from preparing.errors import InputError, PrepareError
+from preparing import InputError, PrepareError
 from tokenizer_bpe import TokenizerError
 
 MOST_WORKERS = 61  # Windows cannot wait for more
@@ -44,18 +41,12 @@ class NoPool:
 
 
 class Pool:
-    """Worker processes. They end with this process, however it ends.
-
-    peak: the most bytes of memory that all workers of a pool together have taken so far.
-    """
-
-    peak = 0
+    """Worker processes. They end with this process, however it ends."""
 
     def __init__(self, count: int, function: Callable):
         """Start `count` processes, and wait until each has its copy of the function."""
         context = get_context("spawn")
         self.load = {}  # items under way, for each worker's channel
-        self.peaks = {}
         self.processes = []
         with signals_held_back():
             for _ in range(min(count, MOST_WORKERS)):
@@ -95,7 +86,7 @@ class Pool:
             else:
                 busy = [worker for worker, load in self.load.items() if load]
                 for worker in connection.wait(busy):
-                    number, value, self.peaks[worker] = self._receive(worker)
+                    number, value = self._receive(worker)
                     results[number] = value
 
     def _send(self, worker, message):
@@ -116,7 +107,6 @@ class Pool:
         return self
 
     def __exit__(self, *error):
-        Pool.peak = max(Pool.peak, sum(self.peaks.values()))
         for process in self.processes:
             process.kill()
             process.join()
@@ -155,7 +145,7 @@ def _work(channel):
     results.put("ready")
     while True:
         number, item = tasks.get()
-        results.put((number, attempt(function, item), peak_memory()))
+        results.put((number, attempt(function, item)))
 
 
 @contextlib.contextmanager
@@ -207,16 +197,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
-
-
-def peak_memory() -> int:
-    """Largest resident memory of this process so far in bytes; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage() counts in what the program that started this one had
-        kilobytes = re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]
-        return int(kilobytes) << 10
-    if sys.platform != "darwin":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,7 +20,6 @@ from preparing.progress import Progress
 from tokenizer_bpe import Tokenizer
 
 BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
-FIRST_TOKENS = 4000  # of a file, in which its first document is looked for
 DAMAGED = (
     "{} is damaged: its sha256 is not the one in meta.json; copy it again, or prepare it again"
     " with --overwrite"
@@ -94,15 +93,6 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
             with contextlib.suppress(KeyError):
                 lengths[n] = len(tokenizer.decode_bytes([n]))
     return lengths
-
-
-def first_document(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
-    """The first document of a .bin, or what its first tokens decode to."""
-    ids = np.fromfile(path, dtype, FIRST_TOKENS)
-    ends = np.flatnonzero(ids == tokenizer.eot_id)
-    if len(ends):
-        ids = ids[: ends[0]]
-    return tokenizer.decode(ids)
 
 
 def _files(meta):

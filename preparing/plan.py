@@ -6,15 +6,13 @@ Finds the input and gathers the settings. Writes nothing.
 import dataclasses
 import hashlib
 import math
-import time
 from argparse import Namespace
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from preparing import copies, ray_engine
+from preparing.arguments import Options
 from preparing.catalog import resolve
 from preparing.chunks import CHUNK
-from preparing.options import Options
 from preparing.remote import check_cache
 from preparing.sources import Source, find_sources
 from tokenizer_bpe import Tokenizer
@@ -24,63 +22,37 @@ VAL_BYTES = 20_000_000  # but of large inputs only about this much
 NAMED_DIFFERENCES = 3  # at most, in one sentence
 
 
-@dataclass
 class Plan:
     """What one call has to do.
 
-    out: the prepared folder. options: how records become texts. settings: what the bytes written
-    depend on besides the input, as meta.json lists it. sources: the input files; empty until
-    standard input is kept. most_bytes: of text, after which to stop; infinity for all of it.
-    cache_bytes: that remote files may take on the disk at a time. started: time.monotonic() at
-    the beginning. The rest is as in arguments.py.
+    args: the command line, as arguments.py gives it. out: the prepared folder. options: how records
+    become texts. settings: what the bytes written depend on besides the input, as meta.json lists
+    it. sources: the input files; empty until standard input is kept. most_bytes: of text, after
+    which to stop; infinity for all of it. cache_bytes: that remote files may take on the disk at a
+    time.
     """
 
-    out: Path
-    options: Options
-    settings: dict
-    tokenizer: str
-    vocab_size: int
-    sample_bytes: int
-    most_bytes: float
-    cache_bytes: float
-    workers: int
-    ray: str | None
-    overwrite: bool
-    stdin_format: str | None
-    sources: list[Source] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def from_args(cls, args: Namespace) -> "Plan":
+    def __init__(self, args: Namespace):
         """Find the input and gather the settings.
 
         Raises InputError and TokenizerError for what the command line names and is not there.
         """
+        self.args = args
+        self.out = Path(args.out)
         names = (option.name for option in dataclasses.fields(Options))
-        options = Options(**{name: getattr(args, name) for name in names})
-        if options.dedupe == "near":
+        self.options = Options(**{name: getattr(args, name) for name in names})
+        if self.options.dedupe == "near":
             copies.check_installed()
-        reads_stdin = args.input == ["-"]
-        plan = cls(
-            out=Path(args.out),
-            options=options,
-            settings=settings_of(args, options),
-            tokenizer=args.tokenizer,
-            vocab_size=args.vocab_size,
-            sample_bytes=args.sample_bytes,
-            most_bytes=(args.gigabytes or math.inf) * 1e9,
-            cache_bytes=args.cache_gb * 1e9,
-            workers=args.workers,
-            ray=args.ray,
-            overwrite=args.overwrite,
-            stdin_format=args.stdin_format if reads_stdin else None,
-        )
-        if not reads_stdin:
-            plan.set_sources(find_sources(resolve(args.input)))
-            check_cache(plan.sources, plan.cache_bytes)
+        self.settings = settings_of(args, self.options)
+        self.most_bytes = (args.gigabytes or math.inf) * 1e9
+        self.cache_bytes = args.cache_gb * 1e9
+        self.reads_stdin = args.input == ["-"]
+        self.sources = []
+        if not self.reads_stdin:
+            self.set_sources(find_sources(resolve(args.input)))
+            check_cache(self.sources, self.cache_bytes)
         if args.ray:
             ray_engine.connect(args.ray)
-        return plan
 
     def set_sources(self, sources: list[Source]) -> None:
         """Take the sources, and the share of validation that follows from their size."""
@@ -159,33 +131,25 @@ def differences(former: dict, present: dict) -> str:
 
     Both are {"settings": {name: value}, "sources": [{"path", ...}]}.
     """
-    found = _changed_settings(former["settings"], present["settings"])
-    found += _changed_sources(former["sources"], present["sources"])
+    was = former["settings"]
+    now = present["settings"]
+    found = [
+        f"{name} was {was.get(name)}, is now {now.get(name)}"
+        for name in sorted(was | now)
+        if was.get(name) != now.get(name)
+    ]
+    before = {source["path"]: source for source in former["sources"]}
+    after = {source["path"]: source for source in present["sources"]}
+    for path in after | before:
+        if path not in before:
+            found.append(f"{path} is new")
+        elif path not in after:
+            found.append(f"{path} is gone")
+        elif before[path] != after[path]:
+            found.append(f"{path} changed")
+    if not found and list(before) != list(after):
+        found.append("the order of the inputs changed")
     more = len(found) - NAMED_DIFFERENCES
     if more > 0:
         found = [*found[:NAMED_DIFFERENCES], f"and {more:,} more"]
     return "; ".join(found)
-
-
-def _changed_settings(former, present):
-    """One phrase for each setting that differs."""
-    return [
-        f"{name} was {former.get(name)}, is now {present.get(name)}"
-        for name in sorted(former | present)
-        if former.get(name) != present.get(name)
-    ]
-
-
-def _changed_sources(former, present):
-    """One phrase for each source that differs, or else for their order."""
-    before = {source["path"]: source for source in former}
-    now = {source["path"]: source for source in present}
-    found = [f"{path} is new" for path in now if path not in before]
-    found += [f"{path} is gone" for path in before if path not in now]
-    for path, source in now.items():
-        if path in before and source != before[path]:
-            at_its_source = " at its source" if source.get("tag") else ""
-            found.append(f"{path} changed{at_its_source}")
-    if not found and list(before) != list(now):
-        found.append("the order of the inputs changed")
-    return found

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.address import short
+from preparing import InputError, PrepareError
 from preparing.engines import attempt, value_of
-from preparing.errors import InputError, PrepareError
 
 ROOT = Path(__file__).parent.parent
 CODE = ("preparing", "formats", "tokenizer_bpe.py")  # what the nodes get

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.files import first_line
+from preparing import InputError
+from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position, cut_documents, cut_lines
-from preparing.errors import InputError
-from preparing.options import Options
 from preparing.sources import Source
 
 LONGEST_LINE = 256 * CHUNK

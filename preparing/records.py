@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.conversation import turns_of
+from preparing import InputError
+from preparing.arguments import Options
 from preparing.chunks import Chunk, split_documents
 from preparing.cleaning import CleaningReport, clean, noise
-from preparing.errors import InputError
-from preparing.options import Options
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 BROKEN = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib.util
 import math
-import operator
 import re
 import sys
 import threading
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from formats.address import PACKAGES, PERMISSION, protocol_of, short
 from formats.files import sync
-from preparing.errors import InputError, PrepareError
+from preparing import InputError, PrepareError
 
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
@@ -30,6 +29,7 @@ WHILE_LISTING = 20  # seconds of trying before a run begins,
 PATIENCE = 30 * 60  # and without a block while it goes on; it can be continued
 BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
 QUIET_TRIES = 3  # that fail before a message says so
+CHANGED = "{} changed at its source; start again with --overwrite"
 # Names under which file systems give what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
 
@@ -144,7 +144,7 @@ def _read_block(source, start):
     if len(data) == size:
         return data
     if _file_now(source.address) != source:
-        raise InputError(f"{source.address} changed at its source; start again with --overwrite")
+        raise InputError(CHANGED.format(source.address))
     raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
@@ -254,11 +254,9 @@ class Cache:
         try:
             return self.files[index].result()
         except OSError as error:
-            held = sum(path.stat().st_size for path in self.folder.iterdir())
             raise PrepareError(
-                f"{self.folder}: {error.strerror or error}; it holds {held / 1e9:,.1f} GB of"
-                " fetched files, and a smaller --cache_gb needs less. Finished work is kept, and"
-                " the same command continues once there is room"
+                f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
+                " --cache_gb. Finished work is kept, and the same command continues"
             ) from None
 
     def release(self, index: int) -> None:
@@ -338,11 +336,7 @@ class Cache:
         now = retry(functools.partial(_file_now, listed.address), listed.address)
         if now != listed:
             path.unlink()
-            raise InputError(
-                f"{listed.address} changed at its source while it was fetched: it had"
-                f" {listed.size:,} bytes ({listed.tag}), it has {now.size:,} ({now.tag}).\nStart"
-                " again with --overwrite"
-            )
+            raise InputError(CHANGED.format(listed.address))
         return path
 
 
@@ -362,11 +356,9 @@ def _in_a_thread(function, *arguments):
 
 def check_cache(sources: list, limit: float) -> None:
     """Raises InputError when the cache cannot hold the largest of the remote sources."""
-    remote = [source for source in sources if source.is_remote]
-    largest = max(remote, key=operator.attrgetter("size"), default=None)
-    if largest and largest.size > limit:
+    largest = max((source.size for source in sources if source.is_remote), default=0)
+    if largest > limit:
         raise InputError(
-            f"--cache_gb {limit / 1e9:g} does not hold {largest.path}, which has"
-            f" {largest.size / 1e9:,.2f} GB; give at least --cache_gb"
-            f" {largest.size / 1e9 + 0.01:.2f}"
+            f"--cache_gb {limit / 1e9:g} does not hold the largest file; give at least --cache_gb"
+            f" {largest / 1e9 + 0.01:.2f}"
         )

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from formats.address import protocol_of
 from formats.files import sha256
-from preparing import remote
+from preparing import InputError, remote
 from preparing.catalog import CATALOG, heading_of
-from preparing.errors import InputError
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 MOST_ENDINGS = 5  # of skipped files that a message names
@@ -97,8 +96,6 @@ def _local_sources(given) -> Iterator[Source]:
         kind, compression = kind_of(path)
         if not stat.st_size and path == given:
             raise InputError(f"{path} is empty; leave it out or fill it")
-        if not os.access(path, os.R_OK):
-            raise InputError(f"no permission to read {path}; chmod u+r {path}, or leave it out")
         _check_package(path, kind, compression)
         if stat.st_size:
             yield Source(path, kind, compression, stat.st_size, stat.st_mtime_ns)
@@ -159,13 +156,13 @@ def _files_of_folder(folder):
 
     Prints which others it skips.
     """
-    files = sorted(_walk(folder))
-    known = [file for file in files if KNOWN.search(file.lower())]
-    skipped = Counter(
-        Path(file).suffix.lower() or "without ending"
-        for file in files
-        if not KNOWN.search(file.lower()) and not Path(file).name.startswith(".")
-    )
+    known = []
+    skipped = Counter()
+    for file in sorted(_walk(folder)):
+        if KNOWN.search(file.lower()):
+            known.append(file)
+        elif not Path(file).name.startswith("."):
+            skipped[Path(file).suffix.lower() or "without ending"] += 1
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     hint = f"a glob in quotes takes other text, as in '{Path(folder).as_posix()}/**/*.md'"
     if not known:

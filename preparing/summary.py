@@ -4,23 +4,22 @@ Writes no file.
 """
 
 import time
-from pathlib import Path
 
 import numpy as np
 
 from formats.data_folder import Meta, dtype_for
 from formats.files import sha256
+from preparing import PrepareError
 from preparing.cleaning import CleaningReport
-from preparing.engines import Pool, peak_memory
-from preparing.errors import PrepareError
-from preparing.folders import first_document, scan, scan_mask
+from preparing.folders import scan, scan_mask
 from preparing.plan import Plan
 from preparing.progress import Progress
 from preparing.work_folder import WorkFolder
 from preparing.writer import SPLITS, Journal
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import EOT, Tokenizer
 
-SHOWN = 100  # characters of the first line of the text
+FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
+SHOWN = 100  # characters of that line
 EXAMPLE_SHOWN = 90  # characters of what was left out
 
 
@@ -46,8 +45,8 @@ def describe(
     written = (journal.tokens, journal.text_bytes)
     if back != written:
         raise PrepareError(
-            f"{work.path} reads back as {back} tokens and bytes of text, written were {written}:"
-            " the disk is not sound, or this is a bug"
+            f"{work.path} reads back as {back} tokens and bytes of text, not {written} as written:"
+            " check the disk"
         )
     meta = Meta(
         dtype=dtype,
@@ -67,18 +66,25 @@ def describe(
 
 
 def summary(
-    plan: Plan, meta: Meta, journal: Journal, *, tokenizer: Tokenizer, origin: str, used: float
+    plan: Plan,
+    meta: Meta,
+    journal: Journal,
+    tokenizer: Tokenizer,
+    *,
+    origin: str,
+    used: float,
+    seconds: float,
 ) -> str:
     """What to know of a finished dataset, in lines.
 
-    origin: where the tokenizer came from, in words. used: share of its ids that occur.
+    origin: where the tokenizer came from, in words. used: share of its ids that occur. seconds:
+    that the command took.
     """
     tokens = sum(journal.tokens.values())
     megabytes = journal.text_bytes / 1e6
     bytes_a_token = journal.text_bytes / tokens
     read = journal.read / 1e6
     speed = read / max(journal.seconds, 1e-9)
-    seconds = time.monotonic() - plan.started
     lines = [
         f"{plan.out}: {tokens:,} tokens of {megabytes:,.1f} MB of text from {len(meta.sources):,}"
         f" files, {bytes_a_token:.2f} bytes a token, {meta.dtype}"
@@ -95,22 +101,11 @@ def summary(
         f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
         f" {speed:,.1f} MB/s",
     ]
-    peak = peak_memory()
-    if peak:
-        together = (Pool.peak + peak) / 1e6
-        whose = "this machine's, not the Ray workers'" if plan.ray else "all processes together"
-        lines.append(f"  memory     {together:,.0f} MB at most, {whose}")
-    first = first_line(plan.out / "train.bin", meta.dtype, tokenizer)
+    ids = np.fromfile(plan.out / "train.bin", meta.dtype, FIRST_TOKENS)
+    document = tokenizer.decode(ids).partition(EOT)[0]
+    first = document.strip().partition("\n")[0]
     lines.append(f"  begins     {first[:SHOWN]!r}")
     return "\n".join(lines + report_lines(journal.report))
-
-
-def first_line(path: Path, dtype: str, tokenizer: Tokenizer) -> str:
-    """The first line of a .bin that is not white space alone, or ""."""
-    for line in first_document(path, dtype, tokenizer).splitlines():
-        if line.strip():
-            return line
-    return ""
 
 
 def report_lines(report: CleaningReport) -> list[str]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from formats.files import write_text
+from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position, batches
 from preparing.engines import NoPool, Pool
-from preparing.options import Options
 from preparing.plan import Plan
 from preparing.progress import Progress
 from preparing.ray_engine import RayPool
@@ -31,7 +31,7 @@ def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
 
     Raises TokenizerError and InputError.
     """
-    asked = plan.tokenizer
+    asked = plan.args.tokenizer
     if work.tokenizer.exists():
         origin = "as the run before made it"
     elif asked == "bpe":
@@ -55,20 +55,20 @@ def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
 
 def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
     """Train byte-level BPE on an evenly spread sample and save it; says on how much."""
-    os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))
-    sources = sources_to_sample(plan.sources, plan.sample_bytes)
+    os.environ.setdefault("RAYON_NUM_THREADS", str(plan.args.workers))
+    sources = sources_to_sample(plan.sources, plan.args.sample_bytes)
     size = sum(source.size for source in sources)
     with Cache(sources, cache, plan.cache_bytes) as files, Progress(size, "sampling") as bar:
         chunks = read_chunks(sources, Position(), plan.options, files.path)
-        sample = spread_sample(_watched(chunks, bar), plan.sample_bytes)
+        sample = spread_sample(_watched(chunks, bar), plan.args.sample_bytes)
     size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
     print(
-        f"training the tokenizer, {plan.vocab_size:,} tokens, on {size} ...",
+        f"training the tokenizer, {plan.args.vocab_size:,} tokens, on {size} ...",
         file=sys.stderr,
         flush=True,
     )
     texts = (d.text for part in sample for d in documents_of(part, plan.options)[0])
-    tokenizer = Tokenizer.train(texts, plan.vocab_size, show_progress=sys.stderr.isatty())
+    tokenizer = Tokenizer.train(texts, plan.args.vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
     return f"trained on {size} spread over the text"
 
@@ -119,7 +119,7 @@ def all_characters(plan: Plan, cache: Path) -> set[str]:
         worker_pool(plan, find) as pool,
         Progress(plan.input_size, "characters") as bar,
     ):
-        chunks = read_chunks(plan.sources, Position(), plan.options, files.path, not plan.ray)
+        chunks = read_chunks(plan.sources, Position(), plan.options, files.path, not plan.args.ray)
         for characters, text_bytes, end in pool.map(batches(chunks)):
             found |= characters
             size += text_bytes
@@ -132,11 +132,11 @@ def all_characters(plan: Plan, cache: Path) -> set[str]:
 
 def worker_pool(plan: Plan, function: Callable) -> Pool | RayPool | NoPool:
     """Processes that apply a function to batches of chunks: here, or on the Ray cluster."""
-    if plan.ray:
+    if plan.args.ray:
         return RayPool(function)
     if plan.is_small:
         return NoPool(function)
-    return Pool(min(plan.workers, plan.text_size // CHUNK), function)
+    return Pool(min(plan.args.workers, plan.text_size // CHUNK), function)
 
 
 def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:

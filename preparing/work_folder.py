@@ -14,8 +14,8 @@ import numpy as np
 
 from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import write_json
+from preparing import InputError, PrepareError
 from preparing.cleaning import CleaningReport
-from preparing.errors import InputError, PrepareError
 from preparing.plan import Plan, differences
 from preparing.sources import keep_stdin
 
@@ -63,8 +63,8 @@ class WorkFolder:
             pass  # some network mounts have no locks
         if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
             self._move_to_place()
-        if self.plan.stdin_format:
-            self.plan.set_sources([keep_stdin(self.path, self.plan.stdin_format)])
+        if self.plan.reads_stdin:
+            self.plan.set_sources([keep_stdin(self.path, self.plan.args.stdin_format)])
         return self
 
     def __exit__(self, *error):
@@ -77,7 +77,7 @@ class WorkFolder:
 
         Raises InputError when it holds another.
         """
-        if self.plan.overwrite or not (self.out / "meta.json").exists():
+        if self.plan.args.overwrite or not (self.out / "meta.json").exists():
             return False
         try:
             meta = read_meta(self.out)
@@ -104,7 +104,7 @@ class WorkFolder:
         newer = [
             source.path
             for source in self.plan.sources
-            if source.modified / 1e9 > finished + 1 and not self.plan.stdin_format
+            if source.modified / 1e9 > finished + 1 and not self.plan.reads_stdin
         ]
         described = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
         if newer:
@@ -127,7 +127,7 @@ class WorkFolder:
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.plan.settings["on_error"]
         changed = differences(former, plan)
-        if changed and self._written() and not self.plan.overwrite:
+        if changed and self._written() and not self.plan.args.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
                 " the former command to finish it, give another --out, or start again with"
@@ -157,7 +157,7 @@ class WorkFolder:
     def check_room(self, vocab_size: int) -> None:
         """Raises InputError when the disk cannot hold what is to be written and fetched."""
         tokens = self.plan.text_size
-        if self.plan.tokenizer != "char":
+        if self.plan.args.tokenizer != "char":
             tokens = TOKENS_A_BYTE * tokens
         cache = self._room_for_cache()
         need = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written() + cache

@@ -18,11 +18,11 @@ import numpy as np
 
 from formats.data_folder import dtype_for
 from formats.files import sync, write_json
+from preparing import PrepareError
 from preparing.chunks import CHUNK, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import Seen, hash64
 from preparing.encoder import Encoded
-from preparing.errors import PrepareError
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")

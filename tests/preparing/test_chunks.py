@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preparing import chunks, copies, readers
+from preparing.arguments import Options
 from preparing.chunks import Position
 from preparing.copies import Seen
 from preparing.encoder import encode
-from preparing.options import Options
 from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.sources import find_sources

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from preparing import remote
-from preparing.errors import InputError
+from preparing import InputError, remote
 from preparing.remote import Cache
 from preparing.sources import find_sources
 from tests.conftest import run_script
