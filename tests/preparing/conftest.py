@@ -11,7 +11,7 @@ import pytest
 import pyzstd
 
 from formats.data_folder import read_meta
-from tests.conftest import ROOT, prose
+from tests.conftest import ROOT, prose, run_script
 from tokenizer_bpe import EOT, Tokenizer
 
 DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]
@@ -40,15 +40,15 @@ def start(words, **options):
     )
 
 
-def end(process, text=None):
-    """Give a process `text` as standard input and wait for it."""
-    output, errors = process.communicate(text, timeout=300)
+def end(process):
+    """Wait for a process."""
+    output, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def prepare(*inputs, text=None, **flags):
+def prepare(*inputs, text="", **flags):
     """Run prepare_data.py to its end, with `text` as standard input."""
-    return end(start(command(*inputs, **flags)), text)
+    return run_script(*command(*inputs, **flags)[1:], stdin=text)
 
 
 def ok(result):
