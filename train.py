@@ -102,6 +102,7 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
         raise
     finally:
         recorder.close()
+        signals.together = False  # Ctrl-C leaves the last upload
         saver.finish()
 
 
@@ -113,8 +114,11 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     clock.start()
     if run.compiles and not schedule.done:
         recorder.compiling()
+        micro_batch = run.micro_batch.training
         problem = trainer.compile(run.compiles)
         recorder.compiled(clock.lap(), problem)
+        if run.micro_batch.training < micro_batch:
+            recorder.halved()
     recorder.open_bar()
     gc.collect()
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
@@ -210,7 +214,7 @@ def last_checkpoint(run: Run, saver: Saver) -> str:
     """Where the last good checkpoint is, in a sentence."""
     if not saver.saved_step:
         return "There is no checkpoint yet"
-    return f"The last good checkpoint is {run.folder}/step_{saver.saved_step:08d}"
+    return f"The last good checkpoint is {run.folder / run_folder.step_name(saver.saved_step)}"
 
 
 def not_saved(run: Run, saver: Saver) -> str:

@@ -80,9 +80,15 @@ class Folder:
         0 bytes where the server does not say, as one of the web.
         """
         self.files.invalidate_cache()
+        options = {"detail": True}
+        if self.on_disk:  # fsspec passes over what it cannot read: a mount that fails looks empty
+            options["on_error"] = "raise"
         try:
-            found = self._request(self.files.find, self.root, detail=True)
-        except FileNotFoundError as error:  # of a bucket
+            found = self._request(self.files.find, self.root, **options)
+        except FileNotFoundError as error:
+            if self.on_disk:
+                return {}
+            # A bucket that does not exist.
             raise AddressError(f"{self.address} cannot be reached: {short(error)}") from None
         below = f"{self.root}/"
         sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}

@@ -100,6 +100,8 @@ class Mirror:
             for name in FILES:
                 self.folder.put(folder / name, f"{folder.name}/{name}")
             self._write_small(folder.parent, run_log.NAME)
+            if not folder.is_dir():  # its files may have been emptied before they were deleted
+                raise FileNotFoundError(folder)
             self.folder.write(f"{folder.name}/state.json", state)
         except FileNotFoundError:
             if folder.exists():
@@ -146,19 +148,20 @@ class Mirror:
             print(f"passed over: {problem}")
         run_folder.set_aside(run, here)
         self.folder.get_small((run_log.NAME, "best.json"), run)
-        self._fetch_first(reversed(newer), run)
+        fetched = self._fetch_first(reversed(newer), run)
         best = run_folder.best_of(run)
-        if best in whole and not (run / step_name(best)).exists():
+        if fetched and best in whole and best < fetched and not (run / step_name(best)).exists():
             self._fetch_first([best], run)
 
     def _fetch_first(self, steps: Iterable[int], run):
-        """Fetch the first of these steps that is not damaged."""
+        """Fetch the first of these steps that is not damaged, and return it; None if all are."""
         for step in steps:
             try:
                 self.fetch(step, run)
-                return
+                return step
             except CheckpointError as error:
                 print(f"passed over in {self.address}: {error}")
+        return None
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:
         """Copy files of a step, and its state.json, into a run folder of this disk; its folder.

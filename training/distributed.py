@@ -33,12 +33,12 @@ class Lost(RuntimeError):
 
 
 def init() -> None:
-    """Join the other processes, if torchrun started this one.
+    """Join the other processes, if torchrun started several.
 
     All but the first are silent from here on.
     """
     global rank, world_size, local_rank, is_main, _store
-    if "LOCAL_RANK" not in os.environ:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     _store, rank, world_size = next(dist.rendezvous("env://"))
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -139,7 +139,7 @@ def connection_lost(error: BaseException) -> bool:
     """Whether an error means that another process has ended, or cannot be reached."""
     if world_size == 1 or hardware.out_of_memory(error):
         return False
-    return isinstance(error, Lost | dist.DistError) or "gloo" in str(error)
+    return isinstance(error, Lost | dist.DistError) or "/gloo/" in str(error)
 
 
 def print_error(message: str) -> None:

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from formats import files, run_log
 from training.errors import RunError
 
-FRESH_S = 180
+FRESH_S = 180  # after which a trainer of another machine that wrote nothing counts as dead
 
 
 class Lock:
@@ -38,7 +38,7 @@ class Lock:
         except (NotImplementedError, OSError):
             pass  # the mount has no locks
         holder = self._read_holder()
-        if holder and holder["host"] != socket.gethostname() and self._log_is_fresh():
+        if holder and holder["host"] != socket.gethostname() and self._is_fresh():
             self.lock.release()
             wait = f"if it is dead, wait {FRESH_S // 60} minutes or delete {self.holder}"
             raise RunError(f"{self._held()} ({wait})")
@@ -49,9 +49,10 @@ class Lock:
     def _read_holder(self):
         return files.read_json(self.holder, pid=int, host=str, since=str)
 
-    def _log_is_fresh(self):
-        log = self.folder / run_log.NAME
-        return log.exists() and time.time() - log.stat().st_mtime < FRESH_S
+    def _is_fresh(self):
+        """Whether its holder has written the log, or taken the lock, a short while ago."""
+        written = [path for path in (self.folder / run_log.NAME, self.holder) if path.exists()]
+        return any(time.time() - path.stat().st_mtime < FRESH_S for path in written)
 
     def _held(self):
         who = "another process"

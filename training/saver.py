@@ -37,7 +37,7 @@ class Saver:
 
     def __init__(self, run: Run):
         self.run = run
-        self.saved_step = self.begun_step = run.state.progress.step
+        self.saved_step = run.state.progress.step
         self.best = run.best["val_loss"] if run.best else math.inf
         self.buffers = Buffers()
         self.writer = ThreadPoolExecutor(1)
@@ -76,7 +76,6 @@ class Saver:
         """
         run = self.run
         run.schedule.mark_saved()
-        self.begun_step = run.state.progress.step
         model = run.state.model.state_dict()
         optimizer = {
             "optimizer": run.state.optimizer.state_dict(),
@@ -89,7 +88,7 @@ class Saver:
         try:
             self.buffers.reserve(distinct(tensors_in([model, optimizer])))
         except (RuntimeError, MemoryError) as error:
-            self._report_failure(self.begun_step, error)
+            self._report_failure(run.state.progress.step, error)
             shard.gather_to_main(model, optimizer)  # the other processes are at it
             return
         model, optimizer = self.buffers.copy([model, optimizer])
@@ -115,10 +114,14 @@ class Saver:
 
     def save_now(self) -> bool:
         """Have this step on the disk before returning; False if that failed."""
-        step = self.run.state.progress.step
-        if self.begun_step < step:
-            self.save()
         self.wait()
+        step = self.run.state.progress.step
+        missing = distributed.is_main and self.saved_step < step
+        if self.run.trainer.sharded:  # then all processes take part
+            (missing,) = distributed.all_reduce_max(missing)
+        if missing:
+            self.save()
+            self.wait()
         return not distributed.is_main or self.saved_step == step
 
     def mark_best(self, val_loss: float) -> None:
@@ -134,7 +137,8 @@ class Saver:
             return
         self.finished = True
         self._upload(patience_s=FAILING_S)
-        self.uploader.join(1)
+        if self.uploader.is_alive():
+            self.uploader.join(1)
         if self.uploader.is_alive():
             print(f"uploading to {self.mirror.address}; Ctrl-C leaves it", flush=True)
             self.uploader.join(UPLOADING_S)
@@ -157,8 +161,8 @@ class Saver:
             return
         self.saved_step = step
         uploading = self.mirror.uploading if self.mirror else None
-        run_folder.rotate(run.folder, run.config.keep_last, spare=uploading)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the next save rotates again
+            run_folder.rotate(run.folder, run.config.keep_last, spare=uploading)
             run_log.append(run.folder, {"step": step, "event": "save"})
         self._upload()
 
@@ -187,7 +191,10 @@ class Saver:
         if self.mirror:
             # A daemon: Ctrl-C at the end leaves an upload.
             self.uploader = threading.Thread(target=self._update, args=[patience_s], daemon=True)
-            self.uploader.start()
+            try:
+                self.uploader.start()
+            except RuntimeError as error:  # no memory for another thread
+                self._report_mirror(error)
 
     def _update(self, patience_s):
         with self.one_upload:

@@ -37,6 +37,8 @@ TUNED = "max-autotune-no-cudagraphs"
 class Trainer:
     """Changes `state`, a step at a time.
 
+    forward: the model, compiled once compile() has succeeded. parallel: the same, made at the first
+    step, where several processes average their gradients.
     counts: of losses and bad steps. norm: of the last gradients, on the device.
     """
 
@@ -107,7 +109,7 @@ class Trainer:
     # -- steps -------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One optimiser step, as the loop of train.py takes it."""
+        """One optimiser step without the loop around it, as tests and benchmarks take it."""
         loss, _ = self.gradients()
         self.update(loss)
 

@@ -1,12 +1,15 @@
 """formats/address.py: what failed at an address, in words."""
 
+import errno
 import functools
 import http.server
+import os
 import threading
 
 import pytest
 
 from formats import address
+from formats.address import AddressError, Folder
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -27,3 +30,20 @@ def test_a_web_address_that_nobody_answers_at_says_so():
     with pytest.raises(FileNotFoundError) as failure:
         fsspec.filesystem("http").info("http://127.0.0.1:1/x.txt")
     assert "Cannot connect to host" in address.short(failure.value)
+
+
+def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path, monkeypatch):
+    """As a mount that has gone: to begin a run anew would end in two runs under one name."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(address, "PAUSES", ())
+
+    def gone(path):
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected", path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    with pytest.raises(AddressError, match="not connected"):
+        Folder(str(tmp_path / "run")).list()
+
+
+def test_a_folder_that_does_not_exist_is_empty(tmp_path):
+    assert Folder(str(tmp_path / "none")).list() == {}
