@@ -92,7 +92,7 @@ class Hub(ThreadingHTTPServer):
         """What makes huggingface_hub talk to it, and without the user's own token."""
         return {
             "HF_ENDPOINT": self.address,
-            "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
             "HF_HOME": str(self.folder / ".hf_home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1",

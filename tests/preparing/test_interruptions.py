@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 
 import psutil
@@ -28,32 +27,34 @@ def heed_ctrl_c():
     [(signal.SIGKILL, "near"), (signal.SIGTERM, "exact"), (signal.SIGINT, "exact")],
 )
 def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
-    random.seed(int(stop))
-    texts = [random.choice(DOCUMENTS) * 3 + str(n) for n in range(8000)]
+    dice = random.Random(int(stop))
+    texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(6000)]
     write(tmp_path / "a.jsonl.gz", "jsonl.gz", texts)
-    long = prose() * 40
+    long = prose() * 20
     (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
     write_conversations(tmp_path / "c.jsonl", conversations(1500))
     inputs = (tmp_path / "a.jsonl.gz", tmp_path / "c.jsonl", tmp_path / "b.txt")
     flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "dedupe": dedupe}
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
-    kills = 0
+    killed = tmp_path / "killed"
     continued = 0
-    wait = 0.3 if stop == signal.SIGKILL else 0.5  # the others not before Python has begun
-    while True:
+    for run in range(6):
         process = start(
-            command(*inputs, workers=1 + kills % 3, out=tmp_path / "killed", **flags),
+            command(*inputs, workers=1 + run % 3, out=killed, **flags),
             start_new_session=True,
             preexec_fn=heed_ctrl_c,
         )
-        try:
-            _, errors = process.communicate(timeout=wait)
-        except subprocess.TimeoutExpired:
+        if run < 2:
+            time.sleep(0.5 + dice.random())  # not before Python has begun
+        elif run < 5:
+            wait_for_progress(killed, process)
+            time.sleep(dice.random() / 3)
+        if run < 5:
             process.send_signal(stop)
-            _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=100)
         continued += "continuing after" in errors
         if process.returncode == 0:
-            break
+            continue
         assert process.returncode == STATUS[stop], errors
         # A signal that comes while it starts ends it without a word.
         assert not errors or "the same command continues" in errors or stop == signal.SIGKILL
@@ -61,13 +62,22 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
         # Python itself says so, before it has read a line of ours.
         orphans = errors.count("EOFError: Ran out of input") if stop == signal.SIGKILL else 0
         assert errors.count("Traceback") == orphans, errors
-        kills, wait = kills + 1, wait + random.random() * 0.7
-    assert kills > 2 and continued
-    assert sha(tmp_path / "killed") == sha(tmp_path / "whole")
-    assert "train.mask.bin" in sha(tmp_path / "killed")
-    assert not (tmp_path / "killed" / ".partial").exists()
-    report = json.loads((tmp_path / "killed" / "cleaning.json").read_text())
+    assert process.returncode == 0 and continued
+    assert sha(killed) == sha(tmp_path / "whole")
+    assert "train.mask.bin" in sha(killed)
+    assert not (killed / ".partial").exists()
+    report = json.loads((killed / "cleaning.json").read_text())
     assert report["exact duplicates"]["documents"] == 1
+
+
+def wait_for_progress(out, process):
+    """Wait until a run has recorded more than it began with, or has ended."""
+    journal = out / ".partial/progress.json"
+    before = journal.read_bytes() if journal.exists() else None
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes() != before:
+            return
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")

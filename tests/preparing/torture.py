@@ -22,7 +22,7 @@ from tests.preparing.hub import Faults, Hub
 from tests.preparing.hubs import write_rows
 from tokenizer_bpe import EOT, Tokenizer
 
-PACE = 1_000_000  # bytes a second, so that there is time to be killed in
+PACE = 2_000_000  # bytes a second, so that there is time to be killed in
 AFTER_START = (0.2, 4)  # seconds until a kill,
 AFTER_NOTE = (0, 1)  # and until one that waits for the journal to be written first
 
