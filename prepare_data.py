@@ -24,14 +24,12 @@ from preparing import InputError, PrepareError
 from preparing.arguments import parse_args
 from preparing.chunks import Position, batches
 from preparing.encoder import encode_chunks
-from preparing.folders import compress, verify
-from preparing.plan import Plan
+from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
 from preparing.readers import read_chunks
 from preparing.remote import Cache
-from preparing.summary import describe, summary
+from preparing.summary import compress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer, worker_pool
-from preparing.work_folder import WorkFolder
 from preparing.writer import Journal, Output
 from tokenizer_bpe import Tokenizer, TokenizerError
 

@@ -4,6 +4,8 @@ Independent of processes, of files to write, and of what came before: the same c
 the same ids.
 """
 
+import contextlib
+import functools
 import unicodedata
 from dataclasses import dataclass
 
@@ -15,7 +17,6 @@ from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import band_keys, hash64
-from preparing.folders import token_lengths
 from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
@@ -115,6 +116,20 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
     mask[len(ids) :] = IN_REPLY if replies[-1] else 0
     mask[np.searchsorted(first_bytes, begins[::2][~replies])] |= TURN_BEGINS
     return mask
+
+
+@functools.cache
+def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
+    """UTF-8 bytes of each id's text, int64 [vocab_size].
+
+    0 for end-of-text and for ids that stand for nothing.
+    """
+    lengths = np.zeros(tokenizer.vocab_size, np.int64)
+    for n in range(tokenizer.vocab_size):
+        if n != tokenizer.eot_id:
+            with contextlib.suppress(KeyError):
+                lengths[n] = len(tokenizer.decode_bytes([n]))
+    return lengths
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:

@@ -13,14 +13,13 @@ from formats.files import write_text
 from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position, batches
 from preparing.engines import NoPool, Pool
-from preparing.plan import Plan
+from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
 from preparing.ray_engine import RayPool
 from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.remote import Cache
 from preparing.sources import Source
-from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 FETCHED_SAMPLES = 10  # times the sample that remote files for it may take, or else one file
