@@ -5,6 +5,7 @@ Knows lines, not what the records mean.
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,9 +15,13 @@ NAME = "log.jsonl"
 
 
 def append(run: Path, *records: dict) -> None:
-    """Add lines to log.jsonl."""
-    with open(run / NAME, "a", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines_of(records))
+    """Add lines to log.jsonl; after a line that a full disk has cut short, on a new one."""
+    with open(run / NAME, "a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write("".join(lines_of(records)).encode())
 
 
 def write(run: Path, records: list[dict]) -> None:

@@ -3,6 +3,8 @@
 Imports no PyTorch: a report is drawn next to a run that trains.
 """
 
+import math
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +79,10 @@ class History:
 
     def at(self, column: str, steps) -> np.ndarray:
         """A column that counts from 0 (tokens, epoch, elapsed_s, cost), interpolated at steps."""
-        x = np.insert(self.columns["step"], 0, 0)
-        return np.interp(steps, x, np.nan_to_num(np.insert(self.columns[column], 0, 0)))
+        values = self.columns[column]
+        known = np.isfinite(values)
+        x = np.insert(self.columns["step"][known], 0, 0)
+        return np.interp(steps, x, np.insert(values[known], 0, 0))
 
     def saves(self) -> list[int]:
         """The steps that were saved; a resume begins at one."""
@@ -95,11 +99,17 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """A run's history, while it trains or afterwards. Raises HistoryError without a logged step."""
-    steps, evaluations, samples, events = [], [], [], []
+    """A run's history, while it trains or afterwards.
+
+    Raises HistoryError without a start or a step.
+    """
+    columns = {name: array("d") for name in COLUMNS}  # a long log takes much memory
+    evaluations, samples, events = [], [], []
     for record in run_log.iterate(folder):
         if "loss" in record:
-            steps.append([record.get(name) for name in COLUMNS])
+            for name, column in columns.items():
+                value = record.get(name)
+                column.append(math.nan if value is None else value)
         elif record.get("val_loss") is not None:
             evaluations.append(record)
         elif "samples" in record:
@@ -107,14 +117,16 @@ def read(folder: Path) -> History:
         elif "event" in record:
             events.append(record)
     config = files.read_json(folder / "config.json")
-    if not steps or not config:
-        runs = sorted(log.parent.as_posix() for log in folder.parent.glob("*/log.jsonl"))
-        raise HistoryError(
-            f"{folder} is not a run that has logged a step; runs next to it: {', '.join(runs)}"
-        )
+    started = any(event["event"] == "start" for event in events)
+    if not started or not columns["step"] or not config:
+        problem = f"{folder} is not a run that has logged its start and a step"
+        runs = {log.parent for log in folder.parent.glob("*/log.jsonl")} - {folder}
+        if runs:
+            problem += f"; runs next to it: {', '.join(sorted(run.as_posix() for run in runs))}"
+        raise HistoryError(problem)
     return History(
         folder=folder,
-        columns=dict(zip(COLUMNS, np.array(steps, dtype=float).T, strict=True)),
+        columns={name: np.array(column) for name, column in columns.items()},
         evaluations=evaluations,
         samples=samples,
         events=events,

@@ -241,6 +241,27 @@ def test_thinning_keeps_every_spike_and_few_points():
 # -- what is missing or broken --------------------------------------------------------------------
 
 
+def test_a_line_cut_short_costs_no_other_line(tmp_path):
+    folder = made_run(tmp_path / "run", 3)
+    log = folder / "log.jsonl"
+    log.write_bytes(log.read_bytes()[:-40])  # a full disk
+    run_log.append(folder, {"step": 30, "event": "save"})
+    assert run_log.read(folder)[-1] == {"step": 30, "event": "save"}
+    assert list(history.read(folder).columns["step"]) == [10, 20]
+    log.write_bytes(b"{" + log.read_bytes())
+    with pytest.raises(history.HistoryError, match=r"is not a run .* and a step$"):
+        history.read(folder)
+
+
+def test_costs_are_interpolated_between_known_ones(tmp_path):
+    folder = made_run(tmp_path / "run", 4)
+    records = read_log(folder)
+    records[2]["cost"] = records[4]["cost"] = None
+    write_log(folder, records)
+    known = np.array([1, 2, 3, 3]) / 900
+    assert np.allclose(history.read(folder).at("cost", [10, 20, 30, 40]), known)
+
+
 def test_a_long_log_makes_no_large_page(tmp_path):
     page = report(made_run(tmp_path / "long", 30_000, 3000))
     assert len(page) < 2_000_000 and "30 of 3000, evenly spread" in page
