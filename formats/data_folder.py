@@ -197,7 +197,6 @@ def unpacked(folder: Path, described: Split | Mask, size: int) -> Path:
     with FileLock(lock):  # one of torchrun's processes unpacks, the others wait
         if not path.exists():
             _unpack(folder / described.compressed["file"], path, size)
-        lock.unlink(missing_ok=True)
     return path
 
 
