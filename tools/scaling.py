@@ -196,7 +196,7 @@ def offers(study: Study, law: Law, budget: argparse.Namespace, speed: float) -> 
 def too_small() -> PlanError:
     return PlanError(
         f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model, or the model"
-        " does not fit into memory; raise the budget, or lower --batch_size"
+        " does not fit into memory; raise the budget, or lower --batch_size or --block_size"
     )
 
 

@@ -287,7 +287,7 @@ def small_runs(
         raise PlanError(
             f"{seconds / 60:.3g} minutes, this text and this memory allow {len(chosen)} small runs"
             f" of {LEAST_STEPS} steps or more, and {LEAST_RUNS} are needed; raise --minutes, lower"
-            " --batch_size, or add text"
+            " --batch_size or --block_size, or add text"
         )
     return chosen
 
@@ -323,6 +323,7 @@ def train(folder: Path, arguments: list[str], values: dict) -> float:
             status = process.wait()
         finally:
             process.terminate()  # where a signal ends this one: it saves
+            process.wait()  # until then it holds the folder's lock
             signal.signal(signal.SIGTERM, before)
     loss = final_loss(folder)
     if loss is None or (status and math.isfinite(loss)):

@@ -3,6 +3,10 @@
 import itertools
 import json
 import math
+import os
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +19,19 @@ from tools import scaling, scaling_fit, scaling_runs
 from tools.scaling_runs import PlanError, Study
 from training.errors import RunError
 
+# A small run that takes a second to save.
+SAVES = """
+import pathlib, signal, sys, time
+here = pathlib.Path(__file__).parent
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def save(*_):
+    time.sleep(1)
+    (here / "saved").touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+(here / "trains").touch()
+time.sleep(60)
+"""
 TRUE = np.log([0.3, 0.9, 1.2, 0.4, 0.45])  # A, B, E, alpha, beta
 SMALL = ["--block_size=16", "--batch_size=8", "--device=cpu"]
 
@@ -243,3 +260,22 @@ def test_the_table_counts_the_bytes_of_replies_alone_where_the_loss_does(
     scaling.print_offers(study, [offer], offer, 0.0)
     bits = offer.loss / math.log(2) * replies.tokens / replies.text_bytes
     assert f"{bits:.3f} (" in capsys.readouterr().out
+
+
+def test_ctrl_c_waits_until_the_small_run_has_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling_runs, "TRAIN", tmp_path / "train.py")
+    (tmp_path / "train.py").write_text(SAVES)
+
+    def ctrl_c():
+        while not (tmp_path / "trains").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=ctrl_c, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            scaling_runs.train(tmp_path / "run", [], {})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "saved").exists()
