@@ -93,7 +93,7 @@ def examples(path: str, count: int = 4) -> list[list[str]]:
     with contextlib.suppress(CheckpointError, DataError, TokenizerError):
         folder = run_folder.find(path)
         state = run_folder.read_state(folder, ())
-        prompts += state["settings"]["sample_prompts"]
+        prompts += state["settings"].get("sample_prompts", [])
         data = Path(state["settings"]["data_dir"])
         meta = read_meta(data)
         if meta.tokenizer["sha256"] == state["data"]["tokenizer_sha256"]:

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
+from config import Config
 from formats import mirror, run_folder
 from formats.data_folder import DataError, Meta, read_meta
 from formats.run_folder import CheckpointError
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> None:
     rows = {}  # label: (checkpoint, data, what of it counts)
     for folder in map(mirror.find, args.checkpoints):
         settings = run_folder.read_state(folder, ())["settings"]
-        loss_on = args.loss_on or settings["loss_on"]
+        loss_on = args.loss_on or settings.get("loss_on", Config.loss_on)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
         rows[label] = (folder, args.data or settings["data_dir"], loss_on)
     width = max(map(len, rows)) + 2
@@ -116,7 +117,7 @@ def main(argv: list[str]) -> None:
 
 def estimate(mean: float, error: float, digits: int) -> str:
     """4.4412 ±0.0210; without an error where there is none."""
-    if math.isnan(error):
+    if not math.isfinite(error):
         return f"{mean:,.{digits}f}"
     return f"{mean:,.{digits}f} ±{error:.{digits}f}"
 
@@ -157,7 +158,8 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     """Mean loss over a whole split in nats a token, and the standard error of that mean.
 
     The error takes windows of block_size tokens as independent draws of unequal length (a ratio
-    estimate): how far another validation text of the kind and size would lead. NaN for one window.
+    estimate): how far another validation text of the kind and size would lead. Not finite for one
+    window.
     """
     sums, counts = [], []
     for x, y in data.evaluation(0, micro_batch(model.config)):

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     if chat is None:
         chat = saw_conversations(run_folder.read_state(folder, ()))
 
-    if args.out:
+    if args.out and not is_empty(args.out):
         refuse_to_overwrite(args.out, "--out")
     if args.gguf:  # what it cannot hold is said before the folder is written
         from formats import gguf
@@ -101,13 +101,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
+def is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
 def refuse_to_overwrite(path: Path, option: str) -> None:
     if path.exists():
         raise CheckpointError(f"{path} is there already; remove it, or choose another {option}")
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
-    """Write the folder `out`, whole or not at all; returns the model's parameters.
+    """Write the folder `out`, new or empty, whole or not at all; returns the model's parameters.
 
     chat: with a chat template. Raises OSError where the disk does not take it.
     """
@@ -127,6 +131,8 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         # safetensors lets no one else read it
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
+        if out.exists():
+            out.rmdir()  # empty; Windows replaces no folder
         os.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -4,8 +4,10 @@ Collects what the run has recorded; the words are those of templates/model_card.
 """
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
+from config import Config
 from formats import run_folder, run_log
 from formats.pretrained import Pretrained
 from tokenizer_bpe import EOT
@@ -21,6 +23,7 @@ def write(out: Path, source: Pretrained, parameters: int, target: str, chat: boo
     """
     run = source.path.parent
     state = run_folder.read_state(source.path, ())
+    settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
     evaluation = None
     for record in run_log.iterate(run):
         if record["step"] == state["step"] and record.get("val_loss") is not None:
@@ -30,7 +33,7 @@ def write(out: Path, source: Pretrained, parameters: int, target: str, chat: boo
         config=source.config,
         tokenizer=source.tokenizer,
         state=state,
-        settings=state["settings"],
+        settings=settings,
         evaluation=evaluation,
         perplexity=math.exp(evaluation["val_loss"]) if evaluation else None,
         parameters=parameters,
@@ -38,7 +41,7 @@ def write(out: Path, source: Pretrained, parameters: int, target: str, chat: boo
         run=run,
         step=source.path,
         target=target,
-        prompt=repr((state["settings"]["sample_prompts"] or ["The"])[0]),
+        prompt=repr((settings["sample_prompts"] or ["The"])[0]),
         chat=chat,
         drawn=draw_curve(run, out / "curve.png"),
         end_of_text=EOT,
