@@ -82,6 +82,8 @@ def test_the_notebook_is_small_and_clean():
             lines = "".join(cell["source"]).splitlines()
             assert cell["outputs"] == [] and cell["execution_count"] is None
             assert lines[0].startswith("# @title ")
+            commands = sum(line.lstrip().startswith("!python") for line in lines)
+            assert sum("stop_if_failed()" == line.strip() for line in lines) >= commands
             assert not any("# @param" in line and not FIELD.match(line) for line in lines)
 
 
