@@ -180,7 +180,7 @@ def autocast(device: torch.device, dtype: torch.dtype):
 
 
 def should_compile(device: torch.device, flops: float) -> bool:
-    """Whether compiling a model pays for a run of so many floating-point operations.
+    """Whether compiling a model pays for a run of `flops` floating-point operations.
 
     On a CPU, compiling a small model takes half a minute and a sixth off each step: 4e13 operations
     pay for it (benchmarks/README.md). PyTorch's compiler for mps is a prototype.

@@ -209,7 +209,7 @@ def is_done(known: dict | None, words: list[str]) -> bool:
 
 
 def run_part(words: list[str], limit: float) -> dict:
-    """Run a part for at most so many seconds; what became of it, as JSON has it."""
+    """Run a part for at most `limit` seconds; what became of it, as JSON has it."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         lines, status = run(words, limit, BENCHMARK_RESULTS=folder)
@@ -237,7 +237,7 @@ def run_part(words: list[str], limit: float) -> dict:
 def run(words: list[str], limit: float, **environment: str) -> tuple[list[str], str]:
     """Run `python WORDS` and show its lines; returns them, and done, failed or cut.
 
-    After so many seconds it ends with all processes that it has started.
+    After `limit` seconds it ends with all processes that it has started.
     """
     process = subprocess.Popen(
         [sys.executable, *words],

@@ -65,7 +65,7 @@ IN_MEMORY, ONE_INDEXING, COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = ra
 def written_out(q, k, v, dropout):
     """Attention as the papers write it, with the whole matrix of scores. q, k, v: [B, heads, T, d].
 
-    Takes dropout as model.causal_attention does, and uses none.
+    Takes dropout as ops.causal_attention does, and uses none.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -178,7 +178,7 @@ def measure(rung: int, c: Config, steps: int) -> dict:
 
 
 def seconds(device: torch.device, work: Callable, at_once: int) -> float:
-    """Seconds of a piece of work, of so many that run without waiting between them."""
+    """Seconds of a piece of work, of `at_once` that run without waiting between them."""
     hardware.synchronize(device)
     start = time.perf_counter()
     for _ in range(at_once):
@@ -253,7 +253,7 @@ def default_settings() -> list[str]:
 
 
 def sequences(memory: float) -> int:
-    """Sequences of a batch for which the first rung finds room in a GPU of so many bytes."""
+    """Sequences of a batch for which the first rung finds room in a GPU of `memory` bytes."""
     room = (0.85 * memory - AT_REST) / PER_SEQUENCE
     return 2 ** min(6, int(math.log2(max(1, room))))
 

@@ -103,7 +103,7 @@ def flash_attention(q, k, v, dropout):
 
 
 def stream_dtype(x):
-    """What model.stream_dtype chooses on a GPU: here it is asked for a CPU."""
+    """What ops.stream_dtype chooses on a GPU: here it is asked for a CPU."""
     return torch.bfloat16 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else x.dtype
 
 

@@ -84,7 +84,7 @@ class Lowering:
             self.kernels += [self.kernel(node) for node in nodes]
             self.peak_gigabytes = max(self.peak_gigabytes, peak_bytes(lowering) / 1e9)
 
-        def run(arguments):
+        def run(_):
             return outputs
 
         run._boxed_call = True  # it gets its arguments in one list

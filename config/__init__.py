@@ -75,7 +75,7 @@ class Config:
     )
     batch_size: int = setting(32, "sequences an optimiser step, over all GPUs", low=1)
     micro_batch_size: int | None = setting(
-        None, "sequences at once in a GPU's memory; must divide batch_size; None: all", low=1
+        None, "sequences in a micro-batch; must divide batch_size; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate", low=0)
     min_lr: float | None = setting(

@@ -1,5 +1,5 @@
 # GPT-2 XL's shape, 48 layers x 1600: 1.56 billion parameters with GPT-2's vocabulary and context,
-# as published. Weights, gradients and optimiser take 25 GB and are shared out over the GPUs;
+# as published. Weights, gradients and optimiser take 25 GB and are sharded over the GPUs;
 # --dry_run says what that leaves on each.
 #   python prepare_data.py YOUR_TEXT --tokenizer gpt2 --out data/gpt2
 #   torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py

@@ -39,8 +39,7 @@ class Command(NamedTuple):
     arguments: list[str]
 
 
-# -- reading
-# ------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @cache
@@ -181,8 +180,7 @@ def option_names(words: list[str]) -> list[str]:
     return [re.split(r"[=\s]", word[2:])[0] for word in bare if re.match(r"--\w", word)]
 
 
-# -- tests
-# ------------------------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

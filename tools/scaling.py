@@ -149,7 +149,7 @@ class Offer:
 
 
 def offer(study: Study, law: Law, size: Size, budget: argparse.Namespace, seconds: float) -> Offer:
-    """What to expect of a size whose steps take so many seconds; infinite: it does not fit."""
+    """A size within the budget. seconds: of a step; infinite where it does not fit."""
     flops = study.flops_a_step(size)
     if math.isinf(seconds):
         steps = 0

@@ -14,7 +14,7 @@ REPEATS = 15.4
 MILLION = 1e6
 NOISE = 0.01  # of a run's log loss: between seeds, and where the law does not hold exactly
 BENDS = 0.02  # the same for each power of four by which a run's compute exceeds those fitted
-# Downwards it is more where no run of the fit saw so many tokens: models that learn to copy from
+# Downwards it is more where no run of the fit saw that many tokens: models that learn to copy from
 # their context then end far below the law, by up to 36% (docs/scaling.md).
 COPYING_TOKENS, COPYING_BENDS = 20e6, 0.1
 # The prior, as a dozen small runs do not determine five numbers. The exponents were 0.34 and 0.28
@@ -42,7 +42,7 @@ class Law:
     tokens: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """The loss expected of so many parameters and effective tokens."""
+        """The expected loss, by parameters and effective tokens."""
         return float(np.exp(log_loss(self.logs, parameters, tokens)))
 
     def interval(self, parameters: float, tokens: float, compute: float) -> tuple[float, float]:

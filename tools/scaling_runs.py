@@ -36,13 +36,13 @@ LEAST_LAYERS = 4
 WIDTH_POWER = {"adamw": -0.5, "muon": -0.6}
 WARMUP = 0.1  # of the steps, at most: a preset's warm-up is that of a long run
 
-SIZES, THIRDS = 4, 3  # of the small runs: so many sizes, each on C, C / 3 and C / 9 operations
+SIZES, THIRDS = 4, 3  # of the small runs: four sizes, each on C, C / 3 and C / 9 operations
 STRIDE = 2  # every second size of the family: a law needs them far apart
 LEAST_STEPS = 50  # below, a run is all warm-up
 LEAST_RUNS = 6  # fewer cannot tell the law's five numbers apart
 MOST_EPOCHS = 4  # of a small run: up to here a repeated token is almost a new one
 RUNNING = 0.6  # share of --minutes; the rest is starts, evaluations, the sweep, measuring
-TIMED_S = 3.0  # a size is timed for so many seconds
+TIMED_S = 3.0  # seconds for which a size is timed
 FACTORS = (1.0, 2.0, 0.5)  # on the preset's learning rates: the sweep's
 EVALUATED = 1 << 17  # tokens of an evaluation, the same ones for small runs and large
 # Of every small run: its length is in steps, and it does nothing that shows nothing.
@@ -199,7 +199,7 @@ class Study:
             release(hardware.find_device(c.device))
 
     def plan(self, minutes: float) -> list[tuple[Size, int]]:
-        """The small runs for so many minutes, as sizes and steps.
+        """The small runs that fill a number of minutes, as sizes and steps.
 
         plan.json keeps them: speeds measured at another start would lead to other runs. Raises
         ConfigError for a folder with those of other settings or another text.
@@ -259,7 +259,7 @@ def small_runs(
     tokens_a_step: int,
     unique: int,
 ) -> list[tuple[Size, int]]:
-    """Runs that together take so many seconds, as sizes and steps.
+    """Runs that together take `seconds`, as sizes and steps.
 
     Each of SIZES on C operations and thirds of it. The sizes are as large as lets the largest of
     them see a token for each of its weights. unique: tokens of the text.

@@ -58,7 +58,7 @@ def step(run: Run) -> str:
     c, micro_batch, local_batch = run.config, run.micro_batch.training, run.micro_batch.batch
     text = f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
-        text += f", {micro_batch} sequences at a time"
+        text += f", micro-batches of {micro_batch} sequences"
     if micro_batch < (c.micro_batch_size or local_batch):
         text += ", as memory.json remembers"
     return text

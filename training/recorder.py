@@ -44,7 +44,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
-        run, data = self.run, self.run.data.train
+        run = self.run
         files.write_json(run.folder / "config.json", asdict(run.config))
         run_log.write(run.folder, run.log)
         self.loggers = Loggers(run.config, run.folder, run.state.progress.step)
@@ -55,7 +55,6 @@ class Recorder:
             "python": platform.python_version(),
             "parameters": run.state.model.num_parameters(),
             "total_steps": run.schedule.total_steps,
-            "steps_per_epoch": data.windows / run.config.batch_size,
             "data": {
                 "dir": run.config.data_dir,
                 "tokenizer": run.data.meta.tokenizer["kind"],

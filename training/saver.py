@@ -187,7 +187,7 @@ class Saver:
     # -- the threads that upload -------------------------------------------------------------------
 
     def _upload(self, patience_s=0):
-        """Have a thread bring the mirror up to date. patience_s: how long to try if it fails."""
+        """Have a thread update the mirror. patience_s: how long to try if it fails."""
         if self.mirror:
             # A daemon: Ctrl-C at the end leaves an upload.
             self.uploader = threading.Thread(target=self._update, args=[patience_s], daemon=True)

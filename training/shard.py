@@ -113,7 +113,7 @@ def distribute_state(state: dict, parameters: list[torch.Tensor]) -> None:
 
 
 def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """This process's rows of a whole tensor, where `like` is shared out; else the tensor itself."""
+    """This process's rows of a whole tensor, where `like` is sharded; else the tensor itself."""
     if not is_dtensor(like):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -64,7 +64,7 @@ def no_waiting():
 
 @contextlib.contextmanager
 def at_most(size):
-    """This process may take so many bytes of the GPU."""
+    """This process may take `size` bytes of the GPU."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(size / torch.cuda.mem_get_info()[1])
@@ -295,8 +295,8 @@ def test_a_second_generation_repeats_the_first(recwarn):
     assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
 
 
-@pytest.mark.parametrize(("processes", "shared"), [(1, False), (2, False), (2, True)])
-def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, processes, shared):
+@pytest.mark.parametrize(("processes", "sharded"), [(1, False), (2, False), (2, True)])
+def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, processes, sharded):
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
@@ -308,7 +308,7 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, p
         f"--checkpoint_dir={tmp_path / 'run'}",
         *GPU,
         *exact,
-        f"--shard={shared}",
+        f"--shard={sharded}",
     )
     assert result.returncode == 0, result.stderr
     alone, run = losses(tmp_path / "alone"), losses(tmp_path / "run")
@@ -317,20 +317,20 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path, p
     )
 
 
-def test_a_model_that_one_gpu_shares_out_has_the_same_gradients(exact_products):
+def test_a_model_sharded_on_one_gpu_has_the_same_gradients(exact_products):
     device = torch.device("cuda")
-    plain, shared = randomised(), randomised()
+    plain, sharded = randomised(), randomised()
     plain.to(device)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        shard.shard_model(shared, device)
-        shared.to(device)
+        shard.shard_model(sharded, device)
+        sharded.to(device)
         x, y = torch.randint(97, (2, 4, 32), device=device)
-        found = [model(x, y) for model in (plain, shared)]
+        found = [model(x, y) for model in (plain, sharded)]
         for loss in found:
             loss.backward()
         assert found[1].item() == pytest.approx(found[0].item(), abs=1e-5)
-        for ours, whole in zip(shared.parameters(), plain.parameters(), strict=True):
+        for ours, whole in zip(sharded.parameters(), plain.parameters(), strict=True):
             assert torch.allclose(shard.full_tensor(ours.grad), whole.grad, atol=1e-5)
     finally:
         dist.destroy_process_group()

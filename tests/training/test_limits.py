@@ -77,7 +77,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     assert (
         again.returncode == 0
         and "micro-batch of 64" not in again.stdout
-        and "sequences at a time" in again.stdout
+        and "micro-batches of" in again.stdout
     )
 
 

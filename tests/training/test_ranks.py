@@ -42,7 +42,7 @@ def torchrun(processes, *command, **options):
 
 
 def train_on(processes, data, folder, *more):
-    """Train a small model on so many processes."""
+    """Train a small model on that number of processes."""
     return torchrun(
         processes, "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT, *more
     )
@@ -203,7 +203,7 @@ def test_out_of_memory_in_one_process_ends_all_and_the_same_command_goes_on(char
         assert (
             json.loads((tmp_path / "tight/memory.json").read_text())["micro_batch"] == micro_batch
         )
-    assert micro_batch < 64 and f"{micro_batch} sequences at a time" in tight.stdout
+    assert micro_batch < 64 and f"micro-batches of {micro_batch} sequences" in tight.stdout
     assert same(losses(tmp_path / "free"), losses(tmp_path / "tight"))
 
 

@@ -1,4 +1,4 @@
-"""Several processes that share out one model, started by torchrun: two to four, over gloo."""
+"""Several processes that shard one model, started by torchrun: two to four, over gloo."""
 
 import os
 import re
@@ -17,14 +17,14 @@ MODERN = ["--arch=qwen3", "--optimizer=muon", "--tie_weights=False"]
 
 
 def train_alone(data, folder, *more):
-    """Train the same model in one process, which shares nothing."""
+    """Train the same model in one process, without sharding."""
     return run_script(
         "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *EXACT, *STEPS, *more
     )
 
 
-def train_shared(processes, data, folder, *more):
-    """Train it shared out over so many processes."""
+def train_sharded(processes, data, folder, *more):
+    """Train it sharded over that number of processes."""
     return train_on(processes, data, folder, *STEPS, "--shard=True", *more)
 
 
@@ -37,28 +37,28 @@ def tensors(folder, name):
     return {(number, k): v for number, state in states for k, v in state.items()}
 
 
-def test_a_shared_run_is_the_run_of_one_process(char_data, tmp_path):
+def test_a_sharded_run_is_the_run_of_one_process(char_data, tmp_path):
     """Its losses, its checkpoints, and whoever continues it: three processes, one, then two."""
-    shared, alone = tmp_path / "shared", tmp_path / "alone"
+    sharded, alone = tmp_path / "sharded", tmp_path / "alone"
     result = train_alone(char_data, alone, "--max_steps=36")
     assert result.returncode == 0, result.stderr
-    result = train_shared(3, char_data, shared, "--max_steps=12", "--micro_batch_size=2")
+    result = train_sharded(3, char_data, sharded, "--max_steps=12", "--micro_batch_size=2")
     assert result.returncode == 0, result.stderr
     assert "3 x cpu" in result.stdout and not result.stderr
-    result = train_alone(char_data, shared, "--max_steps=24")
+    result = train_alone(char_data, sharded, "--max_steps=24")
     assert result.returncode == 0 and "continues at step 12" in result.stdout, result.stderr
-    result = train_shared(2, char_data, shared, "--max_steps=36")
+    result = train_sharded(2, char_data, sharded, "--max_steps=36")
     assert result.returncode == 0 and "continues at step 24" in result.stdout, result.stderr
-    assert same(losses(shared), losses(alone))
+    assert same(losses(sharded), losses(alone))
     # The files are those of a run that shares nothing, and are read as such.
     for name in ("model.pt", "optimizer.pt"):
-        ours, theirs = (tensors(f / "step_00000036", name) for f in (shared, alone))
+        ours, theirs = (tensors(f / "step_00000036", name) for f in (sharded, alone))
         assert ours.keys() == theirs.keys()
         for key, tensor in ours.items():
             assert type(tensor) is torch.Tensor and tensor.shape == theirs[key].shape
             assert torch.allclose(tensor, theirs[key], atol=1e-4), key
     result = run_script(
-        "generate.py", "--checkpoint", shared, "--prompt", "the ", "--max_new_tokens", 4
+        "generate.py", "--checkpoint", sharded, "--prompt", "the ", "--max_new_tokens", 4
     )
     assert result.returncode == 0, result.stderr
 
@@ -67,11 +67,11 @@ def test_muon_has_whole_matrices_and_prompts_are_answered(char_data, tmp_path):
     more = [*MODERN, "--max_steps=30", "--eval_interval=30", "--sample_prompts=the "]
     for folder, result in (
         ("alone", train_alone(char_data, tmp_path / "alone", *more)),
-        ("shared", train_shared(4, char_data, tmp_path / "shared", *more)),
+        ("sharded", train_sharded(4, char_data, tmp_path / "sharded", *more)),
     ):
         assert result.returncode == 0, (folder, result.stderr)
-    assert same(losses(tmp_path / "shared"), losses(tmp_path / "alone"))
-    answers = [r for r in run_log.read(tmp_path / "shared") if "samples" in r]
+    assert same(losses(tmp_path / "sharded"), losses(tmp_path / "alone"))
+    answers = [r for r in run_log.read(tmp_path / "sharded") if "samples" in r]
     assert answers[0]["samples"][0]["text"]
 
 
@@ -123,7 +123,7 @@ def test_a_signal_saves_once_and_any_number_goes_on(char_data, tmp_path):
     assert len(saved) == 1, (out, err)
     step = int(saved[0].replace(",", ""))
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [step]
-    result = train_shared(3, char_data, tmp_path / "run", f"--max_steps={step + 2}")
+    result = train_sharded(3, char_data, tmp_path / "run", f"--max_steps={step + 2}")
     assert result.returncode == 0 and f"continues at step {step:,}" in result.stdout, result.stderr
 
 
@@ -207,8 +207,8 @@ def test_on_a_gpu_it_learns_the_same(char_data, tmp_path, compiled):
     more = ["--device=cuda", f"--compile={compiled}", "--max_steps=24"]
     for folder, result in (
         ("alone", train_alone(char_data, tmp_path / "alone", *more)),
-        ("shared", train_shared(1, char_data, tmp_path / "shared", *more)),
+        ("sharded", train_sharded(1, char_data, tmp_path / "sharded", *more)),
     ):
         assert result.returncode == 0, (folder, result.stderr)
-    (alone, _), (shared, _) = (losses(tmp_path / folder) for folder in ("alone", "shared"))
-    assert shared == pytest.approx(alone, abs=2e-3)  # products in TF32
+    (alone, _), (sharded, _) = (losses(tmp_path / folder) for folder in ("alone", "sharded"))
+    assert sharded == pytest.approx(alone, abs=2e-3)  # products in TF32
