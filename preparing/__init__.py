@@ -7,6 +7,8 @@ processes of engines or on a cluster, by ray_engine; writer writes the tokens in
 copies that copies finds. summary reads the finished dataset back and describes it.
 """
 
+import importlib.util
+
 
 class InputError(ValueError):
     """Input that cannot be used. The command ends with status 2."""
@@ -14,3 +16,10 @@ class InputError(ValueError):
 
 class PrepareError(RuntimeError):
     """A failure while running; what was finished before is kept. The command ends with status 1."""
+
+
+def need(what: str, *packages: str) -> None:
+    """Raises InputError where a package is missing that `what` needs."""
+    missing = " ".join(name for name in packages if not importlib.util.find_spec(name))
+    if missing:
+        raise InputError(f"{what} needs {missing}; run\n  python -m pip install {missing}")

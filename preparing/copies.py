@@ -8,13 +8,11 @@ bounded memory and across restarts.
 """
 
 import hashlib
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 
 from formats.files import sync
-from preparing import InputError
 
 RUN = 5  # words
 BANDS, ROWS = 14, 8
@@ -26,14 +24,6 @@ LONGEST_WORD = 40  # characters on average: a text of longer ones has no spaces 
 def hash64(data: bytes) -> int:
     """64 bits of BLAKE2b."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def check_installed() -> None:
-    """Raises InputError where the package is missing."""
-    if not importlib.util.find_spec("rensa"):
-        raise InputError(
-            "--dedupe near needs a package that is not installed: pip install rensa==0.5.0"
-        )
 
 
 def band_keys(texts: list[str]) -> np.ndarray:

@@ -19,7 +19,7 @@ import numpy as np
 
 from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import write_json
-from preparing import InputError, PrepareError, copies, ray_engine
+from preparing import InputError, PrepareError, need, ray_engine
 from preparing.arguments import Options
 from preparing.catalog import resolve
 from preparing.chunks import CHUNK
@@ -65,7 +65,7 @@ class Plan:
         names = (option.name for option in dataclasses.fields(Options))
         self.options = Options(**{name: getattr(args, name) for name in names})
         if self.options.dedupe == "near":
-            copies.check_installed()
+            need("--dedupe near", "rensa")
         self.settings = settings_of(args, self.options)
         self.most_bytes = (args.gigabytes or math.inf) * 1e9
         self.cache_bytes = args.cache_gb * 1e9

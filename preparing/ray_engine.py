@@ -6,7 +6,6 @@ all nodes; the code goes to them with the connection.
 """
 
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.address import short
-from preparing import InputError, PrepareError
+from preparing import InputError, PrepareError, need
 from preparing.engines import attempt, value_of
 
 ROOT = Path(__file__).parent.parent
@@ -33,10 +32,7 @@ def connect(address: str) -> None:
 
     Raises InputError where there is none, and where the package is missing.
     """
-    if not importlib.util.find_spec("ray"):
-        raise InputError(
-            "--ray needs a package that is not installed; run\n  python -m pip install ray"
-        )
+    need("--ray", "ray")
     import ray
 
     if address == "auto":

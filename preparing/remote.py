@@ -7,7 +7,6 @@ and send them to no other host. tenacity tries again. Knows no format.
 
 import functools
 import hashlib
-import importlib.util
 import math
 import re
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from formats.address import PACKAGES, PERMISSION, protocol_of, short
 from formats.files import sync
-from preparing import InputError, PrepareError
+from preparing import InputError, PrepareError, need
 
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
@@ -49,10 +48,7 @@ def check_packages(address: str) -> None:
     if protocol not in PACKAGES:
         known = ", ".join(f"{name}://" for name in PACKAGES)
         raise InputError(f"{address}: {protocol}:// is not among {known}")
-    needed = [*PACKAGES[protocol], "tenacity"]
-    missing = " ".join(name for name in needed if not importlib.util.find_spec(name))
-    if missing:
-        raise InputError(f"{address} needs {missing}; run\n  python -m pip install {missing}")
+    need(address, *PACKAGES[protocol], "tenacity")
 
 
 @functools.cache

@@ -6,7 +6,6 @@ no file, except to keep standard input.
 
 import difflib
 import glob
-import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from formats.address import protocol_of
 from formats.files import sha256
-from preparing import InputError, remote
+from preparing import InputError, need, remote
 from preparing.catalog import CATALOG, heading_of
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
@@ -123,15 +122,9 @@ def _name(address):
 def _check_package(path, kind, compression):
     """Raises InputError when the package that reads this kind of file is missing."""
     if compression == "zst":
-        package = "pyzstd"
+        need(f"reading {path}", "pyzstd")
     elif kind == "parquet":
-        package = "pyarrow"
-    else:
-        return
-    if not importlib.util.find_spec(package):
-        raise InputError(
-            f"reading {path} needs the package {package}; run\n  python -m pip install {package}"
-        )
+        need(f"reading {path}", "pyarrow")
 
 
 def _expand(given):
