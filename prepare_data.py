@@ -75,14 +75,11 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
         encode = functools.partial(
             encode_chunks, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
         )
+        cache = Cache(plan.sources, work.cache, plan.cache_bytes, start.source, plan.most_bytes)
         with (
-            Cache(
-                plan.sources, work.cache, plan.cache_bytes, start.source, plan.most_bytes
-            ) as files,
+            cache as files,
             worker_pool(plan, encode) as pool,
-            Progress(
-                plan.total, "tokenising", plan.done(journal.text_bytes, journal.position.on_disk)
-            ) as bar,
+            Progress(plan.total, "tokenising", plan.done(journal)) as bar,
         ):
             output.start_clock()  # the workers are up
             chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.args.ray)
@@ -91,7 +88,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
                     if not output.is_full:
                         output.add(part)
                 files.release(output.saved.source)
-                bar.to(plan.done(journal.text_bytes, journal.position.on_disk), files.status())
+                bar.to(plan.done(journal), files.status())
                 if output.is_full:
                     break
         output.save()
@@ -107,11 +104,12 @@ def check_not_empty(plan: Plan, journal: Journal) -> None:
     """Raises InputError when no document is left of the input, and says why."""
     if any(journal.tokens.values()):
         return
-    reasons = [f"{rule}: {documents:,}" for rule, (documents, _, _) in journal.report.rules.items()]
-    why = f" ({'; '.join(reasons)})" if reasons else ": only white space"
-    others = len(plan.sources) - 1
-    more = f" and {others:,} more" if others else ""
-    raise InputError(f"no document is left in {plan.sources[0].path}{more}{why}")
+    rules = journal.report.rules.items()
+    why = "; ".join(f"{rule}: {documents:,}" for rule, (documents, _, _) in rules)
+    raise InputError(
+        f"no document is left of the input, which begins with {plan.sources[0].path}"
+        f" ({why or 'only white space'})"
+    )
 
 
 class Terminated(KeyboardInterrupt):

@@ -26,6 +26,7 @@ from preparing.chunks import CHUNK
 from preparing.cleaning import CleaningReport
 from preparing.remote import check_cache
 from preparing.sources import Source, find_sources, keep_stdin
+from preparing.writer import Journal
 from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # of the text is held back for validation,
@@ -99,9 +100,9 @@ class Plan:
         """Where the progress bar ends: bytes of text if --gigabytes limits them, else of files."""
         return self.most_bytes if self.is_limited else self.input_size
 
-    def done(self, text_bytes: int, on_disk: int) -> int:
-        """How far it is, of these two numbers of bytes."""
-        return text_bytes if self.is_limited else on_disk
+    def done(self, journal: Journal) -> int:
+        """How far it is towards `total`."""
+        return journal.text_bytes if self.is_limited else journal.position.on_disk
 
     @property
     def text_size(self) -> int:

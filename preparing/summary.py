@@ -249,21 +249,19 @@ def verify(folder: Path) -> str:
     Returns what is good, in words. Raises DataError for what is not.
     """
     meta = read_meta(folder)
-    path = folder / meta.tokenizer["file"]
-    tokenizer = Tokenizer.load(path)
-    if sha256(path) != meta.tokenizer["sha256"]:
-        raise DataError(DAMAGED.format(path))
+    tokenizer = Tokenizer.load(folder / meta.tokenizer["file"])
+    _verify_file(folder, meta.tokenizer["file"], meta.tokenizer["sha256"])
     tokens = sum(split.tokens for split in meta.splits.values())
     good = []
     with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
         for file in _files(meta):
             if file.compressed and (folder / file.compressed["file"]).exists():
-                good.append(
-                    _verify_file(folder, file.compressed["file"], file.compressed["sha256"])
-                )
+                _verify_file(folder, file.compressed["file"], file.compressed["sha256"])
+                good.append(file.compressed["file"])
             if not (folder / file.file).exists():
                 continue
-            good.append(_verify_file(folder, file.file, file.sha256))
+            _verify_file(folder, file.file, file.sha256)
+            good.append(file.file)
             if isinstance(file, Split):
                 found, _ = scan(folder, file.file, meta.dtype, tokenizer, bar)
                 if found.text_bytes != file.text_bytes:
@@ -278,7 +276,6 @@ def verify(folder: Path) -> str:
 
 
 def _verify_file(folder, name, expected):
-    """The name of a file. Raises DataError when its sha256 is not the expected one."""
+    """Raises DataError when a file's sha256 is not the expected one."""
     if sha256(folder / name) != expected:
         raise DataError(DAMAGED.format(folder / name))
-    return name

@@ -93,6 +93,7 @@ class Hub(ThreadingHTTPServer):
         return {
             "HF_ENDPOINT": self.address,
             "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+            "HF_HUB_ETAG_TIMEOUT": "1",
             "HF_HOME": str(self.folder / ".hf_home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1",
