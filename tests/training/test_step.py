@@ -116,17 +116,15 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights():
 
 
 class Seen(TorchDispatchMode):
-    """The operations that PyTorch is asked for: all, and those that are more than a view."""
+    """The operations that PyTorch is asked for."""
 
     def __init__(self):
         super().__init__()
-        self.all, self.working = [], []
+        self.all = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "aten":
             self.all.append(function._schema.name)
-            if not function.is_view and function != torch.ops.aten._unsafe_view.default:
-                self.working.append(function._schema.name)
         return function(*args, **(kwargs or {}))
 
 
