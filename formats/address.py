@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from formats import files
+from formats.files import in_words, whole
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 # What reads each protocol, as `python -m pip install` takes it.
@@ -43,14 +43,6 @@ def protocol_of(address: str) -> str:
     return found[1] if found else ""
 
 
-def short(error: Exception) -> str:
-    """An error in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if error.__cause__ and lines and "://" in lines[0] and " " not in lines[0]:
-        return short(error.__cause__)  # fsspec's for the web names the address alone
-    return lines[0][:200] if lines else type(error).__name__
-
-
 class Folder:
     """A folder at an address, or on a disk; it need not exist yet.
 
@@ -70,7 +62,7 @@ class Folder:
         try:
             self.files, self.root = url_to_fs(address.rstrip("/"), use_listings_cache=False)
         except (ImportError, ValueError) as error:  # fsspec names the package, or the protocol
-            raise AddressError(f"{address} cannot be opened: {short(error)}") from None
+            raise AddressError(f"{address} cannot be opened: {in_words(error)}") from None
         self.address = address.rstrip("/")
         self.on_disk = protocol in ("", "file", "local")
 
@@ -89,7 +81,7 @@ class Folder:
             if self.on_disk:
                 return {}
             # A bucket that does not exist.
-            raise AddressError(f"{self.address} cannot be reached: {short(error)}") from None
+            raise AddressError(f"{self.address} cannot be reached: {in_words(error)}") from None
         below = f"{self.root}/"
         sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
         return {path.removeprefix(below): size for path, size in sizes.items()}
@@ -117,7 +109,7 @@ class Folder:
     def _on_disk(self, name):
         path = Path(self.root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return files.whole(path)
+        return whole(path)
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file to this disk."""
@@ -131,7 +123,7 @@ class Folder:
                 data = self.read(name)
             except FileNotFoundError:
                 continue
-            with files.whole(folder / name) as partial:
+            with whole(folder / name) as partial:
                 partial.write_bytes(data)
 
     def remove(self, name: str) -> None:
@@ -150,9 +142,9 @@ class Folder:
             denied = isinstance(failure, PermissionError)
             if denied or type(failure).__name__ == "NoCredentialsError":
                 hint = PERMISSION.get(protocol_of(self.address), "see who may read and write it")
-                raise AddressError(f"no access to {self.address}: {short(failure)}; {hint}")
+                raise AddressError(f"no access to {self.address}: {in_words(failure)}; {hint}")
             time.sleep(pause)
-        raise AddressError(f"{self.address} cannot be reached: {short(failure)}")
+        raise AddressError(f"{self.address} cannot be reached: {in_words(failure)}")
 
 
 def copy_of(address: str) -> Path:

@@ -84,13 +84,11 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """What an error says, in a line: of one of the system the file, if there is one, and why."""
-    if not getattr(error, "strerror", None):
-        return first_line(error)
-    place = f"{error.filename}: " if error.filename else ""
-    return place + error.strerror
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its class where it says nothing."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+    """What an error says, in a line: an error of the system names the file and says why."""
+    line = str(error).strip().partition("\n")[0]
+    if line.startswith(("[Errno", "[WinError")):
+        place = f"{error.filename}: " if error.filename else ""
+        return place + error.strerror
+    if error.__cause__ and "://" in line and " " not in line:
+        return in_words(error.__cause__)  # fsspec's errors for the web say the address alone
+    return line[:300] or type(error).__name__

@@ -305,5 +305,5 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {files.first_line(error)}"
+        why = f"{type(error).__name__}: {files.in_words(error)}"
         raise CheckpointError(f"{path} is damaged, or no safetensors file ({why})") from None

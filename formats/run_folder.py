@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from formats.files import check_room, first_line, in_words, read_json, sha256, sync, write_json
+from formats.files import check_room, in_words, read_json, sha256, sync, write_json
 from model import GPTConfig
 
 FORMAT = 1
@@ -173,7 +173,7 @@ def load_tensors(path: Path, mmap: bool = True) -> dict:
         if foreign:
             why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
         else:
-            why = first_line(error)
+            why = in_words(error)
         raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 

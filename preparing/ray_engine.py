@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from formats.address import short
+from formats.files import in_words
 from preparing import InputError, PrepareError, need
 from preparing.engines import attempt, value_of
 
@@ -45,7 +45,7 @@ def connect(address: str) -> None:
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
     except (Exception, SystemExit) as error:  # whatever it raises
-        raise InputError(f"--ray {address}: {short(error)}") from None
+        raise InputError(f"--ray {address}: {in_words(error)}") from None
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)

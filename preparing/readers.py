@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from formats.files import first_line
+from formats.files import in_words
 from preparing import InputError
 from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position, cut_documents, cut_lines
@@ -194,7 +194,7 @@ def _read_rows(source, raw, at, options):
                 size = 0
                 at = end
     except (pyarrow.ArrowException, EOFError) as error:
-        why = first_line(error)
+        why = in_words(error)
         raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
     if rows:
         yield Chunk(source.path, source.kind, rows, at, Position(at.source, row))

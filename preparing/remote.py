@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.address import PACKAGES, PERMISSION, protocol_of, short
-from formats.files import sync
+from formats.address import PACKAGES, PERMISSION, protocol_of
+from formats.files import in_words, sync
 from preparing import InputError, PrepareError, need
 
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
@@ -153,7 +153,7 @@ def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
 
     def report(state):
         if state.attempt_number > QUIET_TRIES:
-            why = short(state.outcome.exception())
+            why = in_words(state.outcome.exception())
             print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
 
     attempts = tenacity.Retrying(
@@ -170,12 +170,12 @@ def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
     except Exception as error:  # whatever the packages raise
         if may_pass(error):
             raise PrepareError(
-                f"{address} cannot be reached: {short(error)}. Check the network; finished work is"
-                " kept, and the same command continues"
+                f"{address} cannot be reached: {in_words(error)}. Check the network; finished work"
+                " is kept, and the same command continues"
             ) from error
         hint = PERMISSION.get(protocol_of(address), "")
         raise InputError(
-            f"{address} is not there, or not open to you: {short(error)}; {hint}".rstrip("; ")
+            f"{address} is not there, or not open to you: {in_words(error)}; {hint}".rstrip("; ")
         ) from error
 
 

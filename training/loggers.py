@@ -73,7 +73,7 @@ class Loggers:
             yield
         except Exception as error:
             self.open.pop(name, None)
-            why = f"{type(error).__name__}: {files.first_line(error)}"
+            why = f"{type(error).__name__}: {files.in_words(error)}"
             message = f"\n{name} failed ({why}); training goes on without it"
             print(message, file=sys.stderr, flush=True)
 
@@ -123,7 +123,7 @@ class WeightsAndBiases:
                 mode = "offline"  # no account on this machine
             self.run = wandb.init(**options, mode=mode)
         except Exception as error:
-            print(f"wandb cannot be reached ({files.first_line(error)})", file=sys.stderr)
+            print(f"wandb cannot be reached ({files.in_words(error)})", file=sys.stderr)
             wandb.teardown()  # the id counts as in use otherwise
             mode = "offline"
             self.run = wandb.init(**options, mode=mode)
