@@ -18,6 +18,8 @@ import sys
 from argparse import Namespace
 
 import hardware
+from formats import files
+from formats.address import AddressError
 from formats.run_folder import CheckpointError
 from generating import terminal
 from generating.arguments import parse_args, read_prompt
@@ -29,7 +31,13 @@ from tokenizer_bpe import TokenizerError
 # The arguments that generating.text.complete takes too.
 SETTINGS = ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
 
-MISTAKES = (CheckpointError, TokenizerError, hardware.DeviceError, argparse.ArgumentTypeError)
+MISTAKES = (
+    AddressError,
+    CheckpointError,
+    TokenizerError,
+    hardware.DeviceError,
+    argparse.ArgumentTypeError,
+)
 
 
 def main(argv: list[str]) -> None:
@@ -94,6 +102,8 @@ if __name__ == "__main__":
         sys.exit(130)
     except BrokenPipeError:  # as with `| head`; nothing is left to write to when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        sys.exit(f"generate.py: {files.in_words(error)}")
     except (RuntimeError, MemoryError) as error:
         if not hardware.out_of_memory(error):
             raise

@@ -4,11 +4,15 @@ fsspec does it, with the package that it takes for each protocol; these read tok
 from the environment (HF_TOKEN, AWS_*). Knows no format.
 """
 
+import contextlib
 import importlib.util
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock
 
 from formats.files import in_words, whole
 
@@ -117,14 +121,12 @@ class Folder:
 
     def get_small(self, names: tuple[str, ...], folder: Path) -> None:
         """Copy those of the files that exist to a folder of this disk, each whole or not at all."""
-        folder.mkdir(parents=True, exist_ok=True)
         for name in names:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 data = self.read(name)
-            except FileNotFoundError:
-                continue
-            with whole(folder / name) as partial:
-                partial.write_bytes(data)
+                folder.mkdir(parents=True, exist_ok=True)
+                with whole(folder / name) as partial:
+                    partial.write_bytes(data)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with what is in it."""
@@ -147,9 +149,13 @@ class Folder:
         raise AddressError(f"{self.address} cannot be reached: {in_words(failure)}")
 
 
-def copy_of(address: str) -> Path:
-    """The folder of this disk for copies of what is in a folder at an address."""
-    return FETCHED / address.rstrip("/").replace("://", "/")
+@contextlib.contextmanager
+def copy_of(there: Folder) -> Iterator[Path]:
+    """The folder of this disk for copies of what is at an address; one process at a time has it."""
+    here = FETCHED / there.address.replace("://", "/")
+    here.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(here.with_name(f".{here.name}.lock")):
+        yield here
 
 
 def run_here(address: str) -> Path:
@@ -159,6 +165,7 @@ def run_here(address: str) -> Path:
     """
     if not protocol_of(address):
         return Path(address)
-    folder = copy_of(address)
-    Folder(address).get_small(("log.jsonl", "config.json"), folder)
-    return folder
+    there = Folder(address)
+    with copy_of(there) as here:
+        there.get_small(("log.jsonl", "config.json"), here)
+    return here

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats import files, run_folder, run_log
-from formats.address import AddressError, Folder, copy_of, protocol_of
+from formats.address import Folder, copy_of, protocol_of
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
 
 BEGINNING = 100_000  # bytes; a log's first line is shorter
@@ -192,33 +192,27 @@ class Mirror:
 def find(path: str | Path | None) -> Path:
     """The step folder to generate from: as run_folder.find, and of an address a copy on this disk.
 
-    The copy lacks the optimiser's state. Raises CheckpointError.
+    The copy lacks the optimiser's state. Raises CheckpointError, AddressError, and OSError where
+    the disk does not take the copy.
     """
-    if not protocol_of(str(path)):
+    address = str(path).rstrip("/")
+    if not protocol_of(address):
         return run_folder.find(path)
-    try:
-        return _fetched(path.rstrip("/"))
-    except (AddressError, OSError) as error:
-        raise CheckpointError(files.in_words(error)) from None
-
-
-def _fetched(address):
-    """The copy of what an address names: a step, or the best one of a run, else its newest."""
     parent, _, name = address.rpartition("/")
     wanted = STEP_NAME.fullmatch(name)
     mirror = Mirror(parent if wanted else address)
-    whole = mirror.whole()
-    here = copy_of(mirror.address)
-    if whole:
-        mirror.folder.get_small((run_log.NAME, "best.json"), here)
-    step = int(wanted[1]) if wanted else run_folder.best_of(here)
-    if step not in whole and not wanted:
-        step = max(whole, default=None)
-    if step not in whole:
-        there = ", ".join(map(step_name, whole)) or "no step that is whole"
-        raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")
-    folder = here / step_name(step)
-    state = folder / "state.json"
-    if state.exists() and state.read_bytes() == mirror.state(step):
-        return folder
-    return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))
+    with copy_of(mirror.folder) as here:
+        whole = mirror.whole()
+        if whole:
+            mirror.folder.get_small((run_log.NAME, "best.json"), here)
+        step = int(wanted[1]) if wanted else run_folder.best_of(here)
+        if step not in whole and not wanted:
+            step = max(whole, default=None)
+        if step not in whole:
+            there = ", ".join(map(step_name, whole)) or "no step that is whole"
+            raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")
+        folder = here / step_name(step)
+        state = folder / "state.json"
+        if state.exists() and state.read_bytes() == mirror.state(step):
+            return folder
+        return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))

@@ -7,8 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import hardware
-from formats import files, mirror, run_folder
-from formats.run_folder import CheckpointError
+from formats import files, mirror, pretrained
 from generating.cpu_kernels import pack
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -57,19 +56,13 @@ def load_model(
 
     Raises CheckpointError for a folder that is not whole.
     """
-    state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
-    shape = run_folder.read_shape(folder, state)
-    tensors = run_folder.load_tensors(folder / "model.pt")
-    try:
-        with NoInit():
-            model = GPT(shape)
-        model.load_state_dict(tensors, assign=True)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
+    weights = pretrained.load(folder)
+    with NoInit():
+        model = GPT(weights.config)
+    model.load_state_dict(weights.tensors, assign=True)
     if model.config.tie_weights:
         model.lm_head.weight = model.wte.weight
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
-    return model.to(device, dtype).eval(), tokenizer, state
+    return model.to(device, dtype).eval(), weights.tokenizer, weights.state
 
 
 class NoInit(TorchFunctionMode):

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
     source = pretrained.load(folder)
     chat = args.chat
     if chat is None:
-        chat = saw_conversations(run_folder.read_state(folder, ()))
+        chat = saw_conversations(source.state)
 
     if args.out and not is_empty(args.out):
         refuse_to_overwrite(args.out, "--out")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from config import Config
-from formats import run_folder, run_log
+from formats import run_log
 from formats.pretrained import Pretrained
 from tokenizer_bpe import EOT
 from tools import command, history
@@ -22,7 +22,7 @@ def write(out: Path, source: Pretrained, parameters: int, target: str, chat: boo
     readers will find. chat: the model was trained on conversations.
     """
     run = source.path.parent
-    state = run_folder.read_state(source.path, ())
+    state = source.state
     settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
     evaluation = None
     for record in run_log.iterate(run):
