@@ -126,9 +126,11 @@ def read_state(folder: Path, names=FILES) -> dict:
         if state["sha256"] != fingerprint(state):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
         for name in names:
-            _check_file(folder / name, state["files"][name])
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+            file, known = folder / name, state["files"][name]
+            if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
+                raise CheckpointError(f"{file} is damaged: it is not what was saved")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing") from None
     except OSError as error:
         raise CheckpointError(
             f"{folder} cannot be read ({in_words(error)}); start again, or move it away to use an"
@@ -137,14 +139,6 @@ def read_state(folder: Path, names=FILES) -> dict:
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     return state
-
-
-def _check_file(file, known):
-    """Raises CheckpointError unless a file has the size and the checksum in state.json."""
-    if not file.exists():
-        raise CheckpointError(f"{file} is missing")
-    if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
-        raise CheckpointError(f"{file} is damaged: it is not what was saved")
 
 
 def read_shape(folder: Path, state: dict) -> GPTConfig:
@@ -225,8 +219,10 @@ def runs_with_steps() -> list[Path]:
 
 
 def what_is_there(path: Path) -> str:
-    """In words, whether a path without a checkpoint exists, and where checkpoints are."""
+    """In words, what a path without a checkpoint is, and where checkpoints are."""
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
+    if path.is_file():
+        here = "it is a file, not the folder of a run or a step"
     runs = ", ".join(run.as_posix() for run in runs_with_steps())
     if runs:
         return f"{here}; runs with checkpoints: {runs}"

@@ -108,6 +108,9 @@ def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="it holds no step_"):
         run_folder.find(tmp_path)
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(CheckpointError, match="it is a file"):
+        run_folder.find(tmp_path / "model.pt")
     save(tmp_path / "checkpoints" / "a_run", 1)
     with pytest.raises(CheckpointError, match=r"does not exist; .* checkpoints/a_run"):
         run_folder.find("nowhere")
