@@ -35,18 +35,19 @@ class Mirror:
         self.address = self.folder.address
         self.uploading = None
 
-    def steps(self) -> dict[int, set[str]]:
-        """The files of each step that is there, whole or not, oldest first."""
+    def steps(self) -> dict[int, bool]:
+        """The steps that are there, oldest first, and whether each is whole."""
         found = {}
         for path in self.folder.list():
             folder, _, name = path.partition("/")
             if name and STEP_NAME.fullmatch(folder):
-                found.setdefault(int(folder.removeprefix("step_")), set()).add(name)
+                step = int(folder.removeprefix("step_"))
+                found[step] = found.get(step, False) or name == "state.json"
         return dict(sorted(found.items()))
 
     def whole(self) -> list[int]:
         """The steps that count, oldest first."""
-        return [step for step, names in self.steps().items() if "state.json" in names]
+        return [step for step, is_whole in self.steps().items() if is_whole]
 
     def state(self, step: int) -> bytes:
         """The content of a step's state.json."""
@@ -58,7 +59,7 @@ class Mirror:
             there = self.folder.read(run_log.NAME, BEGINNING).partition(b"\n")[0]
             with open(run / run_log.NAME, "rb") as log:
                 here = log.readline().rstrip()
-            if here != there and self.whole():
+            if here != there:
                 raise CheckpointError(
                     f"{self.address} holds another run than {run}: their logs begin differently;"
                     " choose another mirror, or another name for the folder"
@@ -71,27 +72,29 @@ class Mirror:
 
         Raises CheckpointError where the copy is of another run.
         """
-        self.check_same_run(run)
-        while folder := self._newest_lacking(run):
-            self._upload(folder)
-            self._tidy(run, keep_last)
-        self._tidy(run, keep_last)
+        there = self.steps()
+        if any(there.values()):
+            self.check_same_run(run)
+        while folder := self._newest_lacking(run, there):
+            there[run_folder.step_of(folder)] = self._upload(folder)
+            self._tidy(run, keep_last, there)
+        self._tidy(run, keep_last, there)
 
-    def _newest_lacking(self, run):
+    def _newest_lacking(self, run, there):
         """The newest step folder of a run that is not there as it is here; None if there is none.
 
         A step may be there from before the run went back, and came to it again.
         """
-        whole = self.whole()
         for folder in reversed(run_folder.steps(run)):
             step = run_folder.step_of(folder)
             with contextlib.suppress(FileNotFoundError):  # deleted just now
-                if step not in whole or self.state(step) != (folder / "state.json").read_bytes():
+                state = (folder / "state.json").read_bytes()
+                if not there.get(step) or self.state(step) != state:
                     return folder
         return None
 
     def _upload(self, folder):
-        """Write a step, and the log up to it."""
+        """Write a step, and the log up to it. False if it was deleted here meanwhile."""
         self.uploading = folder
         try:
             state = (folder / "state.json").read_bytes()
@@ -103,9 +106,11 @@ class Mirror:
             if not folder.is_dir():  # its files may have been emptied before they were deleted
                 raise FileNotFoundError(folder)
             self.folder.write(f"{folder.name}/state.json", state)
+            return True
         except FileNotFoundError:
             if folder.exists():
-                raise  # else it was deleted just before `uploading` named it
+                raise
+            return False  # it was deleted just before `uploading` named it
         finally:
             self.uploading = None
 
@@ -114,53 +119,54 @@ class Mirror:
             with contextlib.suppress(FileNotFoundError):
                 self.folder.write(name, (run / name).read_bytes())
 
-    def _tidy(self, run, keep_last):
+    def _tidy(self, run, keep_last, there):
         """Write the files that are no step's, and delete the steps that are kept no more."""
         self._write_small(run, "config.json", run_log.NAME)
-        whole = self.whole()
+        whole = sorted(step for step in there if there[step])
         best = run_folder.best_of(run)
         if best in whole:
             self._write_small(run, "best.json")
         here = map(run_folder.step_of, run_folder.steps(run))
-        for step in self.steps().keys() - {*whole[-keep_last:], best, *here}:
-            with contextlib.suppress(FileNotFoundError):
-                self.folder.remove(f"{step_name(step)}/state.json")
-            with contextlib.suppress(FileNotFoundError):
-                self.folder.remove(step_name(step))
+        for step in there.keys() - {*whole[-keep_last:], best, *here}:
+            for name in (f"{step_name(step)}/state.json", step_name(step)):
+                with contextlib.suppress(FileNotFoundError):
+                    self.folder.remove(name)
+            del there[step]
 
     # -- fetch -------------------------------------------------------------------------------------
 
-    def download_newer(self, run: Path) -> None:
-        """Fetch the newest whole step if it is newer than those of a run, and the best one.
+    def download_newer(self, run: Path) -> tuple[Path | None, dict, list[str]]:
+        """The newest whole step of a run, here or there, as run_folder.latest returns it.
 
-        Says what is damaged, here and there, and passes over it. Raises CheckpointError where the
+        If it is there, it is fetched, and the best one with it. Raises CheckpointError where the
         copy is of another run.
         """
-        if run_folder.steps(run):
-            self.check_same_run(run)
-        newest, _, problems = run_folder.latest(run)
-        here = run_folder.step_of(newest) if newest else -1
         whole = self.whole()
+        if whole and run_folder.steps(run):
+            self.check_same_run(run)
+        newest, state, problems = run_folder.latest(run)
+        here = run_folder.step_of(newest) if newest else -1
         newer = [step for step in whole if step > here]
         if not newer:
-            return
-        for problem in problems:
-            print(f"passed over: {problem}")
+            return newest, state, problems
         run_folder.set_aside(run, here)
         self.folder.get_small((run_log.NAME, "best.json"), run)
-        fetched = self._fetch_first(reversed(newer), run)
+        fetched = self._fetch_first(reversed(newer), run, problems)
+        if not fetched:
+            return newest, state, problems
         best = run_folder.best_of(run)
-        if fetched and best in whole and best < fetched and not (run / step_name(best)).exists():
-            self._fetch_first([best], run)
+        missing = best in whole and not (run / step_name(best)).exists()
+        if missing and best < run_folder.step_of(fetched):
+            self._fetch_first([best], run, problems)
+        return fetched, run_folder.read_state(fetched, ()), problems
 
-    def _fetch_first(self, steps: Iterable[int], run):
-        """Fetch the first of these steps that is not damaged, and return it; None if all are."""
+    def _fetch_first(self, steps: Iterable[int], run, problems):
+        """Fetch the first of these steps that is not damaged; its folder, None if all are."""
         for step in steps:
             try:
-                self.fetch(step, run)
-                return step
+                return self.fetch(step, run)
             except CheckpointError as error:
-                print(f"passed over in {self.address}: {error}")
+                problems.append(f"in {self.address}: {error}")
         return None
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:

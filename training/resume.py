@@ -43,15 +43,15 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     the setting `resume` forbids what is there, and where all of it is damaged; AddressError and
     RunError as download_newer does.
     """
-    run = Path(config.checkpoint_dir)
+    run, newest = Path(config.checkpoint_dir), None
     if config.mirror and not config.dry_run:
         for turn in range(distributed.world_size):  # machines may share the disk
             if turn == distributed.rank and distributed.local_rank == 0:
-                download_newer(config, run)
+                newest = download_newer(config, run)
             distributed.gather(0)
     if config.resume == "never" and run_folder.steps(run):
         raise never_resume(run)
-    folder, state, problems = run_folder.latest(run)
+    folder, state, problems = newest or run_folder.latest(run)
     for problem in problems:
         print(f"passed over: {problem}")
     if folder:
@@ -66,8 +66,8 @@ def find_checkpoint(config: Config) -> Checkpoint | None:
     return None
 
 
-def download_newer(config: Config, run: Path) -> None:
-    """Fetch the newest step of a run from its mirror, if it is newer than those of the disk.
+def download_newer(config: Config, run: Path) -> tuple[Path | None, dict, list[str]]:
+    """The newest step of a run as run_folder.latest returns it, fetched if its mirror has it.
 
     Raises AddressError where a package is missing, CheckpointError where the mirror holds another
     run, RunError where it cannot be read and the disk has no checkpoint.
@@ -76,7 +76,7 @@ def download_newer(config: Config, run: Path) -> None:
     try:
         if config.resume == "never" and mirror.whole():
             raise never_resume(mirror.address)
-        mirror.download_newer(run)
+        return mirror.download_newer(run)
     except AddressError as error:
         if not run_folder.steps(run):
             raise RunError(
@@ -84,6 +84,7 @@ def download_newer(config: Config, run: Path) -> None:
                 f" later, correct mirror = {config.mirror}, or leave it out to begin a new run"
             ) from None
         print(f"{error}. The run goes on from {run}", file=sys.stderr, flush=True)
+        return run_folder.latest(run)
 
 
 def never_resume(place) -> CheckpointError:

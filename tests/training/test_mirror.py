@@ -61,7 +61,10 @@ def upload(run, place, keep_last=2):
 
 def fetch(run, place, **settings):
     """What a start with a mirror does first; the steps that are there then."""
-    download_newer(Config(mirror=place, checkpoint_dir=str(run), **settings), run)
+    settings = Config(mirror=place, checkpoint_dir=str(run), **settings)
+    newest, state, problems = download_newer(settings, run)
+    assert (newest, state) == run_folder.latest(run)[:2]
+    print(*problems, sep="\n")
     return [run_folder.step_of(folder) for folder in run_folder.steps(run)]
 
 
@@ -148,7 +151,7 @@ def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, c
     assert fetch(empty, place) == [2, 3]
     (empty / "step_00000003" / "model.pt").write_bytes(b"damaged")
     assert fetch(empty, place) == [2, 3]
-    assert "passed over" in capsys.readouterr().out
+    assert "model.pt is damaged" in capsys.readouterr().out
     run_folder.read_state(empty / "step_00000003")
     save(empty, 4)
     assert fetch(empty, place) == [2, 3, 4]
