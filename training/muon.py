@@ -13,9 +13,9 @@ class Muon(torch.optim.AdamW):
     """Muon for groups of parameters with `num_fused` above 0, fused AdamW for the others.
 
     A group of Muon's: parameters of one shape, each `num_fused` matrices on top of each other (3
-    for query, key and value); `lr`, Nesterov `momentum`, decoupled `weight_decay`, and `dtype`, in
-    which matrices are made orthogonal. A step is `lr` long times sqrt(rows / columns), where that
-    is above 1.
+    for query, key and value). `lr`, Nesterov `momentum`, decoupled `weight_decay`, and `dtype`, in
+    which matrices are made orthogonal, are the same in all groups. A step is `lr` long times
+    sqrt(rows / columns), where that is above 1.
 
     As in fused AdamW, gradients are divided by the tensor `grad_scale`, and where the tensor
     `found_inf` is 1 a step changes neither weights nor momentum; nothing waits for the device.
@@ -28,83 +28,99 @@ class Muon(torch.optim.AdamW):
     def step(self):
         """One step on the gradients as they are."""
         groups = self.param_groups
-        matrices = [group for group in groups if group["num_fused"]]
-        others = [group for group in groups if not group["num_fused"]]
-        good = 1.0 if self.found_inf is None else 1 - self.found_inf
-        # All messages come before the first change: a lost process leaves a whole state behind.
-        steps = [self._momentum_and_update(group, good) for group in matrices]
-        for group, (momentum, update) in zip(matrices, steps, strict=True):
-            self._apply(group, momentum, update, good)
-        self.param_groups = others
+        self._step_matrices([group for group in groups if group["num_fused"]])
+        self.param_groups = [group for group in groups if not group["num_fused"]]
         try:
             super().step()
         finally:
             self.param_groups = groups
 
-    def _momentum_and_update(self, group, good):
-        """The new momentum of a group, and the orthogonal update from it: [N, R, C] each.
+    def _step_matrices(self, groups):
+        """Muon's own step.
 
-        All parameters of a group are one stack: a few operations, however many layers. With `shard`
-        R are the rows of this process. good: 1, or 0 for a step to be skipped.
+        All parameters of a group are one stack [N, R, C]: a few operations, however many layers.
+        With `shard` R are the rows of this process.
         """
-        params, beta = group["params"], group["momentum"]
+        beta, weight_decay = groups[0]["momentum"], groups[0]["weight_decay"]
+        bad = torch.zeros(()) if self.found_inf is None else self.found_inf
+        lr = groups[0]["lr"] * (1 - bad)
+        params = [p for group in groups for p in group["params"]]
         for p in params:
-            if not self.state[p]:
-                self.state[p]["step"] = torch.zeros(())  # AdamW expects one in what it loads
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
-        momentum = torch.stack(buffers)
-        gradients = torch.stack([shard.local_shard(p.grad) for p in params])
+            self.state[p] = self.state[p] or new_state(p)
+        momenta = [torch.stack(self._buffers(group["params"])) for group in groups]
+        gradients = [
+            torch.stack([shard.local_shard(p.grad) for p in group["params"]]) for group in groups
+        ]
         if self.grad_scale is not None:
-            gradients /= self.grad_scale
-        if self.found_inf is not None:
-            gradients = torch.where(good.bool(), gradients, 0.0)  # as NaN times 0 is NaN
-        momentum.lerp_(gradients, (1 - beta) * good)
-        nesterov = gradients.lerp_(momentum, beta)
-        if shard.is_dtensor(params[0]):
-            return momentum, orthogonalize_shard(nesterov, params[0], group)
-        return momentum, orthogonalize(nesterov, group["num_fused"], group["dtype"])
-
-    def _apply(self, group, momentum, update, good):
-        """Change the momentum and the weights of a group."""
-        params = group["params"]
-        buffers = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
+            torch._foreach_div_(gradients, self.grad_scale)
+        weight, is_bad = (1 - beta) * (1 - bad), bad > 0
+        for momentum, gradient in zip(momenta, gradients, strict=True):
+            gradient.masked_fill_(is_bad, 0.0)  # as NaN times 0 is NaN
+            momentum.lerp_(gradient, weight)
+        nesterov = torch._foreach_lerp(gradients, momenta, beta)
+        # All messages come before the first change: a lost process leaves a whole state behind.
+        updates = orthogonalize_groups(groups, nesterov)
+        torch._foreach_mul_(updates, [step_size(group) for group in groups])
+        torch._foreach_mul_(updates, lr)
         weights = [shard.local_shard(p) for p in params]
-        rows, columns = params[0].size(0) / group["num_fused"], params[0].size(1)
-        lr = group["lr"] * good
-        torch._foreach_copy_(buffers, momentum.unbind())
-        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
-        update *= lr * max(1.0, rows / columns) ** 0.5
-        torch._foreach_sub_(weights, update.unbind())
+        torch._foreach_copy_(self._buffers(params), unstack(momenta))
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)
+        torch._foreach_sub_(weights, unstack(updates))
+
+    def _buffers(self, params):
+        return [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
 
 
-def orthogonalize(x, num_fused: int = 1, dtype: torch.dtype = torch.float32):
-    """Matrices with their singular values brought near 1, in x's dtype.
+def step_size(group: dict) -> float:
+    """How long a step is beside `lr`: sqrt(rows / columns) of a matrix, where that is above 1."""
+    rows, columns = group["params"][0].shape
+    return max(1.0, rows / group["num_fused"] / columns) ** 0.5
 
-    x: [N, R, C], in each [R, C] `num_fused` matrices on top of each other. dtype: of the products.
-    Several processes split the matrices between them.
+
+def unstack(stacks):
+    return [x for stack in stacks for x in stack.unbind()]
+
+
+def new_state(p: torch.Tensor) -> dict:
+    """What Muon keeps of a matrix. AdamW expects a step in what it loads."""
+    return {"step": torch.zeros(()), "momentum_buffer": torch.zeros_like(p)}
+
+
+def orthogonalize_groups(groups: list[dict], updates: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The groups' updates made orthogonal. updates: [N, R, C] each, as is what it returns."""
+    firsts = [group["params"][0] for group in groups]
+    matrices = []
+    for group, p, update in zip(groups, firsts, updates, strict=True):
+        rows, columns = p.shape
+        full = shard.gather_rows(update, p)
+        matrices.append(full.view(-1, rows // group["num_fused"], columns))
+    done = orthogonalize(matrices, groups[0]["dtype"])
+    return [shard.local_rows(x.reshape(-1, *p.shape), p) for x, p in zip(done, firsts, strict=True)]
+
+
+def orthogonalize(matrices: list[torch.Tensor], dtype=torch.float32) -> list[torch.Tensor]:
+    """Matrices with their singular values brought near 1.
+
+    matrices: stacks [N, R, C]. Those of one shape, or of its transpose, are one product.
+    dtype: of the products. Several processes split the matrices between them.
     """
-    matrices = x.reshape(-1, x.size(1) // num_fused, x.size(2))
-    tall = matrices.size(1) > matrices.size(2)
-    if tall:
-        matrices = matrices.mT
-    matrices = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    # Only now: float16 has no numbers as small as momentum.
-    matrices = distributed.split_across_ranks(newton_schulz, matrices.to(dtype))
-    if tall:
-        matrices = matrices.mT
-    return matrices.to(x.dtype).reshape(x.shape)
+    alike = {}  # shape: the numbers of the stacks that have it
+    for number, x in enumerate(matrices):
+        alike.setdefault(frozenset(x.shape[1:]), []).append(number)
+    done = list(matrices)
+    for numbers in alike.values():
+        x = torch.cat([x.mT if is_tall(x) else x for x in (matrices[n] for n in numbers)])
+        x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+        # Only now: float16 has no numbers as small as momentum.
+        x = distributed.split_across_ranks(newton_schulz, x.to(dtype)).to(x.dtype)
+        parts = x.split([len(matrices[number]) for number in numbers])
+        for number, part in zip(numbers, parts, strict=True):
+            done[number] = part.mT if is_tall(matrices[number]) else part
+    return done
 
 
-def orthogonalize_shard(x, p, group):
-    """The same of sharded parameters like `p`. x: [N, r, C], the rows that this process has."""
-    from torch.distributed.tensor import DTensor, Shard
-
-    shape = torch.Size((len(x), *p.shape))
-    stride = (p.numel(), p.size(1), 1)
-    stack = DTensor.from_local(x, p.device_mesh, [Shard(1)], shape=shape, stride=stride)
-    full = orthogonalize(shard.full_tensor(stack), group["num_fused"], group["dtype"])
-    return shard.local_shard(shard.distribute(full, stack))
+def is_tall(x):
+    return x.size(1) > x.size(2)
 
 
 def newton_schulz(x, steps: int = 5):

@@ -7,8 +7,7 @@ import torch
 from torch.profiler import record_function
 
 import hardware
-from training import shard
-from training.muon import Muon
+from training import muon, shard
 
 
 def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.Optimizer:
@@ -26,7 +25,7 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
         "fused": device.type in ("cuda", "cpu"),
     }
     if config.optimizer == "muon":
-        return Muon(muon_groups(model, config, device), **options)
+        return muon.Muon(muon_groups(model, config, device), **options)
     return torch.optim.AdamW(adamw_groups(model, config), **options)
 
 
@@ -76,14 +75,15 @@ def num_fused(name: str, shape) -> int:
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the optimiser's state, as its first step would."""
     for group in optimizer.param_groups:
-        is_muon = bool(group.get("num_fused"))
-        names = ["momentum_buffer"] if is_muon else ["exp_avg", "exp_avg_sq"]
         for p in group["params"]:
             if optimizer.state[p]:
                 continue
-            step_device = p.device if group["fused"] and not is_muon else None
-            optimizer.state[p] = {"step": torch.zeros((), device=step_device)}
-            optimizer.state[p] |= {name: torch.zeros_like(p) for name in names}
+            if group.get("num_fused"):
+                optimizer.state[p] = muon.new_state(p)
+                continue
+            step = torch.zeros((), device=p.device if group["fused"] else None)
+            averages = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": step} | averages
 
 
 @record_function("optimizer")

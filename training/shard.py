@@ -121,3 +121,27 @@ def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     mesh, placements = like.device_mesh, like.placements
     # The copy lets go of the whole.
     return distribute_tensor(value, mesh, placements, src_data_rank=None).clone()
+
+
+# -- stacks of parameters that are alike -----------------------------------------------------------
+
+
+def gather_rows(stack: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[N, rows of this process, C] -> [N, R, C]: N tensors as whole as the parameter `like` is."""
+    if not is_dtensor(like):
+        return stack
+    from torch.distributed.tensor import DTensor, Shard
+
+    shape = torch.Size((len(stack), *like.shape))
+    stride = (like.numel(), like.size(1), 1)
+    mesh = like.device_mesh
+    return DTensor.from_local(stack, mesh, [Shard(1)], shape=shape, stride=stride).full_tensor()
+
+
+def local_rows(stack: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[N, R, C] -> [N, rows of this process, C], where the parameter `like` is sharded."""
+    if not is_dtensor(like):
+        return stack
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(stack, like.device_mesh, [Shard(1)], src_data_rank=None).to_local()
