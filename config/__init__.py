@@ -30,9 +30,7 @@ class Config:
         ["auto", "gpu", "ram", "mmap"],
     )
     checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
-    mirror: str | None = setting(
-        None, "folder or address (s3://bucket/runs) that each save is copied to"
-    )
+    mirror: str | None = setting(None, "folder or address (s3://bucket/runs) to copy each save to")
     resume: str = setting(
         "auto",
         "a run in checkpoint_dir: continue it, insist on one, or refuse it",
@@ -46,9 +44,7 @@ class Config:
         "weights to start from: a run, a step, a Hugging Face folder, or the address of one",
         section="model",
     )
-    arch: str = setting(
-        "gpt2", "qwen3: RMSNorm, rotary positions, SwiGLU, no biases", ["gpt2", "qwen3"]
-    )
+    arch: str = setting("gpt2", "qwen3: RMSNorm, rotary, SwiGLU, no biases", ["gpt2", "qwen3"])
     n_layer: int = setting(12, "layers", low=1)
     n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
     n_embd: int = setting(768, "width of the model", low=1)
@@ -56,9 +52,7 @@ class Config:
     bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; qwen3 has none")
     dropout: float = setting(0.0, "dropout probability, for data seen many times", low=0)
     tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
-    n_inner: int | None = setting(
-        None, "width of the MLP; None: 4 n_embd, qwen3: 8/3 n_embd", low=1
-    )
+    n_inner: int | None = setting(None, "width of the MLP; None: 4 n_embd; qwen3 8/3", low=1)
     n_kv_head: int | None = setting(None, "heads of keys and values (qwen3); None: n_head", low=1)
     head_dim: int | None = setting(None, "width of a head (qwen3); None: n_embd / n_head", low=1)
     rope_theta: float = setting(10_000.0, "base of rotary wavelengths (qwen3)", low=1)
@@ -78,9 +72,7 @@ class Config:
         None, "sequences in a micro-batch; must divide batch_size; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate", low=0)
-    min_lr: float | None = setting(
-        None, "final learning rate; None: learning_rate / 10; wsd: 0", low=0
-    )
+    min_lr: float | None = setting(None, "final rate; None: learning_rate / 10; wsd: 0", low=0)
     lr_schedule: str = setting("cosine", "wsd: constant, then linear decay", ["cosine", "wsd"])
     decay_fraction: float = setting(0.5, "share of the steps in which wsd decays", low=0)
     warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
@@ -96,9 +88,7 @@ class Config:
     epochs: float | None = setting(
         None, "passes over the training data; None: 1, or as many as max_steps takes", low=0
     )
-    max_steps: int | None = setting(
-        None, "optimiser steps in all; with epochs: whichever comes first", low=1
-    )
+    max_steps: int | None = setting(None, "steps in all; with epochs: whichever comes first", low=1)
 
     eval_interval: int = setting(
         500, "steps between evaluations; 0: only at the end", low=0, section="logging and saving"
@@ -115,9 +105,7 @@ class Config:
         10, "steps in a row with NaN or infinity, all skipped, that end the run soon after", low=1
     )
 
-    cost_per_hour: float = setting(
-        0.0, "price of the machine an hour, in any unit", low=0, section="budget"
-    )
+    cost_per_hour: float = setting(0.0, "price of the machine an hour", low=0, section="budget")
     max_cost: float | None = setting(None, "stop with a save when this much is spent", low=0)
     max_hours: float | None = setting(None, "stop with a save after this many hours in all", low=0)
 

@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 import runpy
+import traceback
 import typing
 from dataclasses import Field
 from pathlib import Path
@@ -129,11 +130,17 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
     if not path.exists() and installed.exists():
         path = installed
     if not path.exists():
-        raise ConfigError(f"no preset {path}; {presets_like(path)}")
+        names = [preset.name for preset in presets()]
+        near = difflib.get_close_matches(path.name, names, 1)
+        hint = f"did you mean config/{near[0]}?" if near else f"config/ has {', '.join(names)}"
+        raise ConfigError(f"no preset {path}; {hint}")
     try:
         assigned = runpy.run_path(str(path))
     except Exception as error:  # a preset is a program, and may raise anything
-        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
+        where = f"{path}{''.join(lines[:1])}"  # a SyntaxError says its line itself
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from None
     text = path.read_text(encoding="utf-8", errors="replace")
     # The last line that begins with a name is the one that set it.
     lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(text.splitlines(), 1)}
@@ -154,9 +161,7 @@ def check_name(name: str, table: dict[str, Field], where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name in table:
         return
-    near = difflib.get_close_matches(name, table, 1, 0.65)
-    if name in NANOGPT:
-        near = [NANOGPT[name]]
+    near = [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, table, 1, 0.65)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(
         f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
@@ -167,15 +172,6 @@ def presets() -> list[Path]:
     """The presets that come with the project, by name."""
     files = Path(__file__).parent.glob("*.py")
     return sorted(path for path in files if path.name not in ("__init__.py", "loader.py"))
-
-
-def presets_like(path: Path) -> str:
-    """What to type instead of a preset that does not exist."""
-    names = [p.name for p in presets()]
-    near = difflib.get_close_matches(path.name, names, 1)
-    if near:
-        return f"did you mean config/{near[0]}?"
-    return "presets here: " + ", ".join(f"config/{name}" for name in names)
 
 
 def help_text(table: dict[str, Field], defaults) -> str:

@@ -73,7 +73,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
         ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
-        ("config/nothing_like_it.py", ["presets here", "config/demo.py"]),
+        ("config/nothing_like_it.py", ["config/ has", "demo.py"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
@@ -93,7 +93,7 @@ def test_a_bare_flag_is_true():
         ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
         ("compile = 1\n", ["mine.py, line 1", "True or False"]),
         ("n_layer = 2\nn_head = = 3\n", ["SyntaxError", "mine.py, line 2"]),
-        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError", "undefined"]),
+        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3: NameError", "undefined"]),
         ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
         (
             "n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n",
