@@ -3,8 +3,8 @@
     python generate.py --prompt "Once upon a time" [--checkpoint checkpoints/RUN ...]
 
 Knows only checkpoint folders: shape and tokenizer are read from there. A prompt becomes text in
-generating/text.py (complete), token by token in decode.py (generate), each drawn in sampling.py.
-Other programs do the same with generating.load.load_model and generating.text.complete.
+generating/text.py (complete), token by token in decode.py (generate). Other programs do the same
+with generating.load.load_model and generating.text.complete.
 """
 
 import startup
@@ -13,6 +13,7 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -23,7 +24,7 @@ from formats.address import AddressError
 from formats.run_folder import CheckpointError
 from generating import terminal
 from generating.arguments import parse_args, read_prompt
-from generating.chat import Conversation, saw_conversations, session
+from generating.chat import Conversation, saw_conversations
 from generating.load import Checkpoint, open_checkpoint
 from generating.text import Completion, complete
 from tokenizer_bpe import TokenizerError
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> None:
             terminal.note(f"{checkpoint.name} was not trained on conversations")
         checkpoints.append(checkpoint)
     if args.prompts is None and sys.stdin.isatty():
-        session(checkpoints, args, answer)
+        session(checkpoints, args)
         return
     lines = args.prompts or [read_prompt("-")]
     if not all(lines) and not args.chat:
@@ -89,6 +90,38 @@ def answer(
     if len(checkpoints) > 1 and not args.json:
         terminal.show_columns([checkpoint.name for checkpoint in checkpoints], answers, args.chat)
     return answers
+
+
+def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
+    """Ask for prompts until Ctrl-D; in a chat each model remembers its conversation.
+
+    Ctrl-C ends a text, not the session.
+    """
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  the arrow keys bring back earlier lines
+    print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
+    if args.chat:
+        print("/new starts a new conversation; Ctrl-C takes the line back", file=sys.stderr)
+    conversations = [Conversation(c, args.system) for c in checkpoints]
+    while True:
+        try:
+            line = input("> ")
+            if line == "/new":
+                conversations = [Conversation(c, args.system) for c in checkpoints]
+            elif line.strip() and args.chat:
+                prompts = [[conversation.prompt(line)] for conversation in conversations]
+                answers = answer(checkpoints, prompts, args)
+                for conversation, (reply, *_) in zip(conversations, answers, strict=True):
+                    conversation.remember(line, reply.text)
+            elif line.strip():
+                answer(checkpoints, [[line]] * len(checkpoints), args)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except TokenizerError as error:
+            print(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,7 @@
-"""A session on a terminal, and conversations: the prompt of a model's next reply."""
-
-import contextlib
-import sys
-from argparse import Namespace
-from collections.abc import Callable
+"""Conversations: the prompt of a model's next reply."""
 
 from formats.conversation import REPLY, format_chat
 from generating.load import Checkpoint
-from tokenizer_bpe import TokenizerError
 
 
 class Conversation:
@@ -51,35 +45,3 @@ def reply_prompt(messages: list[dict], checkpoint: Checkpoint) -> str:
 def saw_conversations(state: dict) -> bool:
     """Whether a run was trained on conversations. state: of a step folder."""
     return "masks" in state["data"]
-
-
-def session(checkpoints: list[Checkpoint], args: Namespace, answer: Callable) -> None:
-    """Ask for prompts until Ctrl-D; in a chat each model remembers its conversation.
-
-    Ctrl-C ends a text, not the session. answer: generate.answer.
-    """
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  the arrow keys bring back earlier lines
-    print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
-    if args.chat:
-        print("/new starts a new conversation; Ctrl-C takes the line back", file=sys.stderr)
-    conversations = [Conversation(c, args.system) for c in checkpoints]
-    while True:
-        try:
-            line = input("> ")
-            if line == "/new":
-                conversations = [Conversation(c, args.system) for c in checkpoints]
-            elif line.strip() and args.chat:
-                prompts = [[conversation.prompt(line)] for conversation in conversations]
-                answers = answer(checkpoints, prompts, args)
-                for conversation, (reply, *_) in zip(conversations, answers, strict=True):
-                    conversation.remember(line, reply.text)
-            elif line.strip():
-                answer(checkpoints, [[line]] * len(checkpoints), args)
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-        except TokenizerError as error:
-            print(error, file=sys.stderr)

@@ -99,14 +99,3 @@ def complete(
         yield completions
         if all(completion.ended for completion in completions):
             return
-
-
-def complete_text(
-    model: GPT, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, **settings
-) -> str:
-    """The whole continuation of one prompt. settings: as in `complete`.
-
-    A character that is cut off at the end comes out as U+FFFD.
-    """
-    *_, (completion,) = complete(model, tokenizer, [prompt], max_new_tokens, **settings)
-    return tokenizer.decode(completion.ids)

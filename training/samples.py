@@ -1,7 +1,7 @@
 """The answers to sample_prompts, at each evaluation."""
 
 from config import ConfigError
-from generating.text import complete_text
+from generating.text import complete
 from hardware import out_of_memory
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -40,8 +40,8 @@ def answer_prompts(
     try:
         for prompt in prompts:
             with cast():
-                text = complete_text(model, tokenizer, prompt, NEW_TOKENS, **settings)
-            answers.append({"prompt": prompt, "text": text})
+                *_, (answer,) = complete(model, tokenizer, [prompt], NEW_TOKENS, **settings)
+            answers.append({"prompt": prompt, "text": answer.text})
         return answers
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):

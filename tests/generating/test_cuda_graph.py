@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from generating import cuda_graph, decode
 from generating.cuda_graph import CudaGraphDecoder, cuda_graph_decoder
-from generating.decode import generate
-from generating.sampling import sample
+from generating.decode import generate, sample
 from tests.generating.test_sampling import CONTEXT, PROMPTS, without_cache
 from tests.test_model import randomised
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from generating.decode import generate
-from generating.sampling import apply_repetition_penalty, sample
+from generating.decode import apply_repetition_penalty, generate, sample
 from tests.test_model import TINY, randomised
 
 CONTEXT = TINY["block_size"]

@@ -2,7 +2,7 @@
 
 import torch
 
-from generating.text import complete, complete_text
+from generating.text import complete
 from model import GPT, GPTConfig
 
 
@@ -76,15 +76,3 @@ def test_padded_ids_are_never_written(byte_tokenizer):
     model.wte.weight.data[258:] *= 50  # the likeliest by far
     for rows in complete(model, byte_tokenizer, ["the"] * 4, 40, seed=1, temperature=2.0):
         assert all(i < 258 for row in rows for i in row.ids)
-
-
-def test_one_prompt_is_completed_as_in_a_batch_and_a_cut_character_marked(byte_tokenizer):
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(258, 64, 1, 2, 32)).eval()
-    settings = {"seed": 1, "temperature": 0.8, "top_k": 50}
-    *_, (row,) = complete(model, byte_tokenizer, ["the"], 90, **settings)
-    text = complete_text(model, byte_tokenizer, "the", 90, **settings)
-    assert text == byte_tokenizer.decode(row.ids) and text.startswith(row.text)
-    ids = byte_tokenizer.encode("ab🙂").tolist()
-    model = says(byte_tokenizer, ids)
-    assert complete_text(model, byte_tokenizer, "", len(ids) - 1, temperature=0) == "ab\ufffd"
