@@ -157,7 +157,8 @@ class Tokenizer:
         try:
             if two_files and not path.exists():
                 path = vocab
-                description = _read_two_files(vocab, merges)
+                bpe = models.BPE.from_file(str(vocab), str(merges))
+                description = _description(_byte_level(bpe))
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -259,19 +260,14 @@ def _byte_pairs(vocab, special, pattern, source):
     """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
     to_byte = byte_alphabet()
     ranks = {}
-    try:
-        for token, i in vocab.items():
-            if token not in special:
-                ranks[bytes(to_byte[char] for char in token)] = i
-    except KeyError as error:
+    for token, i in vocab.items():
+        if token not in special and to_byte.keys() >= set(token):
+            ranks[bytes(to_byte[char] for char in token)] = i
+    others = vocab.keys() - special.keys()
+    if len(ranks) < len(others) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise TokenizerError(
-            f"{source} is not byte-level: a token of its vocabulary holds {error}, which stands"
-            " for no byte"
-        ) from None
-    if any(bytes([byte]) not in ranks for byte in range(256)):
-        raise TokenizerError(
-            f"{source} lacks single bytes in its vocabulary, so some text could not be encoded;"
-            " train with the whole byte alphabet"
+            f"{source} is not byte-level: its vocabulary lacks single bytes, or holds characters"
+            " that stand for none; train with the whole byte alphabet"
         )
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
@@ -286,24 +282,20 @@ def _word_pattern(description, source):
     """
     model = description["model"]
     normalizer = (description.get("normalizer") or {}).get("type")
-    if model.get("type", "BPE") != "BPE" or normalizer not in (None, "NFC"):
-        raise TokenizerError(
-            f"{source} is not plain byte-level BPE (model {model.get('type')}, normalizer"
-            f" {normalizer}); train one with prepare_data.py"
-        )
     pre = description.get("pre_tokenizer")
-    characters_only = all(len(token) == 1 or token == EOT for token in model["vocab"])
-    if pre is None and not normalizer and not model.get("merges") and characters_only:
-        return None
     steps = pre.get("pretokenizers", [pre]) if pre else []
-    if len(steps) == 1 and _is_byte_level(steps[0], cuts=True):
-        return GPT2_PATTERN
-    if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
-        return steps[0]["pattern"]["Regex"]
+    if model.get("type", "BPE") == "BPE" and normalizer in (None, "NFC"):
+        characters_only = all(len(token) == 1 or token == EOT for token in model["vocab"])
+        if pre is None and not normalizer and not model.get("merges") and characters_only:
+            return None
+        if len(steps) == 1 and _is_byte_level(steps[0], cuts=True):
+            return GPT2_PATTERN
+        if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
+            return steps[0]["pattern"]["Regex"]
     kinds = ", ".join(str(step.get("type")) for step in steps)
     raise TokenizerError(
-        f"{source} cuts text in a way that is not supported here ({kinds or 'no pre-tokenizer'});"
-        " use a byte-level BPE without prefix space"
+        f"{source} is not plain byte-level BPE without prefix space (model {model.get('type')},"
+        f" normalizer {normalizer}, pre-tokenizer {kinds or None}); train one with prepare_data.py"
     )
 
 
@@ -333,14 +325,6 @@ def _description(hf):
     """The content of its tokenizer.json, with <|endoftext|> as a special token."""
     hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
     return json.loads(hf.to_str())
-
-
-def _read_two_files(vocab, merges):
-    """The content of a tokenizer.json for GPT-2's two files."""
-    lines = merges.read_text(encoding="utf-8").split("\n")
-    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    model = models.BPE(vocab=json.loads(vocab.read_text(encoding="utf-8")), merges=pairs)
-    return _description(_byte_level(model))
 
 
 def _vocab_and_merges(ranks):

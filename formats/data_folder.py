@@ -136,20 +136,15 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
         values = json.loads(path.read_text(encoding="utf-8"))
         splits = {name: _split(values["splits"][name]) for name in ("train", "val")}
         meta = Meta(**(values | {"splits": splits}))
+        if meta.format != FORMAT:
+            raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
+        if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
+            raise ValueError(f"dtype {meta.dtype} cannot hold {meta.vocab_size:,} ids")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}); prepare the data again, or"
+            f"{path} cannot be used ({type(error).__name__}: {error}); prepare the data again, or"
             " restore the file from a copy"
         ) from None
-    if meta.format != FORMAT:
-        raise DataError(
-            f"{path} has format {meta.format}, this code reads {FORMAT}; prepare the data again"
-        )
-    if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
-        raise DataError(
-            f"{path}: dtype {meta.dtype} cannot hold a vocabulary of {meta.vocab_size:,};"
-            " prepare the data again"
-        )
     for split in meta.splits.values():
         _check_file(folder, split, split.tokens, meta.dtype)
         if split.mask:

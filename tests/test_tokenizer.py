@@ -180,9 +180,9 @@ def test_merges_are_recovered_from_ranks():
         (lambda d: d["added_tokens"].clear(), "has no <|endoftext|>"),
         (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
         (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
-        (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "cuts text in a way"),
+        (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer Whitespace"),
         (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
-        (lambda d: d["model"]["vocab"].update({"中": 900}), "stands for no byte"),
+        (lambda d: d["model"]["vocab"].update({"中": 900}), "is not byte-level"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change, words):
