@@ -9,6 +9,7 @@ import gzip
 import json
 import math
 import re
+import shutil
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,12 +199,11 @@ def unpacked(folder: Path, described: Split | Mask, size: int) -> Path:
 def _unpack(copy, path, size):
     """Write the content of a .gz, whole or not at all."""
     check_room(path.parent, size, f"move {path.parent} to a larger disk")
-    bar = tqdm(desc=f"unpacking {copy}", total=size, unit="B", unit_scale=True, disable=None)
     try:
-        with whole(path) as partial, gzip.open(copy) as source, open(partial, "wb") as file, bar:
-            while data := source.read(CHUNK):
-                file.write(data)
-                bar.update(len(data))
+        with whole(path) as partial, gzip.open(copy) as source, open(partial, "wb") as file:
+            text = f"unpacking {copy}"
+            with tqdm.wrapattr(file, "write", total=size, desc=text, disable=None) as shown:
+                shutil.copyfileobj(source, shown, CHUNK)
             if file.tell() != size:
                 raise EOFError(f"{file.tell():,} bytes instead of {size:,}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -17,21 +17,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         description="Text from trained models. Without a prompt on a terminal it asks for prompts;"
         " else it reads standard input.",
     )
-    add_prompts(parser)
-    add_sampling(parser)
+    add_options(parser.add_argument)
     add_device(parser)
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", *DTYPES],
-        help="of the weights; float32 is exact; auto: 16 bits where they are faster, which a CPU"
-        " times first; default %(default)s",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="one line of JSON per continuation: text, token ids, tokens/s",
-    )
     args = parser.parse_args(argv)
     check(parser, args)
     if args.chat:
@@ -39,58 +26,43 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoints, and their prompts."""
-    parser.add_argument(
-        "--checkpoint",
-        action="append",
-        metavar="PATH",
-        help="a run (its best step by validation loss, else its newest), one step of it, or the"
-        " address of either; several are compared in columns; default: the newest run under"
-        " checkpoints/",
+def add_options(add) -> None:
+    """Checkpoints and prompts; how many texts, how long, and how their tokens are drawn; output."""
+    text = (
+        "a run (its best step by validation loss, else its newest), one step of it, or the address"
+        " of either; several are compared in columns; default: the newest run under checkpoints/"
     )
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        dest="prompts",
-        metavar="TEXT",
-        help="the text to continue; several are one batch",
-    )
-    parser.add_argument(
-        "--prompt_file",
-        action="append",
-        dest="prompts",
-        type=read_prompt,
-        metavar="PATH",
-        help="the text to continue, from a file; - is standard input",
-    )
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="a prompt is what a user says, and the model replies; for models trained on"
-        " `messages`",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="with --chat, a system message before it")
+    add("--checkpoint", action="append", metavar="PATH", help=text)
+    text = "the text to continue; several are one batch"
+    add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
+    text = "the text to continue, from a file; - is standard input"
+    path = {"type": read_prompt, "metavar": "PATH"}
+    add("--prompt_file", action="append", dest="prompts", **path, help=text)
+    text = "a prompt is what a user says, and the model replies; for models trained on `messages`"
+    add("--chat", action="store_true", help=text)
+    add("--system", metavar="TEXT", help="with --chat, a system message before it")
 
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How many texts, how long they become, and how their tokens are drawn."""
-
-    def add(name, default, meaning):
-        kind = type(default)
+    def add_number(name, default, meaning):
         text = f"{meaning}; default %(default)s"
-        parser.add_argument(name, type=kind, default=default, metavar="N", help=text)
+        add(name, type=type(default), default=default, metavar="N", help=text)
 
-    add("--num_samples", 1, "continuations of each prompt")
-    add("--max_new_tokens", 200, "end-of-text stops earlier")
-    add("--temperature", 0.8, "0 takes the likeliest token each time")
-    add("--top_k", 200, "draw among the N likeliest tokens; 0 for all")
-    add("--top_p", 1.0, "draw among the likeliest tokens that together have this probability")
-    add("--repetition_penalty", 1.0, "above 1, tokens that came before become less likely")
-    same = "same seed, same text; default: another text each time"
-    parser.add_argument("--seed", type=int, metavar="N", help=same)
-    stop = "stop before this text; may be given several times"
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    add_number("--num_samples", 1, "continuations of each prompt")
+    add_number("--max_new_tokens", 200, "end-of-text stops earlier")
+    add_number("--temperature", 0.8, "0 takes the likeliest token each time")
+    add_number("--top_k", 200, "draw among the N likeliest tokens; 0 for all")
+    add_number("--top_p", 1.0, "draw among the likeliest that together have this probability")
+    add_number("--repetition_penalty", 1.0, "above 1, tokens that came before are less likely")
+    text = "same seed, same text; default: another text each time"
+    add("--seed", type=int, metavar="N", help=text)
+    text = "stop before this text; may be given several times"
+    add("--stop", action="append", default=[], metavar="TEXT", help=text)
+    text = (
+        "of the weights; float32 is exact; auto: 16 bits where they are faster, which a CPU times"
+        " first; default %(default)s"
+    )
+    add("--dtype", default="auto", choices=["auto", *DTYPES], help=text)
+    text = "one line of JSON per continuation: text, token ids, tokens/s"
+    add("--json", action="store_true", help=text)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

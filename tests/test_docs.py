@@ -123,7 +123,7 @@ def options_in(file: Path) -> set[str]:
         if not isinstance(node, ast.Call):
             continue
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if called not in ("add", "add_argument"):
+        if called not in ("add", "add_argument", "add_number"):
             continue
         given = [a.value for a in node.args if isinstance(a, ast.Constant)]
         flags = {a[2:] for a in given if isinstance(a, str) and a.startswith("--")}
