@@ -25,9 +25,8 @@ from formats.data_folder import DataError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, out_of_memory, synchronize
 from tokenizer_bpe import TokenizerError
-from training import distributed
+from training import RunError, distributed
 from training.banner import banner
-from training.errors import RunError
 from training.lock import Lock
 from training.plan import plan
 from training.profiling import STEPS, WARMUP, Profiler

@@ -33,9 +33,9 @@ from generating.load import load_model
 from model import IGNORE, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
+from training import RunError
 from training.conversations import Conversations, check_validated
 from training.dataset import Dataset, read_tokens
-from training.errors import RunError
 
 SEQUENCES = 8  # in a forward, but no more than have their logits in LOGITS_BYTES
 LOGITS_BYTES = 4e9

@@ -41,7 +41,7 @@ from tools.scaling_runs import (
     converged,
     settings_of,
 )
-from training.errors import RunError
+from training import RunError
 
 PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/laptop.py"}
 TRAINING = 0.95  # share of a run's hours; the rest is evaluations and saves

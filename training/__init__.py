@@ -1,1 +1,5 @@
 """What train.py is made of: a run and its state, the parts of a step, and what keeps both going."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, in a sentence for the user; the exit status is 1."""

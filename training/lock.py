@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from formats import files, run_log
-from training.errors import RunError
+from training import RunError
 
 FRESH_S = 180  # after which a trainer of another machine that wrote nothing counts as dead
 

@@ -14,8 +14,7 @@ import hardware
 from config import Config
 from formats import files
 from hardware import Device
-from training import distributed
-from training.errors import RunError
+from training import RunError, distributed
 
 
 class MicroBatch:

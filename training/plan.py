@@ -14,8 +14,8 @@ import hardware
 from config import Config
 from hardware import Device
 from model import GPTConfig
+from training import RunError
 from training.adapt import loss_chunks
-from training.errors import RunError
 from training.saver import copied_tensors
 from training.setup import Run
 from training.state import State

@@ -15,8 +15,7 @@ from formats.address import AddressError
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from training import distributed, shard
-from training.errors import RunError
+from training import RunError, distributed, shard
 from training.state import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention

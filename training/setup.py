@@ -18,11 +18,10 @@ from formats.data_folder import DataError, Meta, read_meta
 from hardware import Device
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
-from training import distributed, shard
+from training import RunError, distributed, shard
 from training.adapt import adapt
 from training.conversations import Conversations, check_masked
 from training.dataset import Data, Dataset
-from training.errors import RunError
 from training.init_from import check_fits, fill_shape
 from training.loggers import check_installed
 from training.memory import MicroBatch

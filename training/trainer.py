@@ -14,9 +14,8 @@ import hardware
 from config import Config
 from hardware import Device
 from model import IGNORE
-from training import distributed, shard
+from training import RunError, distributed, shard
 from training.dataset import Data
-from training.errors import RunError
 from training.memory import MicroBatch, catch_out_of_memory, release
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import Schedule

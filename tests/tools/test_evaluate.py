@@ -14,8 +14,8 @@ from model import IGNORE, GPTConfig
 from tests.conftest import fails_clearly, run_script, train_small
 from tools import evaluate
 from tools.evaluate import validation_loss, validation_text
+from training import RunError
 from training.dataset import Dataset
-from training.errors import RunError
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
 from tools import scaling, scaling_fit, scaling_runs
 from tools.scaling_runs import PlanError, Study
-from training.errors import RunError
+from training import RunError
 
 # A small run that takes a second to save.
 SAVES = """

@@ -12,7 +12,7 @@ from hardware import out_of_memory
 from tests.conftest import fails_clearly, losses, run_script, train_small
 from tests.training.conftest import small_run
 from train import check_numbers
-from training.errors import RunError
+from training import RunError
 from training.recorder import Recorder
 from training.saver import Saver
 from training.state import StepCounts

@@ -8,7 +8,7 @@ import pytest
 from formats import files, run_log
 from tests.conftest import fails_clearly, losses, train_small
 from tests.training.conftest import start, wait_until
-from training.errors import RunError
+from training import RunError
 from training.lock import FRESH_S, Lock
 
 

@@ -15,7 +15,7 @@ from tests.conftest import ROOT, SMALL, run_script, train_small
 from tests.training.conftest import small_run, start
 from tests.training.mirror_torture import torture
 from tests.training.store import Store
-from training.errors import RunError
+from training import RunError
 from training.resume import download_newer
 from training.saver import Saver
 
