@@ -103,7 +103,8 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         raise DeviceError(
             f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, mps or cpu"
         ) from None
-    count = _devices_like(device)
+    counts = {"cuda": torch.cuda.device_count(), "mps": torch.backends.mps.is_available(), "cpu": 1}
+    count = int(counts.get(device.type, 0))
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
@@ -133,15 +134,6 @@ def _best_device():
             "device = cpu does without a GPU"
         )
     return "cpu"
-
-
-def _devices_like(device):
-    """How many devices of this kind the machine has."""
-    if device.type == "cuda":
-        return torch.cuda.device_count()
-    if device.type == "mps":
-        return int(torch.backends.mps.is_available())
-    return 1 if device.type == "cpu" else 0
 
 
 def _check_generation(gpu):

@@ -5,7 +5,6 @@ from the environment (HF_TOKEN, AWS_*). Knows no format.
 """
 
 import contextlib
-import importlib.util
 import re
 import shutil
 import time
@@ -17,14 +16,6 @@ from filelock import FileLock
 from formats.files import in_words, whole
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# What reads each protocol, as `python -m pip install` takes it.
-PACKAGES = {
-    "hf": ("huggingface_hub",),
-    "s3": ("s3fs",),
-    "gs": ("gcsfs",),
-    "https": ("fsspec", "aiohttp"),
-    "http": ("fsspec", "aiohttp"),
-}
 # What to do about a permission that is missing, for each protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
@@ -56,19 +47,14 @@ class Folder:
     """
 
     def __init__(self, address: str):
-        protocol = protocol_of(address)
-        needed = PACKAGES.get(protocol, ("fsspec",))
-        missing = " ".join(name for name in needed if not importlib.util.find_spec(name))
-        if missing:
-            raise AddressError(f"{address} needs {missing}; run\n  python -m pip install {missing}")
-        from fsspec.core import url_to_fs
+        from fsspec.core import url_to_fs  # comes with torch
 
-        try:
-            self.files, self.root = url_to_fs(address.rstrip("/"), use_listings_cache=False)
-        except (ImportError, ValueError) as error:  # fsspec names the package, or the protocol
-            raise AddressError(f"{address} cannot be opened: {in_words(error)}") from None
         self.address = address.rstrip("/")
-        self.on_disk = protocol in ("", "file", "local")
+        self.on_disk = protocol_of(address) in ("", "file", "local")
+        try:
+            self.files, self.root = url_to_fs(self.address, use_listings_cache=False)
+        except (ImportError, ValueError) as error:  # it names the package to install
+            raise AddressError(f"{address} cannot be opened: {in_words(error)}") from None
 
     def list(self) -> dict[str, int]:
         """The files in it and below it: {name: bytes}. Empty where there is no such folder.

@@ -191,9 +191,16 @@ def find(path: str | Path | None) -> Path:
     """The step folder to generate from.
 
     path: a step folder; a run, for its best step by validation loss, else its newest; None, for the
-    newest run under checkpoints/. Raises CheckpointError that lists what there is.
+    run under checkpoints/ that was saved last. Raises CheckpointError that lists what there is.
     """
-    path = newest_run() if path is None else Path(path)
+    if path is None:
+        runs = runs_with_steps()
+        if not runs:
+            raise CheckpointError(
+                f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
+            )
+        path = max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
+    path = Path(path)
     if (path / "state.json").exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir()):
         return path
     found = steps(path)
@@ -201,16 +208,6 @@ def find(path: str | Path | None) -> Path:
         raise CheckpointError(f"no checkpoint at {path}; {what_is_there(path)}")
     best = path / step_name(best_of(path) or 0)
     return best if best in found else found[-1]
-
-
-def newest_run() -> Path:
-    """The run under checkpoints/ that was saved last. Raises CheckpointError if there is none."""
-    runs = runs_with_steps()
-    if not runs:
-        raise CheckpointError(
-            f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
-        )
-    return max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
 
 
 def runs_with_steps() -> list[Path]:

@@ -6,7 +6,6 @@ Knows lines, not what the records mean.
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from formats.files import write_text
@@ -21,7 +20,7 @@ def append(run: Path, *records: dict) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        file.write("".join(lines_of(records)).encode())
+        file.write(_lines(records).encode())
 
 
 def write(run: Path, records: list[dict]) -> None:
@@ -29,12 +28,12 @@ def write(run: Path, records: list[dict]) -> None:
 
     A resumed run drops what came after its checkpoint.
     """
-    write_text(run / NAME, "".join(lines_of(records)))
+    write_text(run / NAME, _lines(records))
 
 
-def lines_of(records: Iterable[dict]) -> Iterator[str]:
+def _lines(records):
     """A line of JSON for each record."""
-    return (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def read(run: Path) -> list[dict]:

@@ -16,10 +16,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.address import PACKAGES, PERMISSION, protocol_of
+from formats.address import PERMISSION, protocol_of
 from formats.files import in_words, sync
 from preparing import InputError, PrepareError, need
 
+# What reads each protocol, as `python -m pip install` takes it.
+PACKAGES = {
+    "hf": ("huggingface_hub",),
+    "s3": ("s3fs",),
+    "gs": ("gcsfs",),
+    "https": ("fsspec", "aiohttp"),
+    "http": ("fsspec", "aiohttp"),
+}
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
 AT_A_TIME = 4  # files that are fetched
