@@ -86,7 +86,7 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
 def in_words(error: BaseException) -> str:
     """What an error says, in a line: an error of the system names the file and says why."""
     line = str(error).strip().partition("\n")[0]
-    if line.startswith(("[Errno", "[WinError")):
+    if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""
         return place + error.strerror
     if error.__cause__ and "://" in line and " " not in line:
