@@ -54,7 +54,7 @@ def load(path: str | Path) -> Pretrained:
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
     else:
-        folder = mirror.find(path)
+        folder = run_folder.find(folder)
         state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
         config = run_folder.read_shape(folder, state)
         tensors = run_folder.load_tensors(folder / "model.pt")
@@ -69,9 +69,9 @@ def is_hf(folder: Path) -> bool:
 
 
 def fetched(address: str) -> Path:
-    """The folder for copies of what is at an address, with all that is read of one in HF's format.
+    """A copy of what is at an address: a folder in Hugging Face's format, or a step of a run.
 
-    Of several processes one fetches. Raises AddressError and OSError.
+    Of several processes one fetches. Raises as `load` does.
     """
     asked = time.time()
     there = Folder(address)
@@ -90,4 +90,4 @@ def fetched(address: str) -> Path:
                 with files.whole(here / name) as partial:
                     there.get(name, partial)
             finished.touch()
-    return here
+    return here if is_hf(here) else mirror.find(address)
