@@ -7,13 +7,14 @@ from the environment (HF_TOKEN, AWS_*). Knows no format.
 import contextlib
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
 
-from formats.files import in_words, whole
+from formats.files import check_room, in_words, whole
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 # What to do about a permission that is missing, for each protocol.
@@ -101,9 +102,18 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return whole(path)
 
-    def get(self, name: str, file: Path) -> None:
-        """Copy a file to this disk."""
-        self._request(self.files.get_file, f"{self.root}/{name}", str(file))
+    def get(self, sizes: dict[str, int], folder: Path) -> None:
+        """Copy files to a folder of this disk, each whole or not at all, and say so.
+
+        sizes: those of `list` that are wanted. Raises OSError where the disk does not take them.
+        """
+        size = sum(sizes.values())
+        check_room(folder, size, "choose another disk")
+        how_much = f", {size / 1e6:,.1f} MB" if size else ""
+        print(f"fetching {self.address}{how_much}", file=sys.stderr, flush=True)
+        for name in sizes:
+            with whole(folder / name) as partial:
+                self._request(self.files.get_file, f"{self.root}/{name}", str(partial))
 
     def get_small(self, names: tuple[str, ...], folder: Path) -> None:
         """Copy those of the files that exist to a folder of this disk, each whole or not at all."""

@@ -8,11 +8,10 @@ back: formats/address.py.
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from formats import files, run_folder, run_log
+from formats import run_folder, run_log
 from formats.address import Folder, copy_of, protocol_of
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
 
@@ -178,16 +177,12 @@ class Mirror:
         final = run / step_name(step)
         partial = run / f".{final.name}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        sizes = self.folder.list()
-        size = sum(sizes.get(f"{final.name}/{name}", 0) for name in names)
+        there = Folder(f"{self.address}/{final.name}")
+        wanted = ("state.json", *names)
         try:
             partial.mkdir(parents=True)
-            files.check_room(run, size, "choose another disk")
-            how_much = f", {size / 1e6:,.1f} MB" if size else ""
-            print(f"fetching {self.address}/{final.name}{how_much}", file=sys.stderr, flush=True)
-            for name in ("state.json", *names):
-                with contextlib.suppress(FileNotFoundError):  # read_state() names what is missing
-                    self.folder.get(f"{final.name}/{name}", partial / name)
+            sizes = there.list()  # read_state() says what is missing
+            there.get({name: sizes[name] for name in sizes if name in wanted}, partial)
             run_folder.read_state(partial, names)
             run_folder.publish(partial, final)
         finally:
@@ -211,9 +206,10 @@ def find(path: str | Path | None) -> Path:
         whole = mirror.whole()
         if whole:
             mirror.folder.get_small((run_log.NAME, "best.json"), here)
-        step = int(wanted[1]) if wanted else run_folder.best_of(here)
-        if step not in whole and not wanted:
-            step = max(whole, default=None)
+        best = run_folder.best_of(here)
+        step = best if best in whole else max(whole, default=None)
+        if wanted:
+            step = int(wanted[1])
         if step not in whole:
             there = ", ".join(map(step_name, whole)) or "no step that is whole"
             raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")

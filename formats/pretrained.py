@@ -4,7 +4,6 @@ formats/run_folder.py and formats/huggingface.py know these folders. An address 
 disk first.
 """
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +80,6 @@ def fetched(address: str) -> Path:
         new = finished.exists() and finished.stat().st_mtime >= asked
         if is_hf(here) and not new:
             sizes = there.list()
-            names = huggingface.needed(sizes)
-            size = sum(sizes[name] for name in names)
-            files.check_room(here, size, "choose another disk")
-            how_much = f", {size / 1e6:,.1f} MB" if size else ""
-            print(f"fetching {there.address}{how_much}", file=sys.stderr, flush=True)
-            for name in names:
-                with files.whole(here / name) as partial:
-                    there.get(name, partial)
+            there.get({name: sizes[name] for name in huggingface.needed(sizes)}, here)
             finished.touch()
     return here if is_hf(here) else mirror.find(address)
