@@ -15,10 +15,9 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import copy
 import importlib.util
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +30,8 @@ from tokenizer_bpe import TokenizerError
 from tools import command
 from tools.scaling_fit import Law, effective_tokens, fit
 from tools.scaling_runs import (
-    FACTORS,
     LEAST_STEPS,
     MOST_EPOCHS,
-    PlanError,
-    RunFailed,
     Size,
     Study,
     converged,
@@ -44,6 +40,7 @@ from tools.scaling_runs import (
 from training import RunError
 
 PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/laptop.py"}
+FACTORS = (1.0, 2.0, 0.5)  # on the preset's learning rates: the sweep's
 TRAINING = 0.95  # share of a run's hours; the rest is evaluations and saves
 
 
@@ -51,29 +48,24 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command line, and settings for train.py."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.scaling",
-        usage="python -m tools.scaling --data FOLDER (--hours H | --max_cost M --cost_per_hour P |"
-        " --flops F) [--key=value ...]",
-        description="Which size and how many tokens a budget buys, and which loss to expect.",
+        description="Which size and how many tokens a budget buys, and which loss to expect."
+        " Settings of train.py may follow, as --key=value.",
         allow_abbrev=False,
     )
     parser.add_argument("--data", required=True, help="a prepared folder, such as data/main")
     parser.add_argument(
         "--preset", help="the recipe; default: config/laptop.py, on a GPU gpt2_small_modern.py"
     )
-    parser.add_argument("--hours", type=command.positive, help="of this machine")
-    parser.add_argument("--max_cost", type=command.positive, help="in the unit of --cost_per_hour")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--hours", type=command.positive, help="of this machine")
+    budget.add_argument("--max_cost", type=command.positive, help="needs --cost_per_hour")
+    budget.add_argument("--flops", type=command.positive, help="operations, instead of hours")
     parser.add_argument("--cost_per_hour", type=command.positive, help="the price of this machine")
-    parser.add_argument("--flops", type=command.positive, help="operations, instead of hours")
     parser.add_argument(
         "--minutes", type=command.positive, default=10.0, help="for small runs; default 10"
     )
     parser.add_argument("--out", type=Path, help="default: checkpoints/scaling/DATA_PRESET")
     args, extra = parser.parse_known_args(argv)
-    for word in extra:
-        if not word.startswith("--"):
-            parser.error(f"{word}: give a preset with --preset, a setting as --key=value")
-    if sum(map(bool, (args.hours, args.max_cost, args.flops))) != 1:
-        parser.error("give one budget: --hours, --max_cost with --cost_per_hour, or --flops")
     if args.max_cost and not args.cost_per_hour:
         parser.error(f"--max_cost {args.max_cost} needs --cost_per_hour, the machine's price")
     if args.max_cost:
@@ -85,8 +77,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
     if not args.preset:
         chosen = [word for word in extra if word.startswith("--device=")]
-        device = settings.load([*chosen, "--checkpoint_dir=none"]).device
-        kind = hardware.find_device(device).type
+        kind = hardware.find_device(settings.load(chosen).device).type
         args.preset = PRESETS["cuda" if kind == "cuda" else "cpu"]
     return args, extra
 
@@ -97,7 +88,10 @@ def main(argv: list[str]) -> None:
     study = Study(args.data, args.preset, extra, args.out)
     price = args.cost_per_hour or study.config.cost_per_hour
     if args.flops and args.flops < LEAST_STEPS * study.flops_a_step(study.sizes[0]):
-        raise too_small()
+        raise ConfigError(
+            f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model; raise the"
+            " budget, or lower --batch_size or --block_size"
+        )
 
     plan = study.plan(args.minutes)
     sizes = ", ".join(str(size) for size in dict.fromkeys(size for size, _ in plan))
@@ -175,29 +169,17 @@ def offers(study: Study, law: Law, budget: argparse.Namespace, speed: float) -> 
     """
     sizes = study.sizes
     guesses = [offer(study, law, s, budget, study.flops_a_step(s) / speed) for s in sizes]
-    at = min(range(len(sizes)), key=lambda n: guesses[n].loss)
-    found = {}
-    while True:
-        for n in range(max(0, at - 1), min(at + 2, len(sizes))):
+    best = min(range(len(sizes)), key=lambda n: guesses[n].loss)
+    found, middle = {}, None
+    while best != middle:
+        middle = best
+        for n in range(max(0, middle - 1), min(middle + 2, len(sizes))):
             if n not in found:
                 print(f"measuring {sizes[n]} ...", flush=True)
                 seconds = study.step_seconds(sizes[n], max(1, guesses[n].steps))
                 found[n] = offer(study, law, sizes[n], budget, seconds)
         best = min(found, key=lambda n: (found[n].loss, n))
-        if best == at:
-            break
-        at = best
-    affordable = [found[n] for n in sorted(found) if math.isfinite(found[n].loss)]
-    if not affordable:
-        raise too_small()
-    return affordable
-
-
-def too_small() -> PlanError:
-    return PlanError(
-        f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model, or the model"
-        " does not fit into memory; raise the budget, or lower --batch_size or --block_size"
-    )
+    return [found[n] for n in sorted(found) if math.isfinite(found[n].loss)]
 
 
 # -- what the user sees ----------------------------------------------------------------------------
@@ -229,10 +211,8 @@ def doubts(study: Study, found: list[Offer], best: Offer, law: Law) -> list[str]
     """What the evidence does not show, a sentence each."""
     sentences = []
     if best.high - best.low > 0.12 * best.loss:
-        sentences.append(
-            f"the interval is wide: the run is {best.compute / law.compute:,.0f} times the largest"
-            " small one; raise --minutes to narrow it"
-        )
+        times = f"{best.compute / law.compute:,.0f} times the largest small one"
+        sentences.append(f"the interval is wide: the run is {times}; raise --minutes to narrow it")
     if not law.saw_copying:
         sentences.append(
             f"the small runs see {law.tokens:,.0f} tokens at most, too few to show whether a model"
@@ -244,29 +224,28 @@ def doubts(study: Study, found: list[Offer], best: Offer, law: Law) -> list[str]
         sentences.append(f"within 1% of it: {', '.join(close)}; choose by speed and memory")
     epochs = best.tokens / study.unique
     if epochs > MOST_EPOCHS:
-        sentences.append(
-            f"it sees the text {epochs:.1f} times: more text would help more than hours"
-        )
+        times = f"{epochs:.1f} times"
+        sentences.append(f"it sees the text {times}: more text would help more than hours")
     return sentences
 
 
 def write_preset(study: Study, best: Offer, factor: float, price: float, run: Path) -> Path:
     """Write the recommended run as a preset: the settings that differ from the defaults."""
-    c = copy.copy(study.config)
-    vars(c).update(settings_of(c, best.size, best.steps, factor))
-    c.eval_batches = study.eval_batches
-    c.eval_interval = max(1, best.steps // 40)
-    c.checkpoint_dir = str(run)
-    c.cost_per_hour = price
+    c = replace(
+        study.config,
+        **settings_of(study.config, best.size, best.steps, factor),
+        eval_batches=study.eval_batches,
+        eval_interval=max(1, best.steps // 40),
+        checkpoint_dir=str(run),
+        cost_per_hour=price,
+    )
     lines = [
         f"# {best.size}, {best.steps:,} steps, about {best.hours:.2f} hours: expect a loss of"
         f" {best.loss:.3f},",
         f"# with a 90% interval from {best.low:.3f} to {best.high:.3f} (docs/scaling.md).",
     ]
     defaults = asdict(Config())
-    for name, value in asdict(c).items():
-        if value != defaults[name]:
-            lines.append(f"{name} = {value!r}")
+    lines += [f"{name} = {v!r}" for name, v in asdict(c).items() if v != defaults[name]]
     path = study.folder / "recommended.py"
     files.write_text(path, "\n".join(lines) + "\n")
     return path
@@ -278,18 +257,17 @@ def draw(study: Study, law: Law, runs: list[dict], best: Offer, run: Path) -> No
 
     figure = Figure((9, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for size in sorted({(r["n_embd"], r["n_layer"]) for r in runs}):
-        of_size = [r for r in runs if (r["n_embd"], r["n_layer"]) == size]
-        flops, weights = of_size[0]["flops"], of_size[0]["weights"]
-        tokens = np.geomspace(min(r["tokens"] for r in of_size), best.compute / flops)
-        expected = [law.loss(weights, effective_tokens(t, study.unique)) for t in tokens]
-        name = f"{size[1]} x {size[0]}"
-        (line,) = axes.plot(tokens * flops, expected, "--", linewidth=1, label=name)
-        points = [(r["compute"], r["loss"]) for r in of_size]
-        axes.plot(*zip(*points, strict=True), "o", color=line.get_color(), markersize=4)
+    for size in study.sizes:
+        points = [(r["compute"], r["loss"]) for r in runs if r["n_embd"] == size.n_embd]
+        if points:
+            computes = np.geomspace(min(points)[0], best.compute)
+            tokens = [effective_tokens(compute / size.flops, study.unique) for compute in computes]
+            expected = [law.loss(size.weights, t) for t in tokens]
+            (line,) = axes.plot(computes, expected, "--", linewidth=1, label=str(size))
+            axes.plot(*zip(*points, strict=True), "o", color=line.get_color(), markersize=4)
     reach = [[best.loss - best.low], [best.high - best.loss]]
     axes.errorbar(best.compute, best.loss, reach, fmt="D", capsize=4, label="predicted")
-    a_step = study.tokens_a_step * best.size.flops
+    a_step = study.flops_a_step(best.size)
     evaluated = [r for r in run_log.iterate(run) if r["step"] and r.get("val_loss")]
     if evaluated:
         computes = [r["step"] * a_step for r in evaluated]
@@ -305,7 +283,7 @@ if __name__ == "__main__":
     command.run(
         "tools.scaling",
         main,
-        mistakes=(ConfigError, PlanError, TokenizerError, hardware.DeviceError),
-        failures=(RunFailed, RunError),
+        mistakes=(ConfigError, TokenizerError, hardware.DeviceError),
+        failures=(RunError,),
         stopped="stopped; the same command continues",
     )

@@ -4,6 +4,7 @@ Hoffmann et al., 2022, "Training Compute-Optimal Large Language Models", approac
 in, plain numbers out; knows no model, no files and no machine. Needs scipy.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +76,7 @@ def log_loss(logs: np.ndarray, parameters, tokens) -> np.ndarray:
     return np.logaddexp(np.logaddexp(of_size, of_tokens), e)
 
 
-def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
+def fit(parameters, tokens, losses, computes) -> Law:
     """The law that finished runs follow. Each argument has a number a run, as Law names them.
 
     Least squares of the logarithms with Huber's loss, from several starts. Each resample of the
@@ -83,19 +84,17 @@ def fit(parameters, tokens, losses, computes, seed: int = 0) -> Law:
     """
     observed = np.log(np.asarray(losses, dtype=float))
     prior = np.log([FLOOR * min(losses), EXPONENT, EXPONENT])
-    shares = np.log([0.25 * min(losses)] * 2)  # of A and B, to begin with
+    share = np.log(0.25 * min(losses))  # of A and B, to begin with
     found = []
-    for floor in (-1.0, 0.0, 0.5):
-        for alpha in (-0.7, 0.0, 0.7):
-            for beta in (-0.7, 0.0, 0.7):
-                start = np.concatenate([shares, prior + np.array([floor, alpha, beta])])
-                found.append(solve(start, parameters, tokens, observed, prior))
+    for of_three in itertools.product((-1.0, 0.0, 0.5), (-0.7, 0.0, 0.7), (-0.7, 0.0, 0.7)):
+        start = [share, share, *(prior + of_three)]
+        found.append(solve(start, parameters, tokens, observed, prior))
     best = min(found, key=lambda result: result.cost).x
 
     expected = log_loss(best, parameters, tokens)
     misses = ((observed - expected) ** 2).sum()
     spread = max(NOISE, np.sqrt(misses / max(1, len(observed) - 3)))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     draws = []
     for _ in range(DRAWS):
         noisy = expected + spread * random.standard_normal(len(observed))

@@ -4,14 +4,13 @@ The family is the preset's recipe at other widths. A run that is finished is rea
 that was interrupted continues.
 """
 
-import copy
 import functools
 import math
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from config import Config, ConfigError
 from formats import files, run_log
 from formats.data_folder import Meta, read_meta
 from model import GPT
+from training import RunError
 from training.conversations import check_validated
 from training.memory import release
 from training.plan import check_ram
@@ -43,7 +43,6 @@ LEAST_RUNS = 6  # fewer cannot tell the law's five numbers apart
 MOST_EPOCHS = 4  # of a small run: up to here a repeated token is almost a new one
 RUNNING = 0.6  # share of --minutes; the rest is starts, evaluations, the sweep, measuring
 TIMED_S = 3.0  # seconds for which a size is timed
-FACTORS = (1.0, 2.0, 0.5)  # on the preset's learning rates: the sweep's
 EVALUATED = 1 << 17  # tokens of an evaluation, the same ones for small runs and large
 # Of every small run: its length is in steps, and it does nothing that shows nothing.
 QUIET = {
@@ -60,14 +59,6 @@ QUIET = {
     "tensorboard": False,
     "profile": False,
 }
-
-
-class PlanError(ValueError):
-    """A budget or a text that no plan fits, in a sentence for the user."""
-
-
-class RunFailed(RuntimeError):
-    """A small run that failed, in a sentence for the user."""
 
 
 # -- the family ------------------------------------------------------------------------------------
@@ -103,21 +94,20 @@ def family(config: Config, meta: Meta) -> list[Size]:
                 f"{name} = {getattr(config, name)}: a family varies width and depth alone; leave it"
                 f" out with --{name}=None"
             )
-    aspect = config.n_embd / config.n_layer
-    return [size_of(config, meta, max(LEAST_LAYERS, round(w / aspect)), w) for w in WIDTHS]
+    return [size_of(config, meta, width) for width in WIDTHS]
 
 
-def size_of(config: Config, meta: Meta, n_layer: int, n_embd: int) -> Size:
-    """A width and depth of a recipe, counted. Heads stay about as wide as the preset's."""
-    c = copy.copy(config)
-    c.n_layer, c.n_embd = n_layer, n_embd
-    wanted = n_embd * config.n_head / config.n_embd
-    heads = [h for h in range(1, n_embd + 1) if n_embd % (2 * h) == 0]
-    c.n_head = min(heads, key=lambda h: abs(h - wanted))
+def size_of(config: Config, meta: Meta, width: int) -> Size:
+    """The size of this width, counted. Heads stay about as wide as the preset's."""
+    depth = max(LEAST_LAYERS, round(width * config.n_layer / config.n_embd))
+    wanted = width * config.n_head / config.n_embd
+    possible = [h for h in range(1, width + 1) if width % (2 * h) == 0]
+    heads = min(possible, key=lambda h: abs(h - wanted))
+    c = replace(config, n_layer=depth, n_head=heads, n_embd=width)
     with torch.device("meta"):  # no memory
         model = GPT(model_shape(c, meta.vocab_size))
     weights = sum(p.numel() for p in model.h.parameters()) + model.lm_head.weight.numel()
-    return Size(n_layer, c.n_head, n_embd, weights, model.num_parameters(), model.flops_per_token())
+    return Size(depth, heads, width, weights, model.num_parameters(), model.flops_per_token())
 
 
 def settings_of(config: Config, size: Size, steps: int, factor: float = 1.0) -> dict:
@@ -167,7 +157,7 @@ class Study:
         if self.folder.is_file():
             raise ConfigError(f"--out {self.folder} is a file; name a folder")
         if self.unique * MOST_EPOCHS < LEAST_STEPS * self.tokens_a_step:
-            raise PlanError(
+            raise ConfigError(
                 f"the text has {self.unique:,} tokens, too few for {LEAST_STEPS} steps of"
                 f" {self.tokens_a_step:,}; add text, or lower --batch_size"
             )
@@ -180,9 +170,8 @@ class Study:
 
         steps: of the run, which decides whether it is compiled; 0: of a small run, which is not.
         """
-        c = copy.copy(self.config)
-        vars(c).update(settings_of(c, size, steps or LEAST_STEPS))
-        c.checkpoint_dir = str(self.folder / "none")
+        values = settings_of(self.config, size, steps or LEAST_STEPS)
+        c = replace(self.config, **values, checkpoint_dir=str(self.folder / "none"))
         if not steps:
             c.compile = False
         run = None
@@ -244,12 +233,8 @@ class Study:
             print(f"{name}: loss {loss:.4f}", flush=True)
         tokens = steps * self.tokens_a_step
         seconds = max(record.get("elapsed_s", 0.0) for record in run_log.iterate(folder))
-        return asdict(size) | {
-            "tokens": tokens,
-            "compute": tokens * size.flops,
-            "loss": loss,
-            "seconds": seconds,
-        }
+        found = {"tokens": tokens, "compute": tokens * size.flops, "loss": loss, "seconds": seconds}
+        return asdict(size) | found
 
 
 def small_runs(
@@ -284,7 +269,7 @@ def small_runs(
             break
         chosen = runs
     if len(chosen) < LEAST_RUNS:
-        raise PlanError(
+        raise ConfigError(
             f"{seconds / 60:.3g} minutes, this text and this memory allow {len(chosen)} small runs"
             f" of {LEAST_STEPS} steps or more, and {LEAST_RUNS} are needed; raise --minutes, lower"
             " --batch_size or --block_size, or add text"
@@ -308,7 +293,7 @@ def train(folder: Path, arguments: list[str], values: dict) -> float:
     """The final loss of train.py in a process that ends with this one.
 
     arguments: a preset and settings, as on its command line; values: more settings by name. Raises
-    RunFailed with its last words.
+    RunError with its last words.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, str(TRAIN), *arguments, f"--checkpoint_dir={folder}"]
@@ -328,15 +313,15 @@ def train(folder: Path, arguments: list[str], values: dict) -> float:
     loss = final_loss(folder)
     if loss is None or (status and math.isfinite(loss)):
         lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
-        raise RunFailed(f"{folder} ended with status {status}: {lines[-1]}; all of it: {output}")
+        raise RunError(f"{folder} ended with status {status}: {lines[-1]}; all of it: {output}")
     return loss
 
 
 def converged(runs: list[dict]) -> list[dict]:
-    """The small runs that did not diverge. Raises PlanError where they are too few for a law."""
+    """The small runs that did not diverge. Raises ConfigError where they are too few for a law."""
     found = [run for run in runs if math.isfinite(run["loss"])]
     if len(found) < LEAST_RUNS:
-        raise PlanError(
+        raise ConfigError(
             f"{len(runs) - len(found)} of {len(runs)} small runs diverged, and {LEAST_RUNS} are"
             " needed; lower --learning_rate, and --muon_lr where the preset has Muon"
         )
