@@ -30,6 +30,7 @@ STYLE = {
     "axes.titlelocation": "left",
     "legend.edgecolor": "none",
     "legend.fontsize": 8,
+    "path.simplify_threshold": 1.0,  # pixels: a long log makes no large picture
 }
 SMALL = {  # {column: (title, unit)} of the small curves
     "lr": ("learning rate", "step size"),
@@ -37,7 +38,6 @@ SMALL = {  # {column: (title, unit)} of the small curves
     "tokens_per_second": ("tokens a second", "tokens/s"),
     "mfu": ("MFU", "share of the device's peak"),
 }
-POINTS = 700  # of a curve: more than a screen shows
 
 
 def x_axes(runs: list[History]) -> dict[str, tuple[str, float]]:
@@ -52,16 +52,6 @@ def x_axes(runs: list[History]) -> dict[str, tuple[str, float]]:
     return {column: axis for column, axis in axes.items() if all(run.last(column) for run in runs)}
 
 
-def thin(y: np.ndarray) -> np.ndarray:
-    """The indices of at most POINTS values: the extremes of each stretch, so no spike is lost."""
-    if len(y) <= POINTS:
-        return np.arange(len(y))
-    kept = []
-    for stretch in np.array_split(np.arange(len(y)), POINTS // 2):
-        kept += [stretch[y[stretch].argmin()], stretch[y[stretch].argmax()]]
-    return np.unique(kept)
-
-
 def smooth(y: np.ndarray) -> np.ndarray:
     """Means over a running window of a fiftieth of the values, shorter at both ends."""
     half = len(y) // 100
@@ -70,11 +60,6 @@ def smooth(y: np.ndarray) -> np.ndarray:
     low = np.maximum(n - half, 0)
     high = np.minimum(n + half + 1, len(y))
     return (total[high] - total[low]) / (high - low)
-
-
-def plot(axes: Axes, x: np.ndarray, y: np.ndarray, **style) -> None:
-    points = thin(y)
-    axes.plot(x[points], y[points], **style)
 
 
 def without_beginning(y: np.ndarray) -> np.ndarray:
@@ -105,13 +90,12 @@ def losses(
             x = run.columns[column][logged] / unit
             loss = run.columns["loss"][logged]
             average = smooth(loss)
-            plot(axes, x, loss, color=colour, linewidth=0.6, alpha=0.35)
+            axes.plot(x, loss, color=colour, linewidth=0.6, alpha=0.35)
             name = "training" if single else None
-            plot(axes, x, average, color=colour, linewidth=1.2, label=name)
+            axes.plot(x, average, color=colour, linewidth=1.2, label=name)
             tops.append(without_beginning(average).max(initial=0))
         loss = np.array([e["val_loss" if nats else "bits_per_byte"] for e in run.evaluations])
-        plot(
-            axes,
+        axes.plot(
             run.at(column, [e["step"] for e in run.evaluations]) / unit,
             loss,
             color=RED if single else colour,
@@ -170,7 +154,7 @@ def small(runs: list[History], column: str) -> Figure:
     for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
         known = np.isfinite(run.columns[column])
         y = run.columns[column][known]
-        plot(axes, run.columns["step"][known], y, color=colour, linewidth=1)
+        axes.plot(run.columns["step"][known], y, color=colour, linewidth=1)
         if len(y):
             top = max(top, min(y.max(), 3 * np.percentile(y, 99)))
     axes.set_ylim(0, 1.08 * top or 1)

@@ -12,7 +12,7 @@ import pytest
 
 from formats import run_log
 from tests.conftest import ROOT, fails_clearly, run_script, train_small
-from tools import charts, history
+from tools import history
 
 START = {
     "step": 0,
@@ -227,15 +227,6 @@ def test_in_a_browser_nothing_overlaps_nothing_is_cut_and_nothing_is_loaded(
         tab.get_by_text("tokens", exact=True).first.click()
         assert losses.count() == 1 and losses.get_attribute("src") != before
         tab.close()
-
-
-def test_thinning_keeps_every_spike_and_few_points():
-    y = np.zeros(1_000_000)
-    y[123_456], y[654_321] = 9.0, -9.0
-    kept = charts.thin(y)
-    assert (
-        len(kept) <= charts.POINTS and {123_456, 654_321} <= set(kept) and (np.diff(kept) > 0).all()
-    )
 
 
 # -- what is missing or broken --------------------------------------------------------------------
