@@ -5,7 +5,7 @@ it ran on. docs/results.md has the commands and the numbers.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -71,28 +72,21 @@ def train(*arguments: str) -> list[dict]:
     """The log of one run of train.py, in a process of its own as a user's."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={folder}/run"]
-        print_notices(
-            subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        )
+        process = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        for line in notices(process.stdout.splitlines()):
+            print(line, flush=True)
         return run_log.read(Path(folder) / "run")
 
 
-def measure_apart(name: str, *arguments: str) -> dict:
-    """What benchmarks/NAME.py prints as its last line, JSON, in a process with its own memory."""
-    words = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    process = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    print_notices(process)
-    return json.loads(process.stdout.splitlines()[-1])
+def run_apart(function: Callable, *arguments):
+    """What function(*arguments) returns, called in a process with its own memory."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def notices(lines: Iterable[str]) -> list[str]:
     """The lines with one of NOTICES."""
     return [line for line in lines if any(words in line for words in NOTICES)]
-
-
-def print_notices(process: subprocess.CompletedProcess) -> None:
-    for line in notices(process.stdout.splitlines()):
-        print(line, flush=True)
 
 
 def bandwidth(device: torch.device) -> float:

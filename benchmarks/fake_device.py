@@ -12,31 +12,28 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_map
 
 
-@dataclass(frozen=True)
-class GPU:
-    """What a data sheet says. tflops: dense products in 16 bits. bandwidth: bytes a second."""
+class Chip(NamedTuple):
+    """What a data sheet says beyond hardware.GPUS. bandwidth: bytes a second."""
 
-    name: str
     capability: tuple[int, int]
     multiprocessors: int
-    tflops: float
     bandwidth: float
-    gigabytes: int
-    shared_memory: int  # bytes that one block of threads may use
 
 
-GPUS = {
-    "T4": GPU("Tesla T4", (7, 5), 40, 65, 0.32e12, 16, 65_536),
-    "A100": GPU("NVIDIA A100", (8, 0), 108, 312, 1.555e12, 40, 166_912),
-    "H100": GPU("NVIDIA H100", (9, 0), 132, 989, 3.35e12, 80, 232_448),
-    "H200": GPU("NVIDIA H200", (9, 0), 132, 989, 4.8e12, 141, 232_448),
+CHIPS = {  # the names are those of hardware.GPUS
+    "T4": Chip((7, 5), 40, 0.32e12),
+    "A100": Chip((8, 0), 108, 1.555e12),
+    "H100": Chip((9, 0), 132, 3.35e12),
+    "H200": Chip((9, 0), 132, 4.8e12),
 }
 
 
@@ -51,28 +48,52 @@ def missing() -> str | None:
     return None
 
 
-def install(gpu: GPU) -> None:
-    """From here on PyTorch believes that its first CUDA device is this one."""
+def install(name: str) -> None:
+    """From here on PyTorch believes that its first CUDA device is this one. name: of CHIPS."""
+    import triton
+    from torch._dynamo.device_interface import CudaInterface, register_interface_for_device
+    from triton.backends.compiler import GPUTarget
+
     library = Path(tempfile.mkdtemp(prefix="fake_device_")) / "gpu.so"
     build(library)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     shutil.rmtree(library.parent)
+
+    major, minor = CHIPS[name].capability
     properties = SimpleNamespace(
-        name=gpu.name,
-        major=gpu.capability[0],
-        minor=gpu.capability[1],
-        multi_processor_count=gpu.multiprocessors,
-        total_memory=gpu.gigabytes * 10**9,
+        name=name,
+        major=major,
+        minor=minor,
+        multi_processor_count=CHIPS[name].multiprocessors,
         regs_per_multiprocessor=65_536,
-        max_threads_per_multi_processor=1024 if gpu.capability < (8, 0) else 2048,
+        max_threads_per_multi_processor=1024 if major < 8 else 2048,
         max_threads_per_block=1024,
         warp_size=32,
-        shared_memory_per_block_optin=gpu.shared_memory,
-        shared_memory_per_block=49_152,
-        gcnArchName="",
     )
-    replace_calls(gpu, properties)
-    replace_triton_driver(gpu)
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "device": contextlib.nullcontext(),
+        "get_device_properties": properties,
+        "get_device_capability": (major, minor),
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": None,
+    }
+    for call, answer in answers.items():
+        setattr(torch.cuda, call, always(answer))
+    torch.version.cuda = "13.0"
+    torch.accelerator.is_available = always(False)
+    torch.accelerator.current_accelerator = always(None)
+    CudaInterface.is_available = staticmethod(always(True))
+    CudaInterface.get_compute_capability = staticmethod(always(10 * major + minor))
+    CudaInterface.get_device_properties = staticmethod(always(properties))
+    CudaInterface.Worker.get_device_properties = staticmethod(always(properties))
+    for device in ("cuda", "cuda:0"):
+        register_interface_for_device(device, CudaInterface)
+    target = GPUTarget("cuda", 10 * major + minor, 32)
+    triton.runtime.driver.set_active(SimpleNamespace(get_current_target=always(target)))
 
 
 def build(library: Path) -> None:
@@ -85,67 +106,30 @@ def build(library: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def replace_calls(gpu: GPU, properties: SimpleNamespace) -> None:
-    """What PyTorch asks the CUDA driver for is answered from the properties."""
-    from torch._dynamo.device_interface import CudaInterface, register_interface_for_device
-
-    answers = {
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": gpu.capability >= (8, 0),
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_properties": properties,
-        "get_device_capability": gpu.capability,
-        "get_device_name": gpu.name,
-        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-        "mem_get_info": (gpu.gigabytes * 10**9, gpu.gigabytes * 10**9),
-        "set_rng_state": None,
-        "synchronize": None,
-        "_lazy_init": None,
-    }
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, always(answer))
-    torch.cuda.device = always(contextlib.nullcontext())
-    torch.version.cuda = "13.0"
-    for name in ("getDevice", "setDevice", "exchangeDevice", "maybeExchangeDevice"):
-        setattr(torch._C, f"_cuda_{name}", always(0))
-    torch._C._cuda_getCurrentRawStream = always(0)
-    torch.accelerator.is_available = always(False)
-    torch.accelerator.current_accelerator = always(None)
-    asked = {
-        "is_available": True,
-        "device_count": 1,
-        "current_device": 0,
-        "get_device_properties": properties,
-        "get_compute_capability": 10 * gpu.capability[0] + gpu.capability[1],
-        "is_triton_capable": True,
-        "raise_if_triton_unavailable": None,
-    }
-    for name, answer in asked.items():
-        setattr(CudaInterface, name, staticmethod(always(answer)))
-    for name in ("current_device", "get_device_properties"):
-        setattr(CudaInterface.Worker, name, staticmethod(always(asked[name])))
-    for name in ("cuda", "cuda:0"):
-        register_interface_for_device(name, CudaInterface)
-
-
-def replace_triton_driver(gpu: GPU) -> None:
-    """Triton compiles for this GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    target = GPUTarget("cuda", 10 * gpu.capability[0] + gpu.capability[1], 32)
-    driver = SimpleNamespace(
-        get_current_target=always(target),
-        get_current_device=always(0),
-        get_current_stream=always(0),
-        get_device_capability=always(gpu.capability),
-        get_active_torch_device=always(torch.device("cuda", 0)),
-    )
-    triton.runtime.driver.set_active(driver)
-
-
 def always(answer):
     """A function that returns `answer`, whatever it is called with."""
     return lambda *_, **__: answer
+
+
+def move(graph, inputs):
+    """A graph that was traced on the CPU, and its inputs, on the fake GPU.
+
+    PyTorch's CPU build differentiates nothing on another device.
+    """
+
+    def moved(value):
+        if not isinstance(value, FakeTensor):
+            return value
+        with value.fake_mode:
+            last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+            whole = torch.empty(value.storage_offset() + last + 1, dtype=value.dtype, device="cuda")
+            return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+    for node in graph.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = tree_map(moved, node.meta["val"])
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        node.meta.pop("tensor_meta", None)
+    graph.recompile()
+    return [moved(value) for value in inputs]

@@ -9,9 +9,7 @@ Every rung runs in a process of its own, so that its peak memory is its own, and
 round. The plain loop lives here; the last rung is the step of train.py itself.
 """
 
-import argparse
 import importlib.util
-import json
 import math
 import resource
 import sys
@@ -32,10 +30,10 @@ import model
 from benchmarks import (
     argument_parser,
     in_turn,
-    measure_apart,
     median_ratio,
     medians,
     print_table,
+    run_apart,
     write,
 )
 from config import Config
@@ -156,8 +154,9 @@ class TrainPy:
         self.run.trainer.step()
 
 
-def measure(rung: int, c: Config, steps: int) -> dict:
+def measure(rung: int, words: list[str], steps: int) -> dict:
     """One rung in this process: seconds a step and a batch, peak bytes, operations a token."""
+    c = settings.load(words)
     loop = TrainPy(c) if rung == TRAIN_PY else PlainLoop(rung, c)
     for _ in range(3):  # compilation, first allocations
         loop.step()
@@ -263,24 +262,21 @@ def main(argv):
     parser.add_argument("--preset")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="steps timed for each rung in a round")
-    parser.add_argument("--rung", type=int, help=argparse.SUPPRESS)  # for measure_apart
     args, extra = parser.parse_known_args(argv)
-    preset, *rest = [args.preset] if args.preset else default_settings()
-    extra = [*rest, *extra]
-    if args.rung is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            c = settings.load([preset, *extra, f"--checkpoint_dir={folder}/run"])
-            print(json.dumps(measure(args.rung, c, args.steps)))
-        return
-    c = settings.load([preset, *extra])
+    words = [*([args.preset] if args.preset else default_settings()), *extra]
+    c = settings.load(words)
     device = hardware.find_device(c.device)
-    common = ["ladder", *extra, "--preset", preset, "--steps", str(args.steps), "--rung"]
-    rungs = {name: partial(measure_apart, *common, str(n)) for n, name in enumerate(RUNGS)}
-    rounds = in_turn(rungs, args.rounds, lambda r: f"{1e3 * r['step_s']:,.1f} ms")
+    with tempfile.TemporaryDirectory() as folder:
+        in_folder = [*words, f"--checkpoint_dir={folder}/run"]
+        rungs = {
+            name: partial(run_apart, measure, rung, in_folder, args.steps)
+            for rung, name in enumerate(RUNGS)
+        }
+        rounds = in_turn(rungs, args.rounds, lambda r: f"{1e3 * r['step_s']:,.1f} ms")
     tokens = c.batch_size * c.block_size
     rows = rows_of(rounds, tokens, hardware.peak_flops(device))
     show(rows)
-    result = {"command": " ".join([preset, *extra]), "tokens_a_step": tokens, "rungs": rows}
+    result = {"command": " ".join(words), "tokens_a_step": tokens, "rungs": rows}
     path = write("ladder", result, device)
     if importlib.util.find_spec("matplotlib"):
         draw(rows, path.with_suffix(".png"), hardware.describe(device))

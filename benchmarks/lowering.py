@@ -15,23 +15,33 @@ It takes triton (691 MB, so it is in no requirements file: `pip install triton==
 2.13) and g++; where one of them is missing it says so and does nothing.
 """
 
-import json
 import sys
 from collections import defaultdict
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
+from unittest import mock
 
+import numpy as np
+import sympy
 import torch
+from torch._inductor import config as inductor
+from torch._inductor import memory
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.dependencies import MemoryDep
+from torch._inductor.ir import MultiOutput
+from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
+from torch._inductor.utils import sympy_product
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+from torch.utils._sympy.printers import PythonPrinter
 
 import config as settings
-import hardware
 import model as model_file
-from benchmarks import argument_parser, fake_device, measure_apart, print_table, write
-from benchmarks.fake_device import GPU, GPUS
-from benchmarks.scheduled import Kernel, Lowering
+from benchmarks import argument_parser, fake_device, print_table, run_apart, write
+from benchmarks.fake_device import CHIPS
 from config import Config
-from hardware import Device
 from model import GPT, GPTConfig
 from training.adapt import adapt
+from training.plan import as_sold
 
 PRESETS = [
     "config/gpt2_small.py",
@@ -41,49 +51,156 @@ PRESETS = [
 VOCABULARY = 32000
 LAYERS = (2, 4)  # those lowered
 BANDWIDTH, SPEED = 0.79, 0.66  # of the data sheet: 3.8 TB/s and 650 TFLOP/s on an H200
+COLUMNS = ("kernels", "gigabytes", "teraflops", "expected_ms")
 ELEMENTWISE = "all but products, attention and optimizer"
 
 
-@dataclass
-class Part:
-    """Launches of one kind in a step, their bytes, operations and milliseconds."""
+def launch(gpu: str, size: float, flops: float = 0.0, speed: float = SPEED) -> np.ndarray:
+    """A launch as COLUMNS. size: bytes read and written. speed: of products, a share of the peak.
 
-    kernels: float = 0.0
-    gigabytes: float = 0.0
-    teraflops: float = 0.0
-    expected_ms: float = 0.0
-
-    def add(self, kernel: Kernel, gpu: GPU) -> None:
-        """Count a launch."""
-        speed = SPEED / 2 if kernel.part == "attention" else SPEED  # small products and a softmax
-        products = (kernel.flops + kernel.flops8 / 2) / (gpu.tflops * 1e12 * speed)
-        memory = kernel.gigabytes * 1e9 / (gpu.bandwidth * BANDWIDTH)
-        self.kernels += 1
-        self.gigabytes += kernel.gigabytes
-        self.teraflops += (kernel.flops + kernel.flops8) / 1e12
-        self.expected_ms += 1e3 * max(products, memory)
+    gpu: of CHIPS.
+    """
+    computing = flops / (as_sold(gpu).peak_flops * speed)
+    moving = size / (CHIPS[gpu].bandwidth * BANDWIDTH)
+    return np.array([1, size / 1e9, flops / 1e12, 1e3 * max(computing, moving)])
 
 
-def total(parts: list[Part]) -> Part:
-    """All of them together."""
-    names = [field.name for field in fields(Part)]
-    return Part(*(sum(getattr(part, name) for part in parts) for name in names))
+class Lowering:
+    """A backend for torch.compile: lowers forward and backward, counts launches, runs nothing.
+
+    parts: {part of the step: its launches, as COLUMNS}. peak: bytes of tensors at most, but for the
+    weights.
+    """
+
+    def __init__(self, config: Config, gpu: str):
+        self.gpu, self.peak = gpu, 0
+        self.parts = defaultdict(lambda: np.zeros(len(COLUMNS)))
+        self.vocabulary = {config.vocab_size, 64 * -(-config.vocab_size // 64)}
+        sequences = config.micro_batch_size or config.batch_size
+        width = config.n_head * (config.head_dim or config.n_embd // config.n_head)
+        self.pairs = sequences * config.block_size**2 * width  # attention's operations: multiples
+
+    def __call__(self, graph, inputs):
+        return compile_fx(graph, inputs, inner_compile=self.lower)
+
+    def lower(self, graph, inputs, **options):
+        """In the place of Inductor's compile_fx_inner, for forward and backward each.
+
+        Returns a function in the place of the compiled one, whose outputs have the right shapes.
+        """
+        outputs = [
+            node.meta["val"] if isinstance(node, torch.fx.Node) else node
+            for node in graph.graph.output_node().args[0]
+        ]
+        with (
+            mock.patch.object(Scheduler, "codegen", lambda scheduler: self.count(scheduler)),
+            inductor.patch(force_disable_caches=True, graph_partition=False),
+        ):
+            compile_fx_inner(graph, fake_device.move(graph, inputs), **options)
+
+        def run(_):
+            return outputs
+
+        run._boxed_call = True  # it gets its arguments in one list
+        return run
+
+    def count(self, scheduler: Scheduler) -> None:
+        """Add the launches of a graph, which V.graph is."""
+        for node in scheduler.nodes:
+            extern = isinstance(node, ExternKernelSchedulerNode)
+            if isinstance(node, NopKernelSchedulerNode):
+                continue
+            if extern and isinstance(node.node, MultiOutput):
+                continue  # it names a result of another
+            part, flops, speed = self.called(node) if extern else self.fused(node)
+            self.parts[part] += launch(self.gpu, bytes_moved(node), flops, speed)
+        peak, _ = memory.prepare_planning_info(
+            scheduler.nodes,
+            scheduler.name_to_buf,
+            scheduler.name_to_fused_node,
+            OrderedSet(V.graph.graph_inputs.keys()),
+            OrderedSet(V.graph.get_output_names()),
+        )
+        self.peak = max(self.peak, peak)
+
+    def fused(self, node) -> tuple[str, float, float]:
+        """Part, operations and speed of a kernel that Inductor writes."""
+        logits = any(len(s) > 1 and s[-1] in self.vocabulary for s in buffer_shapes(node))
+        return "loss" if logits else "elementwise", 0.0, SPEED
+
+    def called(self, node) -> tuple[str, float, float]:
+        """The same of a kernel that is called."""
+        names = str([origin.target for origin in node.node.get_origins()])
+        if "scaled_dot_product" in names:
+            # causal: half of the pairs; two products forward, five backward
+            flops = self.pairs * (5 if "backward" in names else 2)
+            return "attention", flops, SPEED / 2  # small products and a softmax
+        flops = float(node.estimate_flops() or 0)
+        if not flops:
+            return "elementwise", 0.0, SPEED
+        of_head = any(self.vocabulary & set(shape) for shape in buffer_shapes(node))
+        part = "products of the head" if of_head else "products of the blocks"
+        return part, flops, 2 * SPEED if "scaled_mm" in names else SPEED  # of 8 bits
 
 
-def lower(config: Config, layers: int, gpu: GPU) -> Lowering:
+def bytes_moved(node) -> int:
+    """Bytes that a launch reads and writes: of each tensor, the elements that it touches.
+
+    What stays within the launch counts for nothing, and what it computes from is read once.
+    """
+    writes = {dependency.name for dependency in node.read_writes.writes}
+    total = 0
+    for name, whole in node.get_read_write_buffer_accesses(True, True).items():
+        of = node.read_writes.writes if name in writes else node.read_writes.reads
+        touched = [dependency for dependency in of if dependency.name == name]
+        if touched and all(isinstance(dependency, MemoryDep) for dependency in touched):
+            whole = min(whole, elements(touched) * V.graph.get_dtype(name).itemsize)
+        total += whole
+    return total
+
+
+def elements(touched: list[MemoryDep]) -> int:
+    """How many elements of one tensor these indices touch, each counted once.
+
+    An index that is looked up, as a target's logit, touches one for each of its loop's turns.
+    """
+    turns = sum(int(sympy_product(dependency.size)) for dependency in touched)
+    known = all(set(d.index.free_symbols) <= set(d.var_names) for d in touched)
+    if len(touched) == 1 or not known:
+        return turns
+    seen = np.zeros(int(V.graph.get_numel(touched[0].name)), dtype=bool)
+    for dependency in touched:
+        index = sympy.lambdify(dependency.var_names, dependency.index, "numpy", PythonPrinter)
+        loops = np.ogrid[tuple(slice(int(n)) for n in dependency.size)]
+        at = np.atleast_1d(index(*loops))
+        seen[at[(at >= 0) & (at < len(seen))]] = True  # beyond it, a condition keeps from reading
+    return int(seen.sum())
+
+
+def buffer_shapes(node) -> list[tuple]:
+    """The shapes of what a node reads and writes."""
+    shapes = []
+    for dependency in node.read_writes.reads | node.read_writes.writes:
+        buffer = V.graph.try_get_buffer(dependency.name)
+        if buffer is not None and buffer.has_tensor_output():
+            shapes.append(tuple(int(size) for size in buffer.get_size()))
+    return shapes
+
+
+# -- the step --------------------------------------------------------------------------------------
+
+
+def lower(config: Config, layers: int, gpu: str) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
-    dtype = torch.bfloat16 if gpu.capability >= (8, 0) else torch.float16
+    device = as_sold(gpu)
     sequences = config.micro_batch_size or config.batch_size
-    heads = config.n_head * (config.head_dim or config.n_embd // config.n_head)
-    lowering = Lowering(config.vocab_size, sequences * config.block_size**2 * heads)
+    lowering = Lowering(config, gpu)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model = GPT(shape(config, n_layer=layers))
         chunk = torch.zeros(sequences, config.block_size + 1, dtype=torch.int64)
-        device = torch.device("cuda", 0)
-        memory = hardware.gpu_memory(device)
-        adapt(model, config, Device(device, dtype, gpu.name, memory, 1e12 * gpu.tflops))
+        adapt(model, config, device)
         compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
-        with torch.autocast("cpu", dtype):
+        with torch.autocast("cpu", device.dtype):
             loss = compiled(chunk[:, :-1], chunk[:, 1:])
         loss.backward()
     torch._dynamo.reset()
@@ -107,59 +224,47 @@ def stream_dtype(x):
     return torch.bfloat16 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else x.dtype
 
 
-def optimizer_part(config: Config, gpu: GPU) -> Part:
+def optimizer_part(config: Config, gpu: str) -> np.ndarray:
     """The norm for clipping and AdamW: each weight's numbers read and written once, in one pass.
 
     Muon's products are of the matrices of the blocks, and its passes over them are twice AdamW's.
     """
     with torch.device("meta"):
         model = GPT(shape(config))
-    part = Part()
+    part = np.zeros(len(COLUMNS))
     for name, p in model.named_parameters():
-        kernel = Kernel("optimizer", 32 * p.numel() / 1e9)
         if config.optimizer == "muon" and name.startswith("h.") and p.dim() == 2:
             short, long = sorted(p.shape)
             flops = 5 * (4 * short * short * long + 2 * short**3)
-            kernel = Kernel("optimizer", 64 * p.numel() / 1e9, flops)
-        part.add(kernel, gpu)
-    part.kernels = 0  # a few dozen, which are not lowered
+            part += launch(gpu, 64 * p.numel(), flops)
+        else:
+            part += launch(gpu, 32 * p.numel())
+    part[0] = 0  # a few dozen launches, which are not lowered
     return part
 
 
-def parts_of(lowering: Lowering, gpu: GPU) -> dict[str, Part]:
-    """The launches, by part."""
-    parts = defaultdict(Part)
-    for kernel in lowering.kernels:
-        parts[kernel.part].add(kernel, gpu)
-    return parts
-
-
-def extrapolate(few: float, more: float, layers: int) -> float:
-    """The value of a model of `layers`, on the line through those of LAYERS."""
-    return few + (more - few) / (LAYERS[1] - LAYERS[0]) * (layers - LAYERS[0])
-
-
-def measure(arguments: list[str], gpu: GPU) -> dict:
+def measure(arguments: list[str], gpu: str) -> dict:
     """The step of one preset on one GPU, in this process: by part, in all, and its peak memory."""
     config = settings.load(arguments)
     config.vocab_size = VOCABULARY
     fake_device.install(gpu)
     model_file.causal_attention = flash_attention
     model_file.stream_dtype = stream_dtype
-    lowerings = [lower(config, layers, gpu) for layers in LAYERS]
-    few, more = (parts_of(lowering, gpu) for lowering in lowerings)
-    parts = {}
-    for name in sorted({*few, *more}):
-        pairs = zip(asdict(few[name]).values(), asdict(more[name]).values(), strict=True)
-        parts[name] = Part(*(extrapolate(*pair, config.n_layer) for pair in pairs))
-    elementwise = total([parts["loss"], parts["elementwise"]])
+    few, more = (lower(config, layers, gpu) for layers in LAYERS)
+
+    def whole(of_few, of_more):
+        """The value of the whole model, on the line through those of LAYERS."""
+        return of_few + (of_more - of_few) / (LAYERS[1] - LAYERS[0]) * (config.n_layer - LAYERS[0])
+
+    names = sorted({*few.parts, *more.parts})
+    parts = {name: whole(few.parts[name], more.parts[name]) for name in names}
+    elementwise = parts["loss"] + parts["elementwise"]
     parts["optimizer"] = optimizer_part(config, gpu)
-    rows = parts | {ELEMENTWISE: elementwise, "step": total(list(parts.values()))}
+    rows = parts | {ELEMENTWISE: elementwise, "step": sum(parts.values())}
     found = {}
     for name, part in rows.items():
-        found[name] = {key: round(value, 2) for key, value in asdict(part).items()}
-    peaks = [lowering.peak_gigabytes for lowering in lowerings]
-    return found | {"peak_gigabytes": round(extrapolate(*peaks, config.n_layer), 2)}
+        found[name] = dict(zip(COLUMNS, part.round(2).tolist(), strict=True))
+    return found | {"peak_gigabytes": round(whole(few.peak, more.peak) / 1e9, 2)}
 
 
 def show(title: str, found: dict) -> None:
@@ -175,24 +280,19 @@ def show(title: str, found: dict) -> None:
 def main(argv):
     parser = argument_parser("lowering", __doc__)
     parser.add_argument("--preset", nargs="+", default=PRESETS)
-    parser.add_argument("--gpu", nargs="+", choices=GPUS, default=["H200", "T4"])
+    parser.add_argument("--gpu", nargs="+", choices=CHIPS, default=["H200", "T4"])
     parser.add_argument("--name")
-    parser.add_argument("--apart", action="store_true")  # one preset, in this process
     args, extra = parser.parse_known_args(argv)
     missing = fake_device.missing()
     if missing:
         print(f"nothing is lowered: {missing}")
         return
-    if args.apart:
-        print(json.dumps(measure([*args.preset, *extra], GPUS[args.gpu[0]])))
-        return
     result = {"torch": torch.__version__, "settings": extra}
     for preset in args.preset:
         result[preset] = {}
         for gpu in args.gpu:
-            found = measure_apart("lowering", "--preset", preset, "--gpu", gpu, "--apart", *extra)
-            result[preset][gpu] = found
-            show(f"{preset}, {gpu}", found)
+            result[preset][gpu] = run_apart(measure, [preset, *extra], gpu)
+            show(f"{preset}, {gpu}", result[preset][gpu])
     write(f"lowering_{args.name or 'step'}", result)
 
 

@@ -8,10 +8,8 @@ first, less what the process holds at rest beyond weights and optimiser (Python,
 code). The time is the plan's, compared with that in the log of train.py.
 """
 
-import argparse
 import ctypes
 import gc
-import json
 import re
 import statistics
 import sys
@@ -22,7 +20,7 @@ import torch
 
 import config
 import hardware
-from benchmarks import argument_parser, measure_apart, train, write
+from benchmarks import argument_parser, run_apart, train, write
 from training import plan, trial
 from training.setup import build
 
@@ -88,19 +86,14 @@ def main(argv):
     parser.add_argument("--data", required=True)
     parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=12, help="steps of the real run")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # for measure_apart
     args, extra = parser.parse_known_args(argv)
     common = [args.preset, f"--data_dir={args.data}", "--warmup_steps=2", *extra]
-    if args.here:
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure([*common, f"--checkpoint_dir={folder}/run"])))
-        return
     rows = []
     for micro in args.micro:
-        size = f"--batch_size={micro}"
-        apart = ["--here", "--preset", args.preset, "--data", args.data, *extra, size]
-        row = measure_apart("plan", *apart)
-        row["measured_seconds"] = seconds_a_step([*common, size], args.steps)
+        settings = [*common, f"--batch_size={micro}"]
+        with tempfile.TemporaryDirectory() as folder:
+            row = run_apart(measure, [*settings, f"--checkpoint_dir={folder}/run"])
+        row["measured_seconds"] = seconds_a_step(settings, args.steps)
         rows.append(row)
         memory = row["planned"] / row["measured"] - 1
         seconds = row["planned_seconds"] / row["measured_seconds"] - 1
