@@ -22,7 +22,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -240,7 +239,7 @@ def run(words: list[str], limit: float, **environment: str) -> tuple[list[str], 
     After `limit` seconds it ends with all processes that it has started.
     """
     process = subprocess.Popen(
-        [sys.executable, *words],
+        ["timeout", "--signal=KILL", f"{limit}", sys.executable, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -249,26 +248,17 @@ def run(words: list[str], limit: float, **environment: str) -> tuple[list[str], 
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
         start_new_session=True,
     )
-    cut = threading.Event()
-
-    def end():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-            cut.set()
-
-    timer = threading.Timer(limit, end)
-    timer.start()
     lines = []
     try:
         for line in process.stdout:
             print(f"  {line}", end="", flush=True)
             lines.append(line.rstrip("\n"))
-        status = "failed" if process.wait() else "done"
+        # timeout kills itself with the rest, and returns the status of a part that was not cut.
+        status = {0: "done", -signal.SIGKILL: "cut"}.get(process.wait(), "failed")
     finally:  # Ctrl-C ends the part too
-        timer.cancel()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    return lines, "cut" if cut.is_set() else status
+    return lines, status
 
 
 if __name__ == "__main__":
