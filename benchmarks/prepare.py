@@ -8,7 +8,7 @@ beyond what is there it is repeated, with the paragraphs of each document in ano
 a checkout of GPUburnout/gpt2-from-scratch. Writes benchmarks/results/prepare*.json.
 """
 
-import argparse
+import contextlib
 import json
 import os
 import platform
@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
-import threading
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,11 +45,10 @@ def documents() -> list[bytes]:
 
 def is_document(data: bytes) -> bool:
     """Whether bytes are one text in UTF-8 that is not too short."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return len(data) > 200 and b"\0" not in data and EOT.encode() not in data
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode()
+        return len(data) > 200 and "\0" not in text and EOT not in text
+    return False
 
 
 def make_text(path: Path, size: int, texts: list[bytes]) -> Path:
@@ -70,34 +69,20 @@ def make_text(path: Path, size: int, texts: list[bytes]) -> Path:
 
 def run(words: list, cwd: Path = ROOT) -> dict:
     """Run `python WORDS`: its seconds, the peak memory of it and its children, its output."""
-    started = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, text=True
-    )
-    sizes = []
-    watch = threading.Thread(target=watch_memory, args=(process, sizes))
-    watch.start()
-    output, _ = process.communicate()
-    watch.join()
+    started, peak = time.perf_counter(), 0
+    with tempfile.TemporaryFile("w+") as file:
+        process = psutil.Popen([sys.executable, *map(str, words)], cwd=cwd, stdout=file)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):  # one has just ended, or 0.1 s are over
+                family = [process, *process.children(recursive=True)]
+                peak = max(peak, sum(member.memory_info().rss for member in family))
+                process.wait(0.1)
+        seconds = round(time.perf_counter() - started, 2)
+        file.seek(0)
+        output = file.read()
     if process.returncode:
         raise SystemExit(f"{words} failed:\n{output[-2000:]}")
-    return {
-        "seconds": round(time.perf_counter() - started, 2),
-        "peak_rss_mb": max(sizes) // 10**6,
-        "output": output,
-    }
-
-
-def watch_memory(process: subprocess.Popen, sizes: list[int]) -> None:
-    """Add the resident bytes of a process and its children to `sizes`, ten times a second."""
-    while process.returncode is None:
-        try:
-            main = psutil.Process(process.pid)
-            family = [main, *main.children(recursive=True)]
-            sizes.append(sum(member.memory_info().rss for member in family))
-        except psutil.Error:
-            pass  # one has just ended
-        time.sleep(0.1)
+    return {"seconds": seconds, "peak_rss_mb": peak // 10**6, "output": output}
 
 
 def prepare(*arguments) -> dict:
@@ -182,8 +167,7 @@ def large(work: Path, texts: list[bytes], gigabytes: float) -> dict:
     return result
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+def main(argv: list[str]) -> None:
     parser = argument_parser("prepare", __doc__)
     parts = ["tokenising", "characters", "gpuburnout"]
     parser.add_argument(
@@ -201,15 +185,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         nargs="+",
         default=parts,
         choices=parts,
-        metavar="PART",
-        help=f"of {', '.join(parts)}; the others keep their results",
+        help="the others keep their results",
     )
     parser.add_argument("--rounds", type=int, default=3, help="of the tokenising stage")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str]) -> None:
-    args = parse_args(argv)
+    args = parser.parse_args(argv)
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     texts = documents()
