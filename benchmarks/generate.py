@@ -23,30 +23,17 @@ from pathlib import Path
 
 import torch
 
-import config
+import config as settings
 import hardware
 from benchmarks import ROOT, argument_parser, bandwidth, median_ratio, medians, write
 from benchmarks.nanogpt import model_module
 from generating import decode
 from generating.cpu_kernels import pack
 from model import GPT, GPTConfig
+from training.setup import model_shape
 
 SHORT = list(range(1, 17))  # the prompts: ids of 16 tokens
 LONG = list(range(1, 401))  # and of 400
-
-
-def gpt2_small() -> GPTConfig:
-    """The shape of config/gpt2_small.py with a vocabulary of 32,000: 134M."""
-    c = config.load(["config/gpt2_small.py"])
-    return GPTConfig(
-        vocab_size=32000,
-        block_size=c.block_size,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        n_embd=c.n_embd,
-        bias=c.bias,
-        tie_weights=c.tie_weights,
-    )
 
 
 # -- contenders: (prompt, new tokens) -> tokens/s --------------------------------------------------
@@ -100,15 +87,8 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
 def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Callable:
     """The model of a checkout of nanoGPT, run as its sample.py does; fewer tokens, it is slow."""
     module = model_module(path)
-    same = module.GPTConfig(
-        block_size=c.block_size,
-        vocab_size=c.vocab_size,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        n_embd=c.n_embd,
-        dropout=0.0,
-        bias=c.bias,
-    )
+    names = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias")
+    same = module.GPTConfig(**{name: getattr(c, name) for name in names})
     model = module.GPT(same).eval().to(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -151,6 +131,49 @@ def first_token(checkpoint: str) -> float:
 # -- the command -----------------------------------------------------------------------------------
 
 
+def our_models(c: GPTConfig, device: torch.device) -> tuple[dict, dict, torch.dtype]:
+    """Our model by name, what its weights are kept in on a CPU, and the dtype for one sequence."""
+    model = GPT(c).eval()
+    if device.type != "cpu":
+        dtype = hardware.find_dtype(device, "auto")
+        return {"ours": model.to(device, dtype)}, {}, dtype
+    exact = copy.deepcopy(model)
+    pack(exact, "float32")
+    formats = dict(zip(("one_row", "several"), pack(model), strict=True))
+    models = {"ours": model, "ours in float32": exact}
+    return models, formats, hardware.DTYPES[formats["one_row"]]
+
+
+def floor_bytes(c: GPTConfig, dtype: torch.dtype, device: torch.device) -> dict[str, int]:
+    """Bytes that a token cannot do without reading: the weights, and at 400 tokens the cache."""
+    with torch.device("meta"):
+        layers = [m for m in GPT(c).modules() if isinstance(m, torch.nn.Linear)]
+    weights = dtype.itemsize * sum(layer.weight.numel() for layer in layers)
+    cached = 4 if device.type == "cpu" else dtype.itemsize  # bytes of a number in the cache
+    cache = 2 * c.n_layer * c.n_embd * len(LONG) * cached
+    return {"floor": weights, "floor at 400": weights + cache}
+
+
+def measure(models: dict, compared: dict, floors: dict, device: torch.device) -> dict[str, float]:
+    """One round: tokens/s by name, and the memory's bandwidth."""
+    read = bandwidth(device)
+    model = models["ours"]
+    speeds = {
+        "bandwidth_GB_per_s": read / 1e9,
+        **{name: read / size for name, size in floors.items()},
+        "ours": ours(model, SHORT, 100),
+        "ours at 400": ours(model, LONG, 50),
+        "ours, eight": ours(model, SHORT, 100, rows=8),
+        "ours at 400, eight": ours(model, LONG, 25, rows=8),
+    }
+    if "ours in float32" in models:
+        speeds["ours in float32"] = ours(models["ours in float32"], SHORT, 60)
+    for name, other in compared.items():
+        speeds[name] = other(SHORT, 60)
+        speeds[f"{name} at 400"] = other(LONG, 30)
+    return speeds
+
+
 def main(argv):
     parser = argument_parser("generate", __doc__)
     parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
@@ -163,42 +186,14 @@ def main(argv):
     parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
     args = parser.parse_args(argv)
     device = hardware.find_device("auto")
-    dtype = hardware.find_dtype(device, "auto")
-
-    c = gpt2_small()
-    model = GPT(c).eval()
-    linear = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    weights = sum(layer.weight.numel() for layer in linear)  # read for each token
-    formats, exact = {}, None
-    if device.type == "cpu":
-        exact = copy.deepcopy(model)
-        pack(exact, "float32")
-        formats = dict(zip(("one_row", "several"), pack(model), strict=True))
-        dtype = hardware.DTYPES[formats["one_row"]]
-    else:
-        model.to(device, dtype)
-    cached = 4 if device.type == "cpu" else dtype.itemsize  # bytes of a number in the cache
-    weights_bytes = dtype.itemsize * weights
-    cache_bytes = 2 * c.n_layer * c.n_embd * len(LONG) * cached
+    c = model_shape(settings.load(["config/gpt2_small.py"]), 32000)  # 134M
+    models, formats, dtype = our_models(c, device)
     compared = others(c, device, dtype, args.nanogpt)
+    floors = floor_bytes(c, dtype, device)
 
     rounds = []
     for n in range(args.rounds + 1):
-        read = bandwidth(device)
-        speeds = {
-            "bandwidth_GB_per_s": read / 1e9,
-            "floor": read / weights_bytes,
-            "floor at 400": read / (weights_bytes + cache_bytes),
-            "ours": ours(model, SHORT, 100),
-            "ours at 400": ours(model, LONG, 50),
-            "ours, eight": ours(model, SHORT, 100, rows=8),
-            "ours at 400, eight": ours(model, LONG, 25, rows=8),
-        }
-        if exact:
-            speeds["ours in float32"] = ours(exact, SHORT, 60)
-        for name, other in compared.items():
-            speeds[name] = other(SHORT, 60)
-            speeds[f"{name} at 400"] = other(LONG, 30)
+        speeds = measure(models, compared, floors, device)
         if Path(args.checkpoint).exists():
             speeds["first_token_s"] = first_token(args.checkpoint)
         if n == 0:
