@@ -31,6 +31,14 @@ def write(run: Path, records: list[dict]) -> None:
     write_text(run / NAME, _lines(records))
 
 
+def evaluation(run: Path, step: int) -> dict | None:
+    """The evaluation at a step; None where there was none, or its loss was not finite."""
+    for record in iterate(run):
+        if record["step"] == step and record.get("val_loss") is not None:
+            return record
+    return None
+
+
 def _lines(records):
     """A line of JSON for each record."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

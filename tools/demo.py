@@ -71,15 +71,15 @@ def describe(path: str) -> str:
         state = run_folder.read_state(folder, ())
     except CheckpointError as error:
         return str(error)
-    shape = state["model"]
     words = (
-        f"{shape['n_layer']} layers x {shape['n_embd']}, context {shape['block_size']} tokens,"
-        f" {state['tokens']:,} tokens seen"
+        "{n_layer} layers x {n_embd}, context {block_size} tokens,".format(**state["model"])
+        + f" {state['tokens']:,} tokens seen"
     )
-    for record in run_log.iterate(folder.parent):
-        if record["step"] == state["step"] and record.get("val_loss") is not None:
-            loss, bits = record["val_loss"], record["bits_per_byte"]
-            return f"{words}, validation loss {loss:.3f} ({bits:.2f} bits per byte)"
+    evaluation = run_log.evaluation(folder.parent, state["step"])
+    if evaluation:
+        words += ", validation loss {val_loss:.3f} ({bits_per_byte:.2f} bits per byte)".format(
+            **evaluation
+        )
     return words
 
 
@@ -118,22 +118,22 @@ def generate(device: torch.device, first: str, second: str, prompt: str, *values
     """
     settings = dict(zip(SETTINGS, values, strict=True))
     shown = ["", "", "", ""]
-    for n, path in enumerate((first, second)):
-        if path == NONE:
-            continue
-        shown[2 * n + 1] = "loading ..."
-        yield shown
-        try:
+    try:
+        for n, path in enumerate((first, second)):
+            if path == NONE:
+                continue
+            shown[2 * n + 1] = "loading ..."
+            yield shown
             for text, status in write(device, path, prompt, settings):
                 shown[2 * n : 2 * n + 2] = text, status
                 yield shown
-        except (CheckpointError, TokenizerError) as error:
-            raise gr.Error(str(error), print_exception=False) from None
-        except (RuntimeError, MemoryError) as error:
-            if not hardware.out_of_memory(error):
-                raise
-            remedy = "choose a smaller model, or start the page with --device cpu"
-            raise gr.Error(f"Out of memory: {remedy}", print_exception=False) from None
+    except (CheckpointError, TokenizerError) as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    except (RuntimeError, MemoryError) as error:
+        if not hardware.out_of_memory(error):
+            raise
+        remedy = "choose a smaller model, or start the page with --device cpu"
+        raise gr.Error(f"Out of memory: {remedy}", print_exception=False) from None
 
 
 def write(device: torch.device, path: str, prompt: str, settings: dict):
@@ -145,17 +145,15 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
     stop = [STOP] if chat else []
     length, context = len(tokenizer.encode(asked)), checkpoint.model.config.block_size
-    cut = ""
-    if length > context:
-        cut = f"; of the prompt's {length:,} tokens it sees the last {context}"
+    cut = f"; of the prompt's {length:,} tokens it sees the last {context}"
     drawn_at = 0.0
     for (row,) in complete(checkpoint.model, tokenizer, [asked], stop=stop, **settings):
-        now = time.monotonic()
-        if row.ended or now > drawn_at + DRAW_S:
-            drawn_at = now
-            speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
+        if row.ended or time.monotonic() > drawn_at + DRAW_S:
+            drawn_at = time.monotonic()
+            status = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
+            status += ENDINGS.get(row.ended, "")
             text = row.text.lstrip() if chat else prompt + row.text
-            yield text, speed + ENDINGS.get(row.ended, "") + cut
+            yield text, status + cut if length > context else status
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -177,12 +175,9 @@ def build(device: torch.device) -> gr.Blocks:
                 listed = [(NONE, NONE), *found]
                 second = gr.Dropdown(listed, value=NONE, label="compare with", elem_id="second")
                 about_second = gr.Markdown()
+        hint = "empty: the model begins a document"
         prompt = gr.Textbox(
-            label="prompt",
-            lines=3,
-            max_lines=12,
-            placeholder="empty: the model begins a document",
-            elem_id="prompt",
+            label="prompt", lines=3, max_lines=12, placeholder=hint, elem_id="prompt"
         )
         prompts = gr.Dataset(components=[prompt], samples=examples(newest), label="examples")
         with gr.Row():
@@ -209,15 +204,11 @@ def build(device: torch.device) -> gr.Blocks:
             now = choices()
             return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
 
-        def choose_first(path):
-            return describe(path), gr.Dataset(samples=examples(path))
-
-        def choose_second(path):
-            return describe(path), gr.Column(visible=path != NONE)
-
         page.load(reload, None, [first, second], **HIDDEN)
-        first.change(choose_first, first, [about_first, prompts], **HIDDEN)
-        second.change(choose_second, second, [about_second, column], **HIDDEN)
+        first.change(describe, first, about_first, **HIDDEN)
+        first.change(lambda path: gr.Dataset(samples=examples(path)), first, prompts, **HIDDEN)
+        second.change(describe, second, about_second, **HIDDEN)
+        second.change(lambda path: gr.Column(visible=path != NONE), second, column, **HIDDEN)
         prompts.click(lambda sample: sample[0], prompts, prompt, **HIDDEN)
         running = go.click(
             functools.partial(generate, device),

@@ -24,10 +24,7 @@ def write(out: Path, source: Pretrained, parameters: int, target: str, chat: boo
     run = source.path.parent
     state = source.state
     settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
-    evaluation = None
-    for record in run_log.iterate(run):
-        if record["step"] == state["step"] and record.get("val_loss") is not None:
-            evaluation = record
+    evaluation = run_log.evaluation(run, state["step"])
     text = command.render(
         "model_card.md.j2",
         config=source.config,
