@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+DRIVE = Path("/content/drive")  # where Colab mounts it
+
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
@@ -23,6 +25,42 @@ def whole(path: Path) -> Iterator[Path]:
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Have a folder written whole or not at all: under another name, which it yields, until it is.
+
+    One that is there already is replaced.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    delete_folder(partial)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.iterdir():
+            sync(file)
+        sync(partial)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(partial, path)
+    finally:
+        delete_folder(partial)
+    sync(path.parent)
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder of files, so that a crash leaves no half of it under its name.
+
+    On a mounted Drive its files are emptied first: deleted files count against the quota for 30
+    days.
+    """
+    hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.partial")
+    with contextlib.suppress(OSError):
+        os.replace(path, hidden)
+        if path.resolve().is_relative_to(DRIVE.resolve()):
+            for file in hidden.iterdir():
+                os.truncate(file, 0)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

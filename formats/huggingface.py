@@ -239,11 +239,11 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
     """Raises CheckpointError unless names and shapes are those of a model of this shape."""
     expected = expected_shapes(config)
     found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
-    wrong = []
-    for name in sorted(expected.keys() | found.keys()):
-        here, there = found.get(name, "missing"), expected.get(name, "no such tensor")
-        if here != there:
-            wrong.append(f"{name}: {here}, expected {there}")
+    wrong = [
+        f"{name}: {found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
+        for name in sorted(expected.keys() | found.keys())
+        if found.get(name) != expected.get(name)
+    ]
     if wrong:
         more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise CheckpointError(

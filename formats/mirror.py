@@ -6,13 +6,12 @@ back: formats/address.py.
 """
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from formats import run_folder, run_log
 from formats.address import Folder, copy_of, protocol_of
+from formats.files import whole_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
 
 BEGINNING = 100_000  # bytes; a log's first line is shorter
@@ -175,18 +174,12 @@ class Mirror:
         OSError where the disk does not take it.
         """
         final = run / step_name(step)
-        partial = run / f".{final.name}.{os.getpid()}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
         there = Folder(f"{self.address}/{final.name}")
         wanted = ("state.json", *names)
-        try:
-            partial.mkdir(parents=True)
-            sizes = there.list()  # read_state() says what is missing
+        with whole_folder(final) as partial:
+            sizes = there.list()
             there.get({name: sizes[name] for name in sizes if name in wanted}, partial)
             run_folder.read_state(partial, names)
-            run_folder.publish(partial, final)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
         return final
 
 

@@ -4,24 +4,29 @@ A step folder is whole or it does not exist: it is written under a temporary nam
 and renamed. Knows tensors and plain values, not what they mean.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import shutil
 import time
 import zipfile
 from pathlib import Path
 
 import torch
 
-from formats.files import check_room, in_words, read_json, sha256, sync, write_json
+from formats.files import (
+    check_room,
+    delete_folder,
+    in_words,
+    read_json,
+    sha256,
+    whole_folder,
+    write_json,
+)
 from model import GPTConfig
 
 FORMAT = 1
 ROOT = Path("checkpoints")
-DRIVE = Path("/content/drive")  # where Colab mounts it
 STEP_NAME = re.compile(r"step_(\d+)")
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
 
@@ -37,30 +42,13 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     plain values. Raises OSError when the disk does not take it; nothing of it is left then.
     """
     final = run / step_name(state["step"])
-    partial = run / f".{final.name}.partial"
-    _delete(partial)
-    try:
-        partial.mkdir(parents=True)
+    with whole_folder(final) as partial:
         check_room(run, tensor_bytes(model) + tensor_bytes(optimizer), "lower keep_last")
         torch.save(model, partial / "model.pt")
         torch.save(optimizer, partial / "optimizer.pt")
         (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
         write_json(partial / "state.json", _described(state, partial))
-        publish(partial, final)
-    except BaseException:
-        _delete(partial)
-        raise
     return final
-
-
-def publish(partial: Path, final: Path) -> None:
-    """Flush the files of a step folder to the disk, and give it its name."""
-    for file in partial.iterdir():
-        sync(file)
-    sync(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
-    sync(final.parent)
 
 
 def _described(state, folder):
@@ -249,21 +237,6 @@ def rotate(run: Path, keep_last: int, spare: Path | None = None) -> None:
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best and folder != spare:
-            _delete(folder)
+            delete_folder(folder)
     for partial in run.glob(".step_*.partial"):
-        _delete(partial)
-
-
-def _delete(folder):
-    """Delete a step folder.
-
-    On a mounted Drive its files are emptied first: deleted files count against the quota for 30
-    days.
-    """
-    hidden = folder if folder.name.startswith(".") else folder.with_name(f".{folder.name}.partial")
-    with contextlib.suppress(OSError):
-        os.replace(folder, hidden)  # so that a crash leaves no half of it
-        if folder.resolve().is_relative_to(DRIVE.resolve()):
-            for file in hidden.iterdir():
-                os.truncate(file, 0)
-    shutil.rmtree(hidden, ignore_errors=True)
+        delete_folder(partial)

@@ -13,8 +13,6 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import os
-import shutil
 from pathlib import Path
 
 from formats import files, huggingface, mirror, pretrained, run_folder
@@ -119,10 +117,7 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
 
     tensors = huggingface.to_hf(source.config, source.tensors, source.tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with files.whole_folder(out) as partial:
         write_settings(partial, source, chat)
         source.tokenizer.save(partial / "tokenizer.json")
         model_card.write(partial, source, parameters, out.name, chat)
@@ -132,10 +127,7 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
         # safetensors lets no one else read it
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
         if out.exists():
-            out.rmdir()  # empty; Windows replaces no folder
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            out.rmdir()  # only if it is still empty
     return parameters
 
 

@@ -76,7 +76,7 @@ def test_a_run_may_have_a_name_that_ends_like_a_steps(tmp_path):
 
 @pytest.mark.parametrize("mounted", [True, False])
 def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatch, mounted):
-    monkeypatch.setattr(run_folder, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")
+    monkeypatch.setattr(files, "DRIVE", tmp_path if mounted else tmp_path / "elsewhere")
     trash = tmp_path / "trash.pt"
     trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
     save(tmp_path / "run", 2)
