@@ -21,7 +21,6 @@ import torch
 
 import hardware
 from formats import files, run_log
-from tools import command
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -135,8 +134,3 @@ def write(name: str, result: dict, device: torch.device | None = None) -> Path:
     files.write_json(path, result)
     print(f"written to {path}")
     return path
-
-
-def print_table(head: list[str], rows: list[list[str]]) -> None:
-    """Print a table in characters: the first column to the left, the others to the right."""
-    print(command.table(head, rows))

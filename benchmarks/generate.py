@@ -206,7 +206,13 @@ def main(argv):
         over[name] = round(median_ratio(rounds, "ours", name), 3)
         over[f"{name} at 400"] = round(median_ratio(rounds, "ours at 400", f"{name} at 400"), 3)
     eight_at_400 = median_ratio(rounds, "ours at 400, eight", "ours at 400")
+    figures = {"tokens/s, one sequence": medians(rounds)["ours"]}
+    for other, label in (("nanoGPT", "nanoGPT's"), ("transformers", "transformers'")):
+        least = [ratio for name, ratio in over.items() if name.startswith(other)]
+        if least:
+            figures[f"times {label} tokens/s"] = min(least)
     found = {
+        "figures": figures,
         "median": medians(rounds),
         "ours_over": over,
         "eight_over_one": round(median_ratio(rounds, "ours, eight", "ours"), 2),

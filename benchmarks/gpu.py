@@ -29,8 +29,9 @@ from typing import NamedTuple
 import torch
 
 import hardware
-from benchmarks import RESULTS, ROOT, argument_parser, machine, notices, print_table
+from benchmarks import RESULTS, ROOT, argument_parser, machine, notices
 from formats.files import read_json, write_json
+from tools.command import table
 
 TINY = "--n_layer=1 --n_head=2 --n_embd=32 --block_size=32 --batch_size=4 --warmup_steps=1"
 TINY += " --compile=False"
@@ -167,7 +168,7 @@ def main(argv):
         known = found["parts"].get(part.name, {"status": "not run", "seconds": 0})
         rows.append([part.name, known["status"], f"{known['seconds'] / 60:.1f}"])
     print()
-    print_table(["part", "status", "minutes"], rows)
+    print(table(["part", "status", "minutes"], rows))
     print(f"written to {out}; with the aims: python -m benchmarks.gpu_report {out}")
     return int(any(row[1] != "done" for row in rows))
 

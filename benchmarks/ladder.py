@@ -32,12 +32,12 @@ from benchmarks import (
     in_turn,
     median_ratio,
     medians,
-    print_table,
     run_apart,
     write,
 )
 from config import Config
 from formats.data_folder import read_meta
+from tools.command import table
 from training.optimizer import make_optimizer
 from training.setup import build, model_shape
 
@@ -224,7 +224,7 @@ def show(rows: list[dict]) -> None:
                 f"{row['cumulative']:.2f}x",
             ]
         )
-    print_table(["rung", "ms a step", "tokens/s", "MFU", "batch ms", "peak GB", "in all"], lines)
+    print(table(["rung", "ms a step", "tokens/s", "MFU", "batch ms", "peak GB", "in all"], lines))
 
 
 def draw(rows: list[dict], path: Path, device: str) -> None:
@@ -276,8 +276,13 @@ def main(argv):
     tokens = c.batch_size * c.block_size
     rows = rows_of(rounds, tokens, hardware.peak_flops(device))
     show(rows)
-    result = {"command": " ".join(words), "tokens_a_step": tokens, "rungs": rows}
-    path = write("ladder", result, device)
+    figures = {
+        "tokens a step": tokens,
+        "times the first rung": rows[-1]["cumulative"],
+        "a batch, times the first rung": rows[0]["batch_s"] / rows[-1]["batch_s"],
+    }
+    result = {"figures": figures, "command": " ".join(words), "tokens_a_step": tokens}
+    path = write("ladder", result | {"rungs": rows}, device)
     if importlib.util.find_spec("matplotlib"):
         draw(rows, path.with_suffix(".png"), hardware.describe(device))
 

@@ -36,10 +36,11 @@ from torch.utils._sympy.printers import PythonPrinter
 
 import config as settings
 import model as model_file
-from benchmarks import argument_parser, fake_device, print_table, run_apart, write
+from benchmarks import argument_parser, fake_device, run_apart, write
 from benchmarks.fake_device import CHIPS
 from config import Config
 from model import GPT, GPTConfig
+from tools.command import table
 from training.adapt import adapt
 from training.plan import as_sold
 
@@ -273,7 +274,7 @@ def show(title: str, found: dict) -> None:
     for name, part in found.items():
         if isinstance(part, dict):
             rows.append([name, *(f"{value:,.1f}" for value in part.values())])
-    print_table(["", "kernels", "GB", "TFLOP", "expected ms"], rows)
+    print(table(["", "kernels", "GB", "TFLOP", "expected ms"], rows))
     print(f"at the peak, without weights and moments: {found['peak_gigabytes']:.1f} GB")
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from config import Config
 from formats.data_folder import read_meta
 
 # What hardware.py sets in this process, and stock nanoGPT does not set.
@@ -38,6 +39,13 @@ def copy_checkout(path: str | Path, copy: Path, data_dir: str, edits: dict[str, 
         text = text.replace(old, new)
     script.write_text(text)
     return copy
+
+
+def shape_arguments(c: Config) -> list[str]:
+    """The model of a run, and whether it is compiled, as nanoGPT's train.py takes them."""
+    names = ("n_layer", "n_head", "n_embd", "block_size", "bias")
+    shape = [f"--{name}={getattr(c, name)}" for name in names]
+    return [*shape, f"--compile={c.compile is not False}"]
 
 
 def train(copy: Path, arguments: list[str]) -> list[tuple[float, str]]:

@@ -105,7 +105,10 @@ def main(argv):
             flush=True,
         )
     device = hardware.find_device(config.load(common).device)
-    write(f"plan_{Path(args.preset).stem}", {"rows": rows}, device)
+    memory = [abs(row["planned"] / row["measured"] - 1) for row in rows]
+    times = [abs(row["planned_seconds"] / row["measured_seconds"] - 1) for row in rows]
+    figures = {"memory off by": max(memory), "time off by": max(times)}
+    write(f"plan_{Path(args.preset).stem}", {"figures": figures, "rows": rows}, device)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from benchmarks import (
     median_ratio,
     medians,
     nanogpt,
-    print_table,
     train,
     write,
 )
 from config import Config
+from tools.command import table
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
 QUIET = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1"]
@@ -73,16 +73,11 @@ def nanogpt_arguments(c: Config, device: torch.device, steps: int, every: int) -
     # What nanoGPT itself chooses; its float16 would scale gradients on a CPU too.
     dtype = "bfloat16" if device.type == "cpu" else str(hardware.find_dtype(device, c.dtype))
     return [
+        *nanogpt.shape_arguments(c),
         f"--device={device.type}",
-        f"--n_layer={c.n_layer}",
-        f"--n_head={c.n_head}",
-        f"--n_embd={c.n_embd}",
-        f"--block_size={c.block_size}",
         f"--batch_size={micro}",
         f"--gradient_accumulation_steps={c.batch_size // micro}",
-        f"--bias={c.bias}",
         f"--dropout={c.dropout}",
-        f"--compile={c.compile is not False}",
         f"--dtype={dtype.removeprefix('torch.')}",
         "--eval_iters=1",
         "--eval_interval=1000000",
@@ -129,7 +124,14 @@ def main(argv):
     speeds = {name: round(tokens / seconds, 1) for name, seconds in medians(rounds).items()}
     over = {name: round(median_ratio(rounds, name, "ours"), 3) for name in edits}
     outside = (parts["data"] + parts["other"]) / sum(parts.values())
+    figures = {
+        "ms a step": 1e3 * tokens / speeds["ours"],
+        "MFU": runs[-1]["ours"]["mfu"],
+        "share outside the three parts": outside,
+        "times nanoGPT's speed": over.get("nanoGPT"),
+    }
     result = {
+        "figures": {name: value for name, value in figures.items() if value is not None},
         "settings": arguments,
         "tokens_a_step": tokens,
         "seconds_a_step_by_round": rounds,
@@ -143,7 +145,7 @@ def main(argv):
     for name, speed in speeds.items():
         ratio = f"{over[name]:.2f}x" if name in over else ""
         rows.append([name, f"{speed:,.0f}", ratio])
-    print_table(["", "tokens/s", "ours is"], rows)
+    print(table(["", "tokens/s", "ours is"], rows))
     print(f"outside forward, backward and optimiser: {outside:.2%} of a step of ours")
     write(args.name or f"throughput_{Path(args.preset).stem}", result, device)
 

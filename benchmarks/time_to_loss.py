@@ -31,10 +31,11 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, nanogpt, print_table, train, write
+from benchmarks import argument_parser, nanogpt, train, write
 from config import Config
 from formats.data_folder import DataError, read_meta
 from model import IGNORE
+from tools.command import table
 from training.dataset import Dataset
 
 
@@ -102,11 +103,10 @@ NANOGPT = {
         --lr_decay_iters=2000 --dropout=0.0 --eval_interval=2000 --always_save_checkpoint=True
     """,
     "gpt2_small": """
-        --compile={compile} --eval_iters=1 --log_interval={log_interval} --block_size={block_size}
-        --gradient_accumulation_steps=1 --batch_size={batch_size} --n_layer={n_layer}
-        --n_head={n_head} --n_embd={n_embd} --bias={bias} --learning_rate={learning_rate}
-        --min_lr={min_lr} --warmup_iters={warmup_steps} --max_iters={max_steps}
-        --lr_decay_iters={max_steps} --eval_interval={max_steps} --always_save_checkpoint=True
+        {shape} --gradient_accumulation_steps=1 --batch_size={batch_size} --min_lr={min_lr}
+        --learning_rate={learning_rate} --warmup_iters={warmup_steps} --max_iters={max_steps}
+        --lr_decay_iters={max_steps} --eval_interval={max_steps} --log_interval={log_interval}
+        --eval_iters=1 --always_save_checkpoint=True
     """,
 }
 
@@ -189,7 +189,7 @@ def contenders_of(args, extra: list[str]) -> tuple[dict, dict[str, list[str]], t
     commands.pop(args.leave_out, None)
     contenders = {name: partial(our_curve, command) for name, command in commands.items()}
     if args.nanogpt:
-        values = vars(c) | {"compile": c.compile is not False}
+        values = vars(c) | {"shape": " ".join(nanogpt.shape_arguments(c))}
         values["log_interval"] = max(1, min(c.log_interval, c.max_steps // 4))
         commands["nanoGPT"] = NANOGPT[args.task].format(**values).split()
         theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], device, c)
@@ -223,7 +223,11 @@ def main(argv):
         shares[name] = statistics.median(seconds / of_it for seconds, of_it in of_first)
         times = [f"{s:.1f} s" if math.isfinite(s) else "never" for s in reached[name]]
         rows.append([name, *times, f"{shares[name]:.2f}"])
+    figures = {f"{first}: seconds to its loss": finite(reached[first][0])}
+    for name in [*shares][1:]:
+        figures[f"{name}: share of {first}'s time"] = finite(shares[name])
     result = {
+        "figures": {name: value for name, value in figures.items() if value is not None},
         "task": args.task,
         "settings": commands,
         "aim": aims,
@@ -235,7 +239,7 @@ def main(argv):
     if importlib.util.find_spec("matplotlib"):
         draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
     seeds = [f"seed {n}" for n in range(1, args.seeds + 1)]
-    print_table(["to the aim", *seeds, "median share"], rows)
+    print(table(["to the aim", *seeds, "median share"], rows))
 
 
 def finite(value: float) -> float | None:

@@ -80,10 +80,8 @@ def test_what_was_done_without_nanogpt_is_done_again_with_it():
     assert not gpu.is_done(known | {"status": "cut"}, ["-m", "benchmarks.x"])
 
 
-def test_each_aim_is_of_something_that_the_report_knows():
+def test_each_aim_is_a_bound():
     for part in PARTS:
-        module = part.command.split()[1]
-        assert module in {"pytest", *gpu_report.VALUES}
         for aim in part.aims.values():
             assert gpu_report.verdict(0.0, aim) in ("met", "MISSED")
     assert gpu_report.verdict(0.54, ">= 0.55") == "MISSED"
