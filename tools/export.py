@@ -13,15 +13,19 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import math
+from dataclasses import asdict
 from pathlib import Path
 
-from formats import files, huggingface, mirror, pretrained, run_folder
+from config import Config
+from formats import files, huggingface, mirror, pretrained, run_folder, run_log
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from generating.chat import saw_conversations
 from tokenizer_bpe import EOT, TokenizerError
-from tools import command, model_card
+from tools import command, history
+from training.terminal import duration
 
 
 def main(argv: list[str]) -> None:
@@ -120,7 +124,7 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
     with files.whole_folder(out) as partial:
         write_settings(partial, source, chat)
         source.tokenizer.save(partial / "tokenizer.json")
-        model_card.write(partial, source, parameters, out.name, chat)
+        write_card(partial, source, parameters, out.name, chat)
         size = run_folder.tensor_bytes(tensors)
         files.check_room(partial, size, "choose an --out on another disk")
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
@@ -158,6 +162,47 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
     files.write_json(folder / "config.json", described)
     files.write_json(folder / "generation_config.json", generation)
     files.write_json(folder / "tokenizer_config.json", reading)
+
+
+def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat: bool) -> None:
+    """Write the model card into `out`, and curve.png where matplotlib is installed.
+
+    source: a step of a run. parameters: of the exported model. target: the name of the folder that
+    readers will find. chat: the model was trained on conversations.
+    """
+    run, state = source.path.parent, source.state
+    settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
+    evaluation = run_log.evaluation(run, state["step"])
+    text = command.render(
+        "model_card.md.j2",
+        config=source.config,
+        tokenizer=source.tokenizer,
+        state=state,
+        settings=settings,
+        evaluation=evaluation,
+        perplexity=math.exp(evaluation["val_loss"]) if evaluation else None,
+        parameters=parameters,
+        spent=duration(state["progress"]["elapsed_s"]),
+        run=run,
+        step=source.path,
+        target=target,
+        prompt=repr((settings["sample_prompts"] or ["The"])[0]),
+        chat=chat,
+        drawn=draw_curve(run, out / "curve.png"),
+        end_of_text=EOT,
+    )
+    (out / "README.md").write_text(text, encoding="utf-8", newline="\n")
+
+
+def draw_curve(run: Path, path: Path) -> bool:
+    """The run's losses as PNG; False where there are none, or no matplotlib."""
+    try:
+        from tools import charts
+
+        charts.losses([history.read(run)], "step").savefig(path, dpi=110)
+    except (ImportError, history.HistoryError):
+        return False
+    return True
 
 
 def modelfile_text(gguf_file: Path, block_size: int, chat: bool) -> str:
