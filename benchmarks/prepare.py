@@ -1,6 +1,6 @@
 """What prepare_data.py takes on this machine: seconds, memory, and a bare tiktoken loop's time.
 
-    python -m benchmarks.prepare [--gpuburnout PATH] [--rounds 3] [--only PART ...]
+    python -m benchmarks.prepare [--gpuburnout PATH] [--rounds 3]
     python -m benchmarks.prepare --gigabytes 12
 
 The text is real: sources of the standard library and of installed packages, and /usr/share/doc;
@@ -10,13 +10,13 @@ a checkout of GPUburnout/gpt2-from-scratch. Writes benchmarks/results/prepare*.j
 
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import random
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -93,23 +93,21 @@ def prepare(*arguments) -> dict:
     return result | {"megabytes": megabytes, "tokenising_s": seconds, "tokenising_mb_s": speed}
 
 
-def bare(tokenizer: str, text: str) -> float:
+def bare(tokenizer: Path, text: Path) -> float:
     """MB/s of the plainest loop: tiktoken over a text in memory, a million characters at a time."""
     encoding = Tokenizer.load(tokenizer)._tiktoken
-    whole = Path(text).read_text(encoding="utf-8")
+    whole = text.read_text(encoding="utf-8")
     parts = [whole[n : n + (1 << 20)] for n in range(0, len(whole), 1 << 20)]
     started = time.perf_counter()
     for part in parts:
         encoding.encode_to_numpy(part, disallowed_special=())
-    return os.path.getsize(text) / 1e6 / (time.perf_counter() - started)
+    return text.stat().st_size / 1e6 / (time.perf_counter() - started)
 
 
 def bare_loops(tokenizer: Path, text: Path, count: int) -> float:
     """MB/s of `count` such loops at once, each in a process of its own."""
-    code = "import sys; from benchmarks.prepare import bare; print(bare(*sys.argv[1:]))"
-    words = [sys.executable, "-c", code, tokenizer, text]
-    loops = [subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(count)]
-    return sum(float(loop.communicate()[0]) for loop in loops)
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        return sum(pool.starmap(bare, [(tokenizer, text)] * count, chunksize=1))
 
 
 def tokenising(work: Path, texts: list[bytes], rounds: int) -> dict:
@@ -169,23 +167,17 @@ def large(work: Path, texts: list[bytes], gigabytes: float) -> dict:
 
 def main(argv: list[str]) -> None:
     parser = argument_parser("prepare", __doc__)
-    parts = ["tokenising", "characters", "gpuburnout"]
     parser.add_argument(
         "--work",
         type=Path,
         default=Path("data/benchmark"),
         help="folder for text and results, several times the text's size; default %(default)s",
     )
-    parser.add_argument("--gpuburnout", type=Path, metavar="PATH", help="checkout to compare with")
     parser.add_argument(
-        "--gigabytes", type=float, metavar="G", help="only one run of this size, such as 12"
+        "--gpuburnout", type=Path, metavar="PATH", help="checkout; without it, its results stay"
     )
     parser.add_argument(
-        "--only",
-        nargs="+",
-        default=parts,
-        choices=parts,
-        help="the others keep their results",
+        "--gigabytes", type=float, metavar="G", help="only one run of this size, such as 12"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of the tokenising stage")
     args = parser.parse_args(argv)
@@ -198,11 +190,9 @@ def main(argv: list[str]) -> None:
         results["large"] = large(work, texts, args.gigabytes)
     else:
         results = read_json(RESULTS / "prepare.json") or {}
-        if "tokenising" in args.only:
-            results["tokenising"] = tokenising(work, texts, args.rounds)
-        if "characters" in args.only:
-            results["characters"] = characters(work, texts)
-        if "gpuburnout" in args.only and args.gpuburnout:
+        results["tokenising"] = tokenising(work, texts, args.rounds)
+        results["characters"] = characters(work, texts)
+        if args.gpuburnout:
             results["gpuburnout"] = gpuburnout(work, texts, args.gpuburnout)
     results["machine"] = {
         "cores": len(os.sched_getaffinity(0)),
