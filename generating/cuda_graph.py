@@ -16,7 +16,7 @@ _kept = weakref.WeakKeyDictionary()  # model -> (key, its latest CudaGraphDecode
 
 
 class CudaGraphDecoder:
-    """decode.decode_one_token as a CUDA graph, recorded at the first call.
+    """decode.Decoder as a CUDA graph, recorded at the first call.
 
     To launch a token's 200 kernels one by one takes several times longer than to run them. If the
     recording fails, they are launched one by one, with a warning. The decoder holds no reference to
@@ -43,7 +43,7 @@ class CudaGraphDecoder:
         return self.logits
 
     def forward(self, model):
-        """As decode_one_token, but it reads every slot: a graph's shapes are fixed."""
+        """As decode.Decoder, but it reads every slot: a graph's shapes are fixed."""
         ids, positions = self.tokens
         self.cache.set_positions(positions)
         return model(ids, cache=self.cache)[:, 0]

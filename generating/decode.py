@@ -5,7 +5,6 @@ model sees of it. In the comments B is sequences, V the vocabulary. `sample` dra
 """
 
 import contextlib
-import functools
 
 import torch
 
@@ -28,9 +27,12 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, **settings)
     sequences = [list(prompt)[-context:] for prompt in prompts]
     seen = tokens_in(prompts, model)
     cached = False  # whether the cache has all tokens of the sequences but the last of each
-    with choose_decoder(model, rows=len(sequences)) as (cache, decode):
+    with choose_decoder(model, rows=len(sequences)) as decoder:
         for _ in range(max_new_tokens):
-            logits = decode(sequences) if cached else prefill(model, cache, sequences)
+            if cached:
+                logits = decoder(model, sequences)
+            else:
+                logits = prefill(model, decoder.cache, sequences)
             if repetition_penalty != 1:
                 logits = apply_repetition_penalty(logits, seen, repetition_penalty)
             drawn = sample(logits, **settings)
@@ -51,21 +53,31 @@ def tokens_in(prompts, model):
     return seen
 
 
-@contextlib.contextmanager
 def choose_decoder(model, rows):
-    """An empty cache, and the fastest way to decode one token with it: sequences -> logits [B, V].
+    """A context that gives the fastest decoder of a device, its cache still empty.
 
-    It needs all tokens of the sequences but the last of each in the cache. On a CPU the cache is
-    float32: one row's attention takes half the time of bfloat16's there.
+    On a CPU the cache is float32: one row's attention takes half the time of bfloat16's there.
     """
     weight = model.wte.weight
     if weight.device.type == "cuda":
-        with cuda_graph_decoder(model, rows) as decoder:
-            yield decoder.cache, functools.partial(decoder, model)
-        return
+        return cuda_graph_decoder(model, rows)
     dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
-    cache = Cache(model.config, rows, weight.device, dtype)
-    yield cache, functools.partial(decode_one_token, model, cache)
+    return contextlib.nullcontext(Decoder(Cache(model.config, rows, weight.device, dtype)))
+
+
+class Decoder:
+    """A forward of the last token of each sequence; the cache has all others."""
+
+    def __init__(self, cache: Cache):
+        self.cache = cache
+
+    def __call__(self, model, sequences):
+        """Logits of what follows each sequence, [B, V]."""
+        lengths = [len(sequence) for sequence in sequences]
+        longest = max(lengths)
+        ids, positions = last_tokens(sequences).to(self.cache.slots.device)
+        self.cache.set_positions(positions, longest, contiguous=min(lengths) == longest)
+        return model(ids, cache=self.cache)[:, 0]
 
 
 def restart_full(sequences, context) -> bool:
@@ -95,15 +107,6 @@ def prefill(model, cache, sequences):
     positions = cache.slots[:width].expand(len(sequences), -1)
     cache.set_positions(positions, width, contiguous=True)
     return model(ids, cache=cache, last=last)
-
-
-def decode_one_token(model, cache, sequences):
-    """Logits of what follows each sequence, [B, V], from a forward of its last token alone."""
-    lengths = [len(sequence) for sequence in sequences]
-    longest = max(lengths)
-    ids, positions = last_tokens(sequences).to(cache.slots.device)
-    cache.set_positions(positions, longest, contiguous=min(lengths) == longest)
-    return model(ids, cache=cache)[:, 0]
 
 
 # -- sampling --------------------------------------------------------------------------------------

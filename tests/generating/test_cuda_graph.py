@@ -4,8 +4,6 @@ On a CPU its graph is replaced by the forward pass that it would replay; what is
 work around it.
 """
 
-import contextlib
-import functools
 import gc
 import time
 import weakref
@@ -75,13 +73,8 @@ def recordings(monkeypatch):
         decoder.graph = Forward(decoder, model)
         made.append(decoder)
 
-    @contextlib.contextmanager
-    def as_on_a_gpu(model, rows):
-        with cuda_graph_decoder(model, rows) as decoder:
-            yield decoder.cache, functools.partial(decoder, model)
-
     monkeypatch.setattr(CudaGraphDecoder, "record", record)
-    monkeypatch.setattr(decode, "choose_decoder", as_on_a_gpu)
+    monkeypatch.setattr(decode, "choose_decoder", cuda_graph_decoder)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return made
 
