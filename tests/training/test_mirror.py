@@ -16,7 +16,7 @@ from tests.training.conftest import small_run, start
 from tests.training.mirror_torture import torture
 from tests.training.store import Store
 from training import RunError
-from training.resume import download_newer
+from training.resume import download_newer, find_checkpoint
 from training.saver import Saver
 
 
@@ -167,6 +167,8 @@ def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
     assert fetch(empty, place) == []
     said = capsys.readouterr().out
     assert "model.pt is damaged" in said and "optimizer.pt is missing" in said
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        find_checkpoint(Config(mirror=place, checkpoint_dir=str(empty)))
 
 
 def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
