@@ -87,8 +87,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
                 for part in encoded:
                     if not output.is_full:
                         output.add(part)
-                files.release(output.saved.source)
-                bar.to(plan.done(journal), files.status())
+                bar.to(plan.done(journal))
                 if output.is_full:
                     break
         output.save()

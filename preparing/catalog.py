@@ -117,14 +117,6 @@ CATALOG = {
 }
 
 
-def heading_of(address: str) -> str:
-    """The heading of the corpus whose files an address names; "" of any other address."""
-    for corpus in CATALOG.values():
-        if address == corpus.address:
-            return corpus.heading
-    return ""
-
-
 def table() -> str:
     """The catalogue in lines, for --help."""
     lines = ["texts by name, from the Hugging Face hub:"]
@@ -134,18 +126,6 @@ def table() -> str:
             f" {corpus.repository}: {corpus.files} ({corpus.field})"
         )
     return "\n".join(lines)
-
-
-def resolve(inputs: list[str]) -> list[str]:
-    """INPUT arguments with paths for what they name. Raises InputError when it cannot be had."""
-    if not inputs:
-        return standard_library()
-    if inputs == [SHAKESPEARE] and not Path(SHAKESPEARE).exists():
-        return [shakespeare()]
-    return [
-        CATALOG[given].address if given in CATALOG and not Path(given).exists() else given
-        for given in inputs
-    ]
 
 
 def standard_library() -> list[str]:

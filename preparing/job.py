@@ -21,10 +21,8 @@ from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_met
 from formats.files import write_json
 from preparing import InputError, PrepareError, need, ray_engine
 from preparing.arguments import Options
-from preparing.catalog import resolve
 from preparing.chunks import CHUNK
 from preparing.cleaning import CleaningReport
-from preparing.remote import check_cache
 from preparing.sources import Source, find_sources, keep_stdin
 from preparing.writer import Journal
 from tokenizer_bpe import Tokenizer
@@ -73,8 +71,13 @@ class Plan:
         self.reads_stdin = args.input == ["-"]
         self.sources = []
         if not self.reads_stdin:
-            self.set_sources(find_sources(resolve(args.input)))
-            check_cache(self.sources, self.cache_bytes)
+            self.set_sources(find_sources(args.input))
+            largest = max((source.size for source in self.sources if source.is_remote), default=0)
+            if largest > self.cache_bytes:
+                raise InputError(
+                    f"--cache_gb {args.cache_gb:g} does not hold the largest file; give at least"
+                    f" --cache_gb {largest / 1e9 + 0.01:.2f}"
+                )
         if args.ray:
             ray_engine.connect(args.ray)
 

@@ -23,9 +23,8 @@ class Progress(tqdm):
             **pace,
         )
 
-    def to(self, done: int, note: str = "") -> None:
-        """Set how many bytes are done, and a few words to show after the speed."""
-        self.set_postfix_str(note, refresh=False)
+    def to(self, done: int) -> None:
+        """Set how many bytes are done."""
         self.update(done - self.n)
 
 

@@ -12,8 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from formats.address import PERMISSION, protocol_of
@@ -28,6 +27,7 @@ PACKAGES = {
     "https": ("fsspec", "aiohttp"),
     "http": ("fsspec", "aiohttp"),
 }
+WEB = ("http", "https")
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
 AT_A_TIME = 4  # files that are fetched
@@ -36,27 +36,8 @@ WHILE_LISTING = 10  # seconds of trying before a run begins,
 PATIENCE = 30 * 60  # and without a block while it goes on; it can be continued
 BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
 QUIET_TRIES = 3  # that fail before a message says so
-CHANGED = "{} changed at its source; start again with --overwrite"
 # Names under which file systems give what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file as it is at its source. size: bytes. tag: changes with the content; "" if unknown."""
-
-    address: str
-    size: int
-    tag: str
-
-
-def check_packages(address: str) -> None:
-    """Raises InputError for an unknown protocol, and where its packages are missing."""
-    protocol = protocol_of(address)
-    if protocol not in PACKAGES:
-        known = ", ".join(f"{name}://" for name in PACKAGES)
-        raise InputError(f"{address}: {protocol}:// is not among {known}")
-    need(address, *PACKAGES[protocol], "tenacity")
 
 
 @functools.cache
@@ -64,7 +45,7 @@ def file_system(protocol: str):
     """The fsspec file system of a protocol; one for all threads of a process."""
     import fsspec
 
-    if protocol in ("http", "https"):
+    if protocol in WEB:
         import aiohttp
 
         wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL, sock_read=STALL)
@@ -76,79 +57,70 @@ def file_system(protocol: str):
     return fsspec.filesystem(protocol)
 
 
-# -- what is there
-
-
-def list_files(address: str) -> list[RemoteFile]:
+def list_files(address: str) -> dict[str, tuple[int, str]]:
     """The files that an address names: one, those of a folder, or those that match a glob.
 
-    In order of their names. Raises InputError, and PrepareError where nobody answers.
+    In order of their names, {address: (bytes, tag)}. tag: changes with the content; "" if unknown.
+    Raises InputError, and PrepareError where nobody answers.
     """
-    check_packages(address)
+    protocol = protocol_of(address)
+    if protocol not in PACKAGES:
+        known = ", ".join(f"{name}://" for name in PACKAGES)
+        raise InputError(f"{address}: {protocol}:// is not among {known}")
+    need(address, *PACKAGES[protocol], "tenacity")
     return retry(functools.partial(_list_files, address), address, WHILE_LISTING)
 
 
-def _list_files(address):
+def _list_files(address, expand=True):
+    """The same, once. expand: whether an address may be a glob."""
     files = file_system(protocol_of(address))
-    if protocol_of(address) in ("http", "https"):
-        return [_web_file(address)]
+    files.invalidate_cache()
+    if protocol_of(address) in WEB:
+        info = files.info(address)
+        if info["size"] is None or info.get("partial") is False:
+            raise InputError(
+                f"{address}: the server does not give its size, or no parts of it; fetch it first,"
+                " as with curl -LO, and give the file"
+            )
+        return {address: _size_and_tag(info)}
     path = files._strip_protocol(address)
-    if re.search(r"[*?\[]", path):
+    if expand and re.search(r"[*?\[]", path):
         path = re.sub(r"\*\*(?=[^/])", "**/*", path)  # **.parquet is what people write
         found = files.glob(path, detail=True)
     else:
         found = files.find(path, detail=True)
-    return [
-        _remote_file(files.unstrip_protocol(path), info)
+    return {
+        files.unstrip_protocol(path): _size_and_tag(info)
         for path, info in sorted(found.items())
         if info["type"] == "file"
-    ]
+    }
 
 
-def _web_file(address):
-    """The one file of a web address. Raises InputError when it cannot be read in parts."""
-    info = file_system(protocol_of(address)).info(address)
-    if info["size"] is None or info.get("partial") is False:
-        raise InputError(
-            f"{address}: the server does not give its size, or no parts of it; fetch it first, as"
-            " with curl -LO, and give the file"
-        )
-    return _remote_file(address, info)
-
-
-def _remote_file(address, info):
-    """A RemoteFile from the description that a file system gives."""
+def _size_and_tag(info):
+    """Size and tag from the description that a file system gives."""
     tags = (str(info[name]) for name in TAGS if info.get(name))
-    return RemoteFile(address, info["size"], next(tags, ""))
+    return info["size"], next(tags, "")
 
 
-def _file_now(address):
-    """A file as it is at its source now."""
-    files = file_system(protocol_of(address))
-    files.invalidate_cache()
-    if protocol_of(address) in ("http", "https"):
-        return _remote_file(address, files.info(address))
-    found = files.find(files._strip_protocol(address), detail=True)
+def _check_unchanged(source):
+    """Raises InputError when a source is no longer what it was when it was listed."""
+    found = list(_list_files(source.path, expand=False).values())
     if not found:
-        raise FileNotFoundError(address)
-    (info,) = found.values()
-    return _remote_file(address, info)
-
-
-# -- its content
+        raise FileNotFoundError(source.path)
+    if found != [(source.size, source.tag)]:
+        raise InputError(f"{source.path} changed at its source; start again with --overwrite")
 
 
 def _read_block(source, start):
-    """The next BLOCK bytes of a file from `start` on."""
+    """The next BLOCK bytes of a source from `start` on."""
     size = min(BLOCK, source.size - start)
-    files = file_system(protocol_of(source.address))
-    with files.open(source.address, "rb", block_size=BLOCK, cache_type="none") as file:
+    files = file_system(protocol_of(source.path))
+    with files.open(source.path, "rb", block_size=BLOCK, cache_type="none") as file:
         file.seek(start)
         data = file.read(size)
     if len(data) == size:
         return data
-    if _file_now(source.address) != source:
-        raise InputError(CHANGED.format(source.address))
+    _check_unchanged(source)
     raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
@@ -199,14 +171,11 @@ def may_pass(error: Exception) -> bool:
     return not isinstance(error, will_stay) and type(error).__name__ != "NoCredentialsError"
 
 
-# -- the cache
-
-
 class Cache:
     """The remote files among some sources on this disk: fetched ahead, in order, within a limit.
 
-    Used as a context manager by one thread, which reads the sources in order. A file is dropped
-    when release() says so or, where there is no room for the next one, after its reader is done.
+    Used as a context manager by one thread, which reads the sources in order. A file goes, after
+    its reader is done with it, when there is no room for the next one.
     """
 
     def __init__(
@@ -228,9 +197,9 @@ class Cache:
         self.enough = enough
         self.next = first  # the source to fetch next
         self.reading = first
-        self.files = {}  # a Future of its path, for each source that is or will be there
+        self.files = {}  # results with their paths, for the sources that are or will be there
         self.begun = 0  # bytes of the sources that were or are fetched
-        self.fetched = 0  # bytes, by this run
+        self.threads = None
         self.writing = threading.Lock()
         self.stopped = False
 
@@ -238,12 +207,15 @@ class Cache:
         if any(source.is_remote for source in self.sources[self.next :]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._drop_strangers()
+            self.threads = ThreadPool(AT_A_TIME)
             self._fetch_ahead()
         return self
 
     def __exit__(self, *error):
         with self.writing:
             self.stopped = True
+        if self.threads:
+            self.threads.terminate()
 
     def path(self, index: int) -> Path:
         """Where source number `index` is on this disk; waits for a remote one.
@@ -256,21 +228,12 @@ class Cache:
         self.reading = index
         self._fetch_ahead()
         try:
-            return self.files[index].result()
+            return self.files[index].get()
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
-                " --cache_gb. Finished work is kept, and the same command continues"
+                " --cache_gb; the same command continues"
             ) from None
-
-    def release(self, index: int) -> None:
-        """Drop the sources before `index`, whose tokens are safe, and fetch others."""
-        self._drop_before(index)
-        self._fetch_ahead()
-
-    def status(self) -> str:
-        """How much came, in a few words for the progress bar; "" where nothing had to."""
-        return f"fetched {self.fetched / 1e6:,.0f} MB" if self.fetched else ""
 
     def _path(self, source):
         """The file in the cache for a source, in the state in which it was listed."""
@@ -290,79 +253,46 @@ class Cache:
             if path not in wanted:
                 path.unlink()
 
-    def _drop_before(self, index):
-        """Delete the files of the sources before `index`."""
-        for n in [n for n in self.files if n < index]:
-            del self.files[n]
-            self._path(self.sources[n]).unlink(missing_ok=True)
-
     def _fetch_ahead(self):
         """Begin to fetch the next sources, as far as there is room."""
         while self.next < len(self.sources):
             source = self.sources[self.next]
             if source.is_remote:
-                if not self._may_begin(source):
+                is_wanted = self.next <= self.reading or self.begun < self.enough
+                if not is_wanted or not self._make_room(source.size):
                     return
-                self.files[self.next] = _in_a_thread(self._fetch, source)
+                self.files[self.next] = self.threads.apply_async(self._fetch, [source])
                 self.begun += source.size
             self.next += 1
 
-    def _may_begin(self, source):
-        """Whether to fetch the next source now; the one that is read always has room."""
-        if self._held() + source.size > self.limit:
-            self._drop_before(self.reading)
-        if self._held() + source.size > self.limit:
-            return False
-        under_way = sum(not file.done() for file in self.files.values())
-        return self.next <= self.reading or (under_way < AT_A_TIME and self.begun < self.enough)
-
-    def _held(self):
-        """Bytes of the cache that are taken or reserved."""
-        return sum(self.sources[n].size for n in self.files)
+    def _make_room(self, size):
+        """Whether `size` bytes fit, if need be without the files that are read."""
+        held = sum(self.sources[n].size for n in self.files)
+        for n in [n for n in self.files if n < self.reading]:
+            if held + size > self.limit:
+                del self.files[n]
+                self._path(self.sources[n]).unlink(missing_ok=True)
+                held -= self.sources[n].size
+        return held + size <= self.limit
 
     def _fetch(self, source):
         """Fetch a source, from where a stopped run left it; returns its path.
 
         Raises InputError when it is no longer what it was when it was listed.
         """
-        listed = RemoteFile(source.path, source.size, source.tag)
         path = self._path(source)
         path.touch()
         while (start := path.stat().st_size) < source.size:
-            data = retry(functools.partial(_read_block, listed, start), listed.address)
+            data = retry(functools.partial(_read_block, source, start), source.path)
             with self.writing:
                 if self.stopped:
                     return path
                 with open(path, "ab") as file:
                     file.write(data)
                 sync(path)
-                self.fetched += len(data)
-        now = retry(functools.partial(_file_now, listed.address), listed.address)
-        if now != listed:
-            path.unlink()
-            raise InputError(CHANGED.format(listed.address))
-        return path
-
-
-def _in_a_thread(function, *arguments):
-    """A Future of function(*arguments), called in a thread that does not outlive the process."""
-    future = Future()
-
-    def call():
         try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return future
-
-
-def check_cache(sources: list, limit: float) -> None:
-    """Raises InputError when the cache cannot hold the largest of the remote sources."""
-    largest = max((source.size for source in sources if source.is_remote), default=0)
-    if largest > limit:
-        raise InputError(
-            f"--cache_gb {limit / 1e9:g} does not hold the largest file; give at least --cache_gb"
-            f" {largest / 1e9 + 0.01:.2f}"
-        )
+            retry(functools.partial(_check_unchanged, source), source.path)
+        except InputError:
+            path.unlink()
+            raise
+        return path

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from formats.address import protocol_of
 from formats.files import sha256
-from preparing import InputError, need, remote
-from preparing.catalog import CATALOG, heading_of
+from preparing import InputError, need
+from preparing.catalog import CATALOG, SHAKESPEARE, shakespeare, standard_library
+from preparing.remote import list_files
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
+FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 MOST_ENDINGS = 5  # of skipped files that a message names
 EXPANSION = 4  # bytes of text in a byte of a compressed file, about,
 PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
@@ -59,72 +61,75 @@ class Source:
         return self.size
 
 
-def kind_of(path: str) -> tuple[str, str]:
-    """Kind and compression by the ending of a file's name; an unknown ending is plain text."""
-    name = path.lower()
-    compression = ""
-    if name.endswith((".gz", ".zst")):
-        name, _, compression = name.rpartition(".")
-    if name.endswith((".jsonl", ".ndjson")):
-        return "jsonl", compression
-    if name.endswith(".parquet"):
-        return "parquet", compression
-    return "txt", compression
-
-
 def find_sources(inputs: list[str]) -> list[Source]:
-    """The files of INPUT arguments (files, folders, globs, addresses), each once.
+    """The files of INPUT arguments (names, addresses, files, folders, globs), each once.
 
-    Those of a folder in order of their names. Raises InputError for what is missing, empty or
-    cannot be read.
+    Those of a folder in order of their names; those of the standard library, without INPUT. Raises
+    InputError for what is missing, empty or cannot be read.
     """
     sources = {}
-    for given in inputs:
-        find = _remote_sources if protocol_of(given) else _local_sources
-        for source in find(given):
+    for given in inputs or standard_library():
+        for source in _sources_of(given):
             sources.setdefault(source.path, source)
     if not sources:
         raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
     return list(sources.values())
 
 
-def _local_sources(given) -> Iterator[Source]:
-    """The files that are not empty of one INPUT that is no address."""
-    for path in _expand(given):
-        stat = os.stat(path)
-        kind, compression = kind_of(path)
-        if not stat.st_size and path == given:
-            raise InputError(f"{path} is empty; leave it out or fill it")
-        _check_package(path, kind, compression)
-        if stat.st_size:
-            yield Source(path, kind, compression, stat.st_size, stat.st_mtime_ns)
+def _sources_of(given) -> Iterator[Source]:
+    """The files of one INPUT that are not empty. A path comes before a name."""
+    heading = ""
+    if not Path(given).exists():
+        if given == SHAKESPEARE:
+            given = shakespeare()
+        elif given in CATALOG:
+            heading = CATALOG[given].heading
+            given = CATALOG[given].address
+    if protocol_of(given):
+        files = list_files(given)
+        if len(files) != 1:
+            files = {address: found for address, found in files.items() if _is_known(address)}
+        if not files:
+            raise InputError(f"no {FORMATS} at {given}")
+        for address, (size, tag) in files.items():
+            if size:
+                yield _source(address, size, 0, tag=tag, heading=heading)
+    else:
+        for path in _expand(given):
+            stat = os.stat(path)
+            if stat.st_size:
+                yield _source(path, stat.st_size, stat.st_mtime_ns)
+            elif path == given:
+                raise InputError(f"{path} is empty; leave it out or fill it")
 
 
-def _remote_sources(given) -> Iterator[Source]:
-    """The files that are not empty of an address."""
-    files = remote.list_files(given)
-    if len(files) != 1:
-        files = [file for file in files if KNOWN.search(_name(file.address))]
-    if not files:
-        raise InputError(f"no .txt, .jsonl or .parquet file (also .gz, .zst) at {given}")
-    for file in files:
-        kind, compression = kind_of(_name(file.address))
-        _check_package(file.address, kind, compression)
-        if file.size:
-            yield Source(file.address, kind, compression, file.size, 0, file.tag, heading_of(given))
+def _source(path, size, modified, **more):
+    """A Source, its kind and compression by the ending of its name; any other is plain text.
 
-
-def _name(address):
-    """The address of a file up to its ending, in lower case: without ?download=true."""
-    return address.partition("?")[0].lower()
-
-
-def _check_package(path, kind, compression):
-    """Raises InputError when the package that reads this kind of file is missing."""
+    Raises InputError when the package that reads it is missing.
+    """
+    name = _name(path)
+    compression = ""
+    if name.endswith((".gz", ".zst")):
+        name, _, compression = name.rpartition(".")
+    kind = "txt"
+    if name.endswith((".jsonl", ".ndjson")):
+        kind = "jsonl"
+    elif name.endswith(".parquet"):
+        kind = "parquet"
+        need(f"reading {path}", "pyarrow")
     if compression == "zst":
         need(f"reading {path}", "pyzstd")
-    elif kind == "parquet":
-        need(f"reading {path}", "pyarrow")
+    return Source(path, kind, compression, size, modified, **more)
+
+
+def _name(path):
+    """A path in lower case, or an address up to its ending: without ?download=true."""
+    return (path.partition("?")[0] if protocol_of(path) else path).lower()
+
+
+def _is_known(path):
+    return KNOWN.search(_name(path))
 
 
 def _expand(given):
@@ -149,34 +154,24 @@ def _files_of_folder(folder):
 
     Prints which others it skips.
     """
-    known = []
-    skipped = Counter()
-    for file in sorted(_walk(folder)):
-        if KNOWN.search(file.lower()):
-            known.append(file)
-        elif not Path(file).name.startswith("."):
-            skipped[Path(file).suffix.lower() or "without ending"] += 1
+    tree = os.walk(folder, onerror=_unreadable)
+    files = sorted(Path(at, name).as_posix() for at, _, names in tree for name in names)
+    known = list(filter(_is_known, files))
+    others = (Path(file) for file in files if not _is_known(file))
+    skipped = Counter(
+        path.suffix.lower() or "without ending" for path in others if path.name[0] != "."
+    )
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     hint = f"a glob in quotes takes other text, as in '{Path(folder).as_posix()}/**/*.md'"
     if not known:
-        raise InputError(
-            f"folder {folder} holds no .txt, .jsonl or .parquet file (also .gz, .zst), but"
-            f" {counts or 'nothing'}; {hint}"
-        )
+        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts or 'nothing'}; {hint}")
     if skipped:
         print(f"folder {folder}: {len(known):,} files, skipping {counts}; {hint}", file=sys.stderr)
     return known
 
 
-def _walk(folder) -> Iterator[str]:
-    """The path of every file under a folder. Raises InputError when a folder cannot be read."""
-
-    def unreadable(error):
-        raise InputError(f"folder {error.filename} cannot be read: {error.strerror}")
-
-    for at, _, names in os.walk(folder, onerror=unreadable):
-        for name in names:
-            yield Path(at, name).as_posix()
+def _unreadable(error):
+    raise InputError(f"folder {error.filename} cannot be read: {error.strerror}")
 
 
 def keep_stdin(folder: Path, kind: str) -> Source:

@@ -122,7 +122,7 @@ def all_characters(plan: Plan, cache: Path) -> set[str]:
         for characters, text_bytes, end in pool.map(batches(chunks)):
             found |= characters
             size += text_bytes
-            bar.to(end.on_disk, files.status())
+            bar.to(end.on_disk)
             # Where copies are left out, what is written reaches further.
             if size >= plan.most_bytes and not plan.options.dedupe:
                 break

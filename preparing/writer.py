@@ -137,7 +137,6 @@ class Output:
         self.most_bytes = most_bytes
         self.work = work
         self.journal = Journal.load(work / "progress.json")
-        self.saved = self.journal.position  # as the journal on the disk has it
         width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
         self.files = self._open("{}.bin", width)
         self.masks = {}
@@ -282,7 +281,6 @@ class Output:
         self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
         write_json(self.work / "progress.json", asdict(self.journal))
-        self.saved = self.journal.position
 
     def finish(self) -> None:
         """See that both splits hold text, record how it was split, and close the files."""
