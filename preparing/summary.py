@@ -1,7 +1,4 @@
-"""Finished datasets: read back from the disk, summed up for the user, compressed and verified.
-
-Knows meta.json through formats/data_folder.py, and of text only what tokens decode to.
-"""
+"""Finished datasets: read back from the disk, summed up for the user, compressed and verified."""
 
 import functools
 import gzip
@@ -25,7 +22,6 @@ from formats.data_folder import (
 from formats.files import read_json, sha256, whole
 from preparing import PrepareError
 from preparing.chunks import CHUNK
-from preparing.cleaning import CleaningReport
 from preparing.encoder import token_lengths
 from preparing.engines import Pool
 from preparing.job import Plan, WorkFolder
@@ -34,13 +30,8 @@ from preparing.writer import SPLITS, Journal
 from tokenizer_bpe import EOT, Tokenizer
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
-SHOWN = 100  # characters of that line
-EXAMPLE_SHOWN = 90  # characters of what was left out
+SHOWN = 100  # characters of that line, and of what was left out
 BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
-DAMAGED = (
-    "{} is damaged: its sha256 is not the one in meta.json; copy it again, or prepare it again"
-    " with --overwrite"
-)
 
 
 def describe(
@@ -56,25 +47,19 @@ def describe(
     size = sum((work.path / f"{name}.bin").stat().st_size for name in SPLITS)
     with Progress(size, "checking") as bar:
         for name in SPLITS:
-            splits[name], found = scan(work.path, f"{name}.bin", dtype, tokenizer, bar)
-            splits[name].mask = scan_mask(work.path, splits[name], dtype, tokenizer)
+            splits[name], found = scan(work.path, name, dtype, tokenizer, bar)
             occur |= found
-    tokens = {name: split.tokens for name, split in splits.items()}
+    read = {name: split.tokens for name, split in splits.items()}
     text_bytes = sum(split.text_bytes for split in splits.values())
-    back = (tokens, text_bytes)
-    written = (journal.tokens, journal.text_bytes)
-    if back != written:
-        raise PrepareError(
-            f"{work.path} reads back as {back} tokens and bytes of text, not {written} as written:"
-            " check the disk"
-        )
+    if read != journal.tokens or text_bytes != journal.text_bytes:
+        raise PrepareError(f"{work.path} reads back as other text than was written: check the disk")
     meta = Meta(
         dtype=dtype,
         vocab_size=tokenizer.vocab_size,
         eot_id=tokenizer.eot_id,
         tokenizer={
             "kind": tokenizer.kind,
-            "file": "tokenizer.json",
+            "file": work.tokenizer.name,
             "sha256": sha256(work.tokenizer),
         },
         splits=splits,
@@ -83,6 +68,52 @@ def describe(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     return meta, float(occur.mean())
+
+
+def scan(
+    folder: Path, name: str, dtype: str, tokenizer: Tokenizer, bar: Progress
+) -> tuple[Split, np.ndarray]:
+    """Read a split and its mask through: what is in it, and which ids occur, bool [vocab_size].
+
+    Raises DataError for an id beyond the vocabulary.
+    """
+    path = folder / f"{name}.bin"
+    mask_path = folder / f"{name}.mask.bin"
+    has_mask = mask_path.exists()
+    digest = hashlib.sha256()
+    mask_digest = hashlib.sha256()
+    vocab_size = tokenizer.vocab_size
+    counts = np.zeros(vocab_size, np.int64)
+    in_replies = np.zeros(vocab_size, np.int64)
+    width = np.dtype(dtype).itemsize
+    ids = np.array([tokenizer.eot_id])
+    for start in range(0, path.stat().st_size // width, CHUNK):
+        ids = np.fromfile(path, dtype, CHUNK, offset=start * width)
+        if ids.max() >= vocab_size or ids.min() < 0:
+            raise DataError(f"{path} holds token ids outside the vocabulary of {vocab_size:,}")
+        digest.update(ids)
+        counts += np.bincount(ids, minlength=vocab_size)
+        if has_mask:
+            mask = np.fromfile(mask_path, np.uint8, CHUNK, offset=start)
+            mask_digest.update(mask)
+            in_replies += np.bincount(ids[mask & IN_REPLY > 0], minlength=vocab_size)
+        bar.update(ids.nbytes)
+    lengths = token_lengths(tokenizer)
+    split = Split(
+        file=path.name,
+        tokens=int(counts.sum()),
+        documents=int(counts[tokenizer.eot_id]) + int(ids[-1] != tokenizer.eot_id),
+        text_bytes=int(counts @ lengths),
+        sha256=digest.hexdigest(),
+    )
+    if has_mask:
+        split.mask = Mask(
+            file=mask_path.name,
+            tokens=int(in_replies.sum()),
+            text_bytes=int(in_replies @ lengths),
+            sha256=mask_digest.hexdigest(),
+        )
+    return split, counts > 0
 
 
 def summary(
@@ -101,98 +132,34 @@ def summary(
     that the command took.
     """
     tokens = sum(journal.tokens.values())
-    megabytes = journal.text_bytes / 1e6
-    bytes_a_token = journal.text_bytes / tokens
     read = journal.read / 1e6
-    speed = read / max(journal.seconds, 1e-9)
     lines = [
-        f"{plan.out}: {tokens:,} tokens of {megabytes:,.1f} MB of text from {len(meta.sources):,}"
-        f" files, {bytes_a_token:.2f} bytes a token, {meta.dtype}"
+        f"{plan.out}: {tokens:,} tokens of {journal.text_bytes / 1e6:,.1f} MB of text from"
+        f" {len(meta.sources):,} files, {journal.text_bytes / tokens:.2f} bytes a token,"
+        f" {meta.dtype}"
     ]
     for name, split in meta.splits.items():
         in_replies = f", {split.mask.tokens:,} tokens in replies" if split.mask else ""
         lines.append(
             f"  {name:10} {split.tokens:>14,} tokens, {split.documents:,} documents{in_replies}"
         )
+    ids = np.fromfile(plan.out / "train.bin", meta.dtype, FIRST_TOKENS)
+    document = tokenizer.decode(ids).partition(EOT)[0]
+    first_line = document.strip().partition("\n")[0]
     lines += [
         f"  validation {journal.split}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur;"
         f" {origin}",
         f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
-        f" {speed:,.1f} MB/s",
+        f" {read / max(journal.seconds, 1e-9):,.1f} MB/s",
+        f"  begins     {first_line[:SHOWN]!r}",
     ]
-    ids = np.fromfile(plan.out / "train.bin", meta.dtype, FIRST_TOKENS)
-    document = tokenizer.decode(ids).partition(EOT)[0]
-    first = document.strip().partition("\n")[0]
-    lines.append(f"  begins     {first[:SHOWN]!r}")
-    return "\n".join(lines + report_lines(journal.report))
-
-
-def report_lines(report: CleaningReport) -> list[str]:
-    """What was left out by each rule, with examples; nothing where nothing was."""
-    lines = []
-    if report.rules:
+    if journal.report.rules:
         lines.append("left out or corrected:")
-    for rule, (documents, size, examples) in sorted(report.rules.items()):
+    for rule, (documents, size, examples) in sorted(journal.report.rules.items()):
         lines.append(f"  {rule}: {documents:,} documents, {size:,} bytes")
-        for example in examples:
-            lines.append(f"    {example[:EXAMPLE_SHOWN]!r}")
-    return lines
-
-
-def scan(
-    folder: Path, name: str, dtype: str, tokenizer: Tokenizer, bar: Progress
-) -> tuple[Split, np.ndarray]:
-    """Read a .bin through: what is in it, and which ids occur, bool [vocab_size].
-
-    Raises DataError for an id beyond the vocabulary.
-    """
-    digest = hashlib.sha256()
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    last = tokenizer.eot_id
-    with open(folder / name, "rb") as file:
-        while len(ids := np.fromfile(file, dtype, CHUNK)):
-            if int(ids.max()) >= len(counts) or int(ids.min()) < 0:
-                outside = ids[(ids < 0) | (ids >= len(counts))]
-                raise DataError(
-                    f"{folder / name} holds token id {outside[0]}, outside the vocabulary of"
-                    f" {len(counts):,}"
-                )
-            digest.update(ids)
-            counts += np.bincount(ids, minlength=len(counts))
-            last = ids[-1]
-            bar.update(ids.nbytes)
-    documents = int(counts[tokenizer.eot_id])
-    if last != tokenizer.eot_id:
-        documents += 1
-    split = Split(
-        file=name,
-        tokens=int(counts.sum()),
-        documents=documents,
-        text_bytes=int(counts @ token_lengths(tokenizer)),
-        sha256=digest.hexdigest(),
-    )
-    return split, counts > 0
-
-
-def scan_mask(folder: Path, split: Split, dtype: str, tokenizer: Tokenizer) -> Mask | None:
-    """Read a .bin and its mask through: what is in replies. None where it has no mask."""
-    path = folder / split.file.replace(".bin", ".mask.bin")
-    if not path.exists():
-        return None
-    digest = hashlib.sha256()
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    with open(folder / split.file, "rb") as tokens, open(path, "rb") as file:
-        while len(ids := np.fromfile(tokens, dtype, CHUNK)):
-            mask = np.fromfile(file, np.uint8, CHUNK)
-            digest.update(mask)
-            counts += np.bincount(ids[mask & IN_REPLY > 0], minlength=len(counts))
-    return Mask(
-        file=path.name,
-        tokens=int(counts.sum()),
-        text_bytes=int(counts @ token_lengths(tokenizer)),
-        sha256=digest.hexdigest(),
-    )
+        lines += [f"    {example[:SHOWN]!r}" for example in examples]
+    return "\n".join(lines)
 
 
 def _files(meta):
@@ -201,9 +168,6 @@ def _files(meta):
         yield split
         if split.mask:
             yield split.mask
-
-
-# -- compress
 
 
 def compress(folder: Path, workers: int) -> str:
@@ -240,42 +204,37 @@ def _blocks(path) -> Iterator[bytes]:
             yield block
 
 
-# -- verify
-
-
 def verify(folder: Path) -> str:
     """Read a prepared folder and compare everything with meta.json.
 
     Returns what is good, in words. Raises DataError for what is not.
     """
     meta = read_meta(folder)
+    expected = {}
+    for file in _files(meta):
+        if file.compressed:
+            expected[file.compressed["file"]] = file.compressed["sha256"]
+        expected[file.file] = file.sha256
+    expected[meta.tokenizer["file"]] = meta.tokenizer["sha256"]
+    found = [name for name in expected if (folder / name).exists()]
+    damaged = [name for name in found if sha256(folder / name) != expected[name]]
     tokenizer = Tokenizer.load(folder / meta.tokenizer["file"])
-    _verify_file(folder, meta.tokenizer["file"], meta.tokenizer["sha256"])
     tokens = sum(split.tokens for split in meta.splits.values())
-    good = []
     with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
-        for file in _files(meta):
-            if file.compressed and (folder / file.compressed["file"]).exists():
-                _verify_file(folder, file.compressed["file"], file.compressed["sha256"])
-                good.append(file.compressed["file"])
-            if not (folder / file.file).exists():
-                continue
-            _verify_file(folder, file.file, file.sha256)
-            good.append(file.file)
-            if isinstance(file, Split):
-                found, _ = scan(folder, file.file, meta.dtype, tokenizer, bar)
-                if found.text_bytes != file.text_bytes:
-                    raise DataError(DAMAGED.format(folder / file.file))
+        for name, split in meta.splits.items():
+            if split.file in found and not damaged:
+                read, _ = scan(folder, name, meta.dtype, tokenizer, bar)
+                if read.text_bytes != split.text_bytes:
+                    damaged.append(split.file)
+    if damaged:
+        raise DataError(
+            f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; copy it"
+            " again, or prepare it again with --overwrite"
+        )
     report = read_json(folder / "cleaning.json") or {}
     return "\n".join(
         [
-            f"{folder} is good: {', '.join(good)}; {tokens:,} tokens",
+            f"{folder} is good: {', '.join(found)}; {tokens:,} tokens",
             *(f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)),
         ]
     )
-
-
-def _verify_file(folder, name, expected):
-    """Raises DataError when a file's sha256 is not the expected one."""
-    if sha256(folder / name) != expected:
-        raise DataError(DAMAGED.format(folder / name))
