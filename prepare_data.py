@@ -71,7 +71,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
     start = journal.position
     if start != Position():
         print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
-    if not journal.complete and not output.is_full:
+    if not journal.split and not output.is_full:
         encode = functools.partial(
             encode_chunks, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
         )

@@ -5,7 +5,6 @@ documents between training and validation, drops copies, and records twice a sec
 files are finished. Independent of text: documents are token ids and hashes here.
 """
 
-import functools
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.data_folder import dtype_for
-from formats.files import sync, write_json
+from formats.files import write_json
 from preparing import PrepareError
 from preparing.chunks import CHUNK, Position
 from preparing.cleaning import CleaningReport
@@ -28,6 +27,7 @@ from tokenizer_bpe import Tokenizer
 SPLITS = ("train", "val")
 SAVE_SECONDS = 0.5  # between two records of how far the files are finished
 EXAMPLE_TOKENS = 30  # of a copy, for the report
+COPIES = {None: (), "exact": ("exact",), "near": ("exact", "near")}  # to drop, by --dedupe
 
 
 @dataclass
@@ -48,23 +48,21 @@ class LongDocument:
 class Journal:
     """How far the files are finished; the content of progress.json.
 
-    position: where the next chunk begins. tokens: in each file. text_bytes: UTF-8 bytes of the
-    text written; read: of the text so far, written or not. seen, near: keys in the logs of these
-    names. seconds: spent tokenising, over all starts. masked: whether there are masks. complete:
-    whether all of the text is there; split: how it was split then.
+    position: where the next chunk begins. tokens: in each file. masked: bytes in each mask; tokens
+    after them are in no conversation. text_bytes: UTF-8 bytes of the text written; read: of the
+    text so far, written or not. seen: keys in the log of each kind of copies. seconds: spent
+    tokenising, over all starts. split: how the text was split, in words, once all of it is there.
     """
 
     position: Position = field(default_factory=Position)
-    tokens: dict[str, int] = field(default_factory=functools.partial(dict.fromkeys, SPLITS, 0))
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    masked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     text_bytes: int = 0
     report: CleaningReport = field(default_factory=CleaningReport)
     long: LongDocument = field(default_factory=LongDocument)
-    seen: int = 0
-    near: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
     read: int = 0
     seconds: float = 0.0
-    masked: bool = False
-    complete: bool = False
     split: str = ""
 
     @classmethod
@@ -77,42 +75,6 @@ class Journal:
         values["report"] = CleaningReport(**values["report"])
         values["long"] = LongDocument(**values["long"])
         return cls(**values)
-
-
-class GrowingFile:
-    """A file of `width` bytes a token, to be continued after its first tokens."""
-
-    def __init__(self, path: Path, width: int, tokens: int):
-        """Open it, or make it. Raises PrepareError when it has fewer tokens."""
-        self.path = path
-        self.width = width
-        path.touch()
-        if path.stat().st_size < tokens * width:
-            raise PrepareError(
-                f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
-                f" {path.parent} and start again"
-            )
-        self.file = open(path, "r+b")  # noqa: SIM115 - close() does
-        self.seek(tokens)
-        self.file.truncate()
-
-    def seek(self, tokens: int) -> None:
-        """Write on after the first `tokens`."""
-        self.file.seek(tokens * self.width)
-
-    def write(self, values: np.ndarray) -> None:
-        """Write some tokens."""
-        self.file.write(values.tobytes())
-
-    def sync(self) -> None:
-        """Have all of it on the disk."""
-        self.file.flush()
-        sync(self.path)
-
-    def close(self, tokens: int) -> None:
-        """Cut it off after the first `tokens`, and close it."""
-        self.file.truncate(tokens * self.width)
-        self.file.close()
 
 
 class Output:
@@ -137,21 +99,30 @@ class Output:
         self.most_bytes = most_bytes
         self.work = work
         self.journal = Journal.load(work / "progress.json")
-        width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
-        self.files = self._open("{}.bin", width)
+        self.width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
+        self.files = {}
         self.masks = {}
-        if self.journal.masked:
-            self.masks = self._open("{}.mask.bin", 1)
-        self.seen = Seen(work, "seen", self.journal.seen) if dedupe else None
-        self.near = Seen(work, "near", self.journal.near) if dedupe == "near" else None
+        for split in SPLITS:
+            self.files[split] = self._open(f"{split}.bin", self.journal.tokens[split] * self.width)
+            self.masks[split] = self._open(f"{split}.mask.bin", self.journal.masked[split])
+        self.seen = {
+            kind: Seen(work, kind, self.journal.seen.get(kind, 0)) for kind in COPIES[dedupe]
+        }
         self.start_clock()
 
-    def _open(self, name, width):
-        """The file of each split; what the journal does not count is cut off."""
-        return {
-            split: GrowingFile(self.work / name.format(split), width, self.journal.tokens[split])
-            for split in SPLITS
-        }
+    def _open(self, name, size):
+        """A file to write on after its first `size` bytes; what the journal does not count goes."""
+        path = self.work / name
+        path.touch()
+        if path.stat().st_size < size:
+            raise PrepareError(
+                f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
+                f" {path.parent} and start again"
+            )
+        os.truncate(path, size)
+        file = open(path, "r+b")  # noqa: SIM115 - finish() closes it
+        file.seek(size)
+        return file
 
     @property
     def is_full(self) -> bool:
@@ -178,28 +149,21 @@ class Output:
     def _add_documents(self, part):
         """Write those that are new, each to the split that the hash of its text chooses."""
         new = np.ones(len(part.hashes), bool)
-        if self.seen:
-            new = self.seen.first(part.hashes[:, None])
-            self._report_copies("exact duplicates", part, ~new)
-        if self.near:
-            alike = np.zeros(len(new), bool)
-            alike[new] = ~self.near.first(part.keys[new])
-            self._report_copies("near duplicates", part, alike)
-            new &= ~alike
+        for kind, seen in self.seen.items():
+            keys = part.keys if kind == "near" else part.hashes[:, None]
+            copies = new.copy()
+            copies[new] = ~seen.first(keys[new])
+            self._report_copies(kind, part, copies)
+            new &= ~copies
         sizes = part.text_bytes * new
         written_before = self.journal.text_bytes + np.cumsum(sizes) - sizes
         new &= written_before < self.most_bytes
         chosen = part.hashes < np.uint64(self.val_fraction * 2**64)
         val = chosen & (part.text_bytes <= CHUNK)
-        self._write_documents("train", part, new & ~val)
-        self._write_documents("val", part, new & val)
-
-    def _write_documents(self, split, part, rows):
-        """Write the documents for which `rows`, bool [documents], says so."""
-        chosen = slice(None) if rows.all() else np.repeat(rows, part.tokens)
-        mask = None if part.mask is None else part.mask[chosen]
-        self._write(split, part.ids[chosen], mask)
-        self.journal.text_bytes += int(part.text_bytes[rows].sum())
+        for split, rows in (("train", new & ~val), ("val", new & val)):
+            tokens = slice(None) if rows.all() else np.repeat(rows, part.tokens)
+            self._write(split, part.ids[tokens], None if part.mask is None else part.mask[tokens])
+            self.journal.text_bytes += int(part.text_bytes[rows].sum())
 
     def _add_to_long_document(self, part):
         """Write a part of a document of several chunks to training, unless its beginning was noise.
@@ -221,79 +185,71 @@ class Output:
             return
         self._write("train", part.ids)
         journal.text_bytes += size
-        if part.ends:
-            self._end_long_document(part)
-
-    def _end_long_document(self, part):
-        """Write end-of-text after a long document, or return to where a copy began."""
-        journal = self.journal
-        long = journal.long
-        if journal.tokens["train"] == long.tokens:
-            return  # all of its parts were skipped
-        if self.seen and not self.seen.first(np.array([[long.hash]], np.uint64))[0]:
-            self._report_copy("exact duplicates", part.ids, journal.text_bytes - long.text_bytes)
+        if not part.ends or journal.tokens["train"] == long.tokens:
+            return  # not at its end, or all of its parts were skipped
+        if self.seen and not self.seen["exact"].first(np.array([[long.hash]], np.uint64))[0]:
+            self._report_copy("exact", part.ids, journal.text_bytes - long.text_bytes)
             journal.tokens["train"] = long.tokens
             journal.text_bytes = long.text_bytes
             # Not cut off: the journal on the disk may still count the copy.
-            self.files["train"].seek(long.tokens)
-            if self.masks:
-                self.masks["train"].seek(long.tokens)
+            self.files["train"].seek(long.tokens * self.width)
         else:
             self._write("train", np.array([self.tokenizer.eot_id], part.ids.dtype))
 
     def _write(self, split, ids, mask=None):
-        """Write tokens to a split. mask: uint8 [len(ids)]; None where none is in a conversation."""
-        if mask is not None and mask.any() and not self.masks:
-            self._begin_masks()
-        self.files[split].write(ids)
-        if self.masks:
-            self.masks[split].write(np.zeros(len(ids), np.uint8) if mask is None else mask)
+        """Write tokens to a split. mask: uint8 [len(ids)]; None where none is in a conversation.
+
+        What lies between the written parts of a mask reads as zeros.
+        """
+        self.files[split].write(ids.tobytes())
+        if mask is not None and mask.any():
+            self.masks[split].seek(self.journal.tokens[split])
+            self.masks[split].write(mask.tobytes())
+            self.journal.masked[split] = self.masks[split].tell()
         self.journal.tokens[split] += len(ids)
 
-    def _begin_masks(self):
-        """Begin the masks: no token so far is in a conversation."""
-        for split in SPLITS:
-            path = self.work / f"{split}.mask.bin"
-            path.write_bytes(b"")
-            os.truncate(path, self.journal.tokens[split])
-        self.masks = self._open("{}.mask.bin", 1)
-        self.journal.masked = True
-
-    def _report_copies(self, rule, part, rows):
+    def _report_copies(self, kind, part, rows):
         """Report the documents for which `rows`, bool [documents], says that they are copies."""
         ends = np.cumsum(part.tokens)
         for n in np.flatnonzero(rows):
             ids = part.ids[ends[n] - part.tokens[n] : ends[n] - 1]
-            self._report_copy(rule, ids, int(part.text_bytes[n]))
+            self._report_copy(kind, ids, int(part.text_bytes[n]))
 
-    def _report_copy(self, rule, ids, text_bytes):
+    def _report_copy(self, kind, ids, text_bytes):
         example = self.tokenizer.decode(ids[:EXAMPLE_TOKENS])
-        self.journal.report.add(rule, 1, text_bytes, [example])
+        self.journal.report.add(f"{kind} duplicates", 1, text_bytes, [example])
 
     def save(self) -> None:
         """Record how far the files are finished, safe from a power cut."""
         for file in (*self.files.values(), *self.masks.values()):
-            file.sync()
-        if self.seen:
-            self.journal.seen = self.seen.save()
-        if self.near:
-            self.journal.near = self.near.save()
+            file.flush()
+            os.fsync(file.fileno())
+        self.journal.seen = {kind: seen.save() for kind, seen in self.seen.items()}
         self.journal.seconds += time.monotonic() - self.counted_from
         self.start_clock()
         write_json(self.work / "progress.json", asdict(self.journal))
 
     def finish(self) -> None:
         """See that both splits hold text, record how it was split, and close the files."""
-        if not self.journal.complete:
-            self.journal.split = self._settle_split()
-            self.journal.complete = True
+        journal = self.journal
+        has_masks = any(journal.masked.values())
+        if not journal.split:
+            if has_masks:
+                for split, mask in self.masks.items():
+                    mask.truncate(journal.tokens[split])
+            journal.split = self._settle_split()
+            if has_masks:
+                journal.masked = dict(journal.tokens)
             self.save()
-        for files in (self.files, self.masks):
-            for split, file in files.items():
-                file.close(self.journal.tokens[split])
-        for seen in (self.seen, self.near):
-            if seen:
-                seen.close()
+        for split in SPLITS:
+            self.files[split].truncate(journal.tokens[split] * self.width)
+            self.files[split].close()
+            self.masks[split].truncate(journal.masked[split])
+            self.masks[split].close()
+            if not has_masks:
+                (self.work / f"{split}.mask.bin").unlink()
+        for seen in self.seen.values():
+            seen.close()
 
     def _settle_split(self):
         """Give an empty split its share of the text; returns how the text is split, in words."""
@@ -303,15 +259,10 @@ class Output:
             self._move("val", "train", tokens["val"])
         if not self.val_fraction:
             return "all of it in training (--val_fraction 0)"
-        if not tokens["val"] and tokens["train"] > 1:
-            self._move("train", "val", max(1, int(tokens["train"] * self.val_fraction)))
-            return (
-                f"the last {share} of the text, no document being small enough or chosen by its"
-                " hash"
-            )
-        return (
-            f"{share} of the documents by a hash of their text, those above 1 MB always in training"
-        )
+        if tokens["val"] or tokens["train"] < 2:
+            return f"{share} of the documents by a hash of their text, those above 1 MB in training"
+        self._move("train", "val", max(1, int(tokens["train"] * self.val_fraction)))
+        return f"the last {share} of the text, for no document is small enough or has such a hash"
 
     def _move(self, source, target, count):
         """Copy the last `count` tokens into the other file, which is empty.
@@ -321,8 +272,7 @@ class Output:
         tokens = self.journal.tokens
         tokens[source] -= count
         tokens[target] = count
-        for files in (self.files, self.masks):
-            if files:
-                files[target].seek(0)
-                files[source].seek(tokens[source])
-                shutil.copyfileobj(files[source].file, files[target].file)
+        for files, width in ((self.files, self.width), (self.masks, 1)):
+            files[target].seek(0)
+            files[source].seek(tokens[source] * width)
+            shutil.copyfileobj(files[source], files[target])
