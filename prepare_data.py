@@ -29,7 +29,7 @@ from preparing.progress import Progress
 from preparing.readers import read_chunks
 from preparing.remote import Cache
 from preparing.summary import compress, describe, summary, verify
-from preparing.tokenizers import obtain_tokenizer, worker_pool
+from preparing.tokenizers import obtain_tokenizer
 from preparing.writer import Journal, Output
 from tokenizer_bpe import Tokenizer, TokenizerError
 
@@ -78,12 +78,12 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
         cache = Cache(plan.sources, work.cache, plan.cache_bytes, start.source, plan.most_bytes)
         with (
             cache as files,
-            worker_pool(plan, encode) as pool,
+            plan.workers(encode) as run,
             Progress(plan.total, "tokenising", plan.done(journal)) as bar,
         ):
             output.start_clock()  # the workers are up
             chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.args.ray)
-            for encoded in pool.map(batches(chunks)):
+            for encoded in run(batches(chunks)):
                 for part in encoded:
                     if not output.is_full:
                         output.add(part)

@@ -1,19 +1,20 @@
 """Worker processes of this machine that apply a function to items, in order.
 
-ray_engine.py has the same for a cluster: `map` and a context manager. Neither multiprocessing.Pool
-nor ProcessPoolExecutor: their workers outlive a main process that was killed, they cannot be
-stopped in the middle of an item, and a kill leaks the semaphores of both. Independent of the work,
-but for the errors that a user can mend: these are handed on.
+ray_engine.py has the same for a cluster. Neither multiprocessing.Pool nor ProcessPoolExecutor:
+their workers outlive a main process that was killed, they cannot be stopped in the middle of an
+item, and a kill leaks the semaphores of both. Independent of the work, but for the errors that a
+user can mend: these are handed on.
 """
 
 import contextlib
+import functools
 import os
 import queue
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 
 from preparing import InputError, PrepareError
 from tokenizer_bpe import TokenizerError
@@ -23,25 +24,21 @@ QUEUED = 3  # items that a worker has at a time: it never waits for the next
 AHEAD = 4  # items a worker that may be under way or wait for an earlier one
 
 
-class NoPool:
-    """This process in the place of workers, for text that is not worth starting any."""
+def workers(count: int, function: Callable) -> contextlib.AbstractContextManager:
+    """A context manager that gives a `map` of the function over items, in `count` processes.
 
-    def __init__(self, function: Callable):
-        self.function = function
-
-    def map(self, items: Iterable) -> Iterator:
-        """Yield function(item) for each item."""
-        return map(self.function, items)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
+    count: 0 for none but this one, for text that is not worth starting any.
+    """
+    if count:
+        return Pool(count, function)
+    return contextlib.nullcontext(functools.partial(map, function))
 
 
 class Pool:
-    """Worker processes. They end with this process, however it ends."""
+    """Worker processes as a context manager, which gives `map`.
+
+    They end with this process, however it ends.
+    """
 
     def __init__(self, count: int, function: Callable):
         """Start `count` processes, and wait until each has its copy of the function."""
@@ -91,20 +88,16 @@ class Pool:
 
     def _send(self, worker, message):
         self.load[worker] += 1
-        try:
+        with reported_death():
             worker.send(message)
-        except ConnectionError:
-            raise _death_of_a_worker() from None
 
     def _receive(self, worker):
         self.load[worker] -= 1
-        try:
+        with reported_death():
             return worker.recv()
-        except (EOFError, ConnectionError):
-            raise _death_of_a_worker() from None
 
     def __enter__(self):
-        return self
+        return self.map
 
     def __exit__(self, *error):
         for process in self.processes:
@@ -112,11 +105,16 @@ class Pool:
             process.join()
 
 
-def _death_of_a_worker():
-    return PrepareError(
-        "a worker process died, most likely for lack of memory: try fewer --workers; the same"
-        " command continues"
-    )
+@contextlib.contextmanager
+def reported_death():
+    """A connection that breaks as a PrepareError."""
+    try:
+        yield
+    except (EOFError, ConnectionError):
+        raise PrepareError(
+            "a worker process died, most likely for lack of memory: try fewer --workers; the same"
+            " command continues"
+        ) from None
 
 
 def _work(channel):
@@ -152,26 +150,17 @@ def _work(channel):
 def signals_held_back():
     """Hold Ctrl-C and SIGTERM back while processes start; half started they would complain.
 
-    The processes inherit that Ctrl-C is not for them.
+    The processes inherit that these are not for them: they end with this one.
     """
-    received = []
-
-    def note(signum, _):
-        received.append(signum)
-
-    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
-    handlers = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
-    if can_block:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # which lets signals through as it starts
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        if can_block:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-        if received:
-            signal.raise_signal(received[0])
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def attempt(function: Callable, item: object) -> object:

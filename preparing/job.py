@@ -12,6 +12,8 @@ import math
 import os
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from preparing import InputError, PrepareError, need, ray_engine
 from preparing.arguments import Options
 from preparing.chunks import CHUNK
 from preparing.cleaning import CleaningReport
+from preparing.engines import workers
 from preparing.sources import Source, find_sources, keep_stdin
 from preparing.writer import Journal
 from tokenizer_bpe import Tokenizer
@@ -116,6 +119,13 @@ class Plan:
     def is_small(self) -> bool:
         """Whether there is so little text that no process needs to be started for it."""
         return self.text_size < 2 * CHUNK
+
+    def workers(self, function: Callable) -> AbstractContextManager:
+        """Gives a `map` of the function, in processes of this machine or of the Ray cluster."""
+        if self.args.ray:
+            return ray_engine.RayPool(function)
+        count = min(self.args.workers, self.text_size // CHUNK)
+        return workers(0 if self.is_small else count, function)
 
     def listed_sources(self) -> list[dict]:
         """The sources as meta.json lists them."""

@@ -7,7 +7,6 @@ all nodes; the code goes to them with the connection.
 
 import functools
 import os
-import re
 import signal
 import socket
 import sys
@@ -37,8 +36,15 @@ def connect(address: str) -> None:
 
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
-    if address != "auto":
-        _check_address(address)
+    if address != "auto":  # Ray would try for minutes
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), CONNECTING).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"--ray {address}: no cluster answers there ({error}); give HOST:PORT of its head,"
+                " or auto on a machine of it; `ray start --head` starts one"
+            ) from None
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks that are given up
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     code = {"py_modules": [str(ROOT / name) for name in CODE], "excludes": ["__pycache__"]}
@@ -49,23 +55,6 @@ def connect(address: str) -> None:
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-
-
-def _check_address(address):
-    """Raises InputError where nobody answers: Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not re.fullmatch(r"[\w.-]+", host) or not port.isdecimal():
-        raise InputError(
-            f"--ray {address} is no address of a cluster: give HOST:PORT of its head, as in"
-            " 10.0.0.1:6379, or auto, both on a machine of the cluster"
-        )
-    try:
-        socket.create_connection((host, int(port)), CONNECTING).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"--ray {address}: nobody answers there ({error}); `ray start --head` starts a cluster"
-            " and prints its address"
-        ) from None
 
 
 class RayPool:
@@ -106,7 +95,7 @@ class RayPool:
             ) from None
 
     def __enter__(self):
-        return self
+        return self.map
 
     def __exit__(self, *error):
         for task in self.tasks:

@@ -180,11 +180,11 @@ def compress(folder: Path, workers: int) -> str:
     to_do = [file for file in _files(meta) if (folder / file.file).exists()]
     size = sum((folder / file.file).stat().st_size for file in to_do)
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
-    with Pool(workers, compress_block) as pool, Progress(size, "compressing") as bar:
+    with Pool(workers, compress_block) as run, Progress(size, "compressing") as bar:
         for file in to_do:
             path = folder / f"{file.file}.gz"
             with whole(path) as partial, open(partial, "wb") as target:
-                for data in pool.map(_blocks(folder / file.file)):
+                for data in run(_blocks(folder / file.file)):
                     target.write(data)
                     bar.update(BLOCK)
             file.compressed = {

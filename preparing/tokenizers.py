@@ -6,16 +6,15 @@ How a tokenizer works is in tokenizer_bpe.py.
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from formats.files import write_text
 from preparing.arguments import Options
-from preparing.chunks import CHUNK, Chunk, Position, batches
-from preparing.engines import NoPool, Pool
+from preparing.chunks import Chunk, Position, batches
+from preparing.engines import workers
 from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
-from preparing.ray_engine import RayPool
 from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.remote import Cache
@@ -36,8 +35,8 @@ def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
     elif asked == "bpe":
         train = functools.partial(train_tokenizer, plan, work.cache)
         # In a process of its own, so that its memory goes back and Ctrl-C works.
-        with NoPool(train) if plan.is_small else Pool(1, train) as pool:
-            (origin,) = pool.map([work.tokenizer])
+        with workers(0 if plan.is_small else 1, train) as run:
+            (origin,) = run([work.tokenizer])
     elif asked == "char":
         found = all_characters(plan, work.cache)
         write_text(work.tokenizer, Tokenizer.characters(found).to_json())
@@ -115,11 +114,11 @@ def all_characters(plan: Plan, cache: Path) -> set[str]:
     find = functools.partial(characters_of, plan.options)
     with (
         Cache(plan.sources, cache, plan.cache_bytes, enough=plan.most_bytes) as files,
-        worker_pool(plan, find) as pool,
+        plan.workers(find) as run,
         Progress(plan.input_size, "characters") as bar,
     ):
         chunks = read_chunks(plan.sources, Position(), plan.options, files.path, not plan.args.ray)
-        for characters, text_bytes, end in pool.map(batches(chunks)):
+        for characters, text_bytes, end in run(batches(chunks)):
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)
@@ -127,15 +126,6 @@ def all_characters(plan: Plan, cache: Path) -> set[str]:
             if size >= plan.most_bytes and not plan.options.dedupe:
                 break
     return found
-
-
-def worker_pool(plan: Plan, function: Callable) -> Pool | RayPool | NoPool:
-    """Processes that apply a function to batches of chunks: here, or on the Ray cluster."""
-    if plan.args.ray:
-        return RayPool(function)
-    if plan.is_small:
-        return NoPool(function)
-    return Pool(min(plan.args.workers, plan.text_size // CHUNK), function)
 
 
 def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:

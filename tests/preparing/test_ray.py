@@ -82,11 +82,13 @@ def test_a_cluster_gives_the_same_bytes_whatever_dies(tmp_path, tokenizer, clust
 
 def test_a_bad_address_is_named_at_once(tmp_path, tokenizer, text_file):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    for address, *words in (
-        ("127.0.0.1:9", "nobody answers there", "ray start --head"),
-        ("nowhere.invalid:6379", "nobody answers there"),
-        ("ray://127.0.0.1:10001", "is no address of a cluster", "HOST:PORT", "auto"),
-        ("somewhere", "is no address of a cluster"),
+    words = ("no cluster answers there", "HOST:PORT", "auto", "ray start --head")
+    for address in (
+        "127.0.0.1:9",
+        "nowhere.invalid:6379",
+        "ray://127.0.0.1:10001",
+        "somewhere",
+        "127.0.0.1:123456",
     ):
         fails_clearly(prepare(text_file, ray=address, **flags), f"--ray {address}", *words)
     assert not (tmp_path / "out").exists()
