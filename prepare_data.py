@@ -13,6 +13,7 @@ if __name__ == "__main__":
     startup.begin()  # before the slow imports
 
 import functools
+import math
 import signal
 import sys
 import time
@@ -22,12 +23,9 @@ from pathlib import Path
 from formats.data_folder import DataError, dtype_for
 from preparing import InputError, PrepareError
 from preparing.arguments import parse_args
-from preparing.chunks import Position, batches
 from preparing.encoder import encode_chunks
 from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
-from preparing.readers import read_chunks
-from preparing.remote import Cache
 from preparing.summary import compress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.writer import Journal, Output
@@ -41,8 +39,8 @@ def prepare(args: Namespace) -> None:
     started = time.monotonic()
     plan = Plan(args)  # finds the input; writes nothing
     with WorkFolder(plan) as work:
-        if work.is_finished():
-            print(work.describe_finished())
+        if finished := work.finished():
+            print(finished)
             return
         work.start_or_resume()
         tokenizer, origin = obtain_tokenizer(plan, work)
@@ -60,55 +58,40 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
     Chunks of text are read here, encoded by worker processes, and written here in order. Raises
     InputError when nothing is left of the text.
     """
-    output = Output(
-        work.path,
-        tokenizer,
-        plan.settings["val_fraction"],
-        plan.options.dedupe,
-        plan.most_bytes,
-    )
+    output = Output(plan, work, tokenizer)
     journal = output.journal
-    start = journal.position
-    if start != Position():
-        print(f"continuing after {start.on_disk / 1e6:,.1f} MB of the input", file=sys.stderr)
+    is_limited = plan.most_bytes < math.inf
+    if journal.position.on_disk:
+        megabytes = journal.position.on_disk / 1e6
+        print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
     if not journal.split and not output.is_full:
         encode = functools.partial(
             encode_chunks, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
         )
-        cache = Cache(plan.sources, work.cache, plan.cache_bytes, start.source, plan.most_bytes)
+        total = plan.most_bytes if is_limited else plan.input_size
         with (
-            cache as files,
-            plan.workers(encode) as run,
-            Progress(plan.total, "tokenising", plan.done(journal)) as bar,
+            work.map_text(encode, journal.position) as results,
+            Progress(total, "tokenising", output.done) as bar,
         ):
             output.start_clock()  # the workers are up
-            chunks = read_chunks(plan.sources, start, plan.options, files.path, not plan.args.ray)
-            for encoded in run(batches(chunks)):
+            for encoded in results:
                 for part in encoded:
-                    if not output.is_full:
-                        output.add(part)
-                bar.to(plan.done(journal))
+                    output.add(part)
+                bar.to(output.done)
                 if output.is_full:
                     break
-        output.save()
-    check_not_empty(plan, journal)
-    if plan.is_limited and not output.is_full:
+    if not any(journal.tokens.values()):
+        rules = journal.report.rules.items()
+        why = "; ".join(f"{rule}: {documents:,}" for rule, (documents, _, _) in rules)
+        raise InputError(
+            f"no document is left of the input, which begins with {plan.sources[0].path}"
+            f" ({why or 'only white space'})"
+        )
+    if is_limited and not output.is_full:
         found = journal.text_bytes / 1e9
         print(f"there are only {found:.3g} GB of text; all of it is taken", file=sys.stderr)
     output.finish()
     return journal
-
-
-def check_not_empty(plan: Plan, journal: Journal) -> None:
-    """Raises InputError when no document is left of the input, and says why."""
-    if any(journal.tokens.values()):
-        return
-    rules = journal.report.rules.items()
-    why = "; ".join(f"{rule}: {documents:,}" for rule, (documents, _, _) in rules)
-    raise InputError(
-        f"no document is left of the input, which begins with {plan.sources[0].path}"
-        f" ({why or 'only white space'})"
-    )
 
 
 class Terminated(KeyboardInterrupt):
@@ -126,7 +109,6 @@ def main(argv: list[str]) -> int:
     0, 1 for a failure while running, 2 for bad usage or input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, terminate)
-    args = None
     try:
         args = parse_args(argv)
         if args.verify:
@@ -135,24 +117,19 @@ def main(argv: list[str]) -> int:
             print(compress(Path(args.compress), args.workers))
         else:
             prepare(args)
-    except (InputError, TokenizerError) as error:
-        return complain(error, 2)
-    except DataError as error:  # a failure of what is verified, else bad input
-        return complain(error, 1 if args.verify else 2)
-    except PrepareError as error:
-        return complain(error, 1)
+    except (InputError, PrepareError, TokenizerError, DataError) as error:
+        failed = isinstance(error, PrepareError) or args.verify
+        return complain(error, 1 if failed else 2)
     except OSError as error:
-        place = error.filename or (args and (args.verify or args.compress or args.out))
+        place = error.filename or args.verify or args.compress or args.out
         reason = error.strerror or error
         return complain(
             f"{place}: {reason}; finished work is kept, and the same command continues once there"
             " is room or permission",
             1,
         )
-    except Terminated:
-        return complain(STOPPED, 143)
-    except KeyboardInterrupt:
-        return complain(STOPPED, 130)
+    except KeyboardInterrupt as stop:
+        return complain(STOPPED, 143 if isinstance(stop, Terminated) else 130)
     finally:
         startup.done()
     return 0

@@ -3,11 +3,10 @@
 Touches no file, except to see which step of a run holds a tokenizer.
 """
 
-import argparse
 import codecs
 import math
 import re
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 from preparing.catalog import table
 from preparing.engines import usable_cores
 
-DEFAULT_OUT = "data/python_stdlib"
 DEFAULT_VOCAB_SIZE = 32000
 USAGE = (
     "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
@@ -26,20 +24,16 @@ DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to con
 
 @dataclass
 class Options:
-    """How records become texts, as the command line chose.
-
-    The three rules at the end drop documents; they are applied after the characters are cleaned.
-    Shares are of the characters that are not white space.
-    """
+    """How records become texts, as the command line chose; --help says what each option does."""
 
     text_field: str | None = None  # None: "text", else "messages"
-    on_error: str = "stop"  # stop, skip the document, or replace broken bytes by U+FFFD
-    encoding: str | None = None  # of .txt and .jsonl; None: UTF-8
+    on_error: str = "stop"
+    encoding: str | None = None  # None: UTF-8
     clean: bool = False
-    dedupe: str | None = None  # copies are dropped: exact ones, or near ones too
-    min_chars: int = 20  # shorter documents are dropped
-    max_char_share: float = 0.5  # dropped when a single character makes up more
-    min_letters: float = 0.4  # dropped when letters and digits make up less
+    dedupe: str | None = None
+    min_chars: int = 20
+    max_char_share: float = 0.5
+    min_letters: float = 0.4
 
     def text_column(self, names: Iterable[str]) -> str:
         """The field or column with the text: the one asked for, else text, else messages."""
@@ -55,26 +49,29 @@ def parse_args(argv: list[str]) -> Namespace:
 
     Ends the process with status 2 for contradictions. input: empty for the default text.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="prepare_data.py",
         usage=USAGE,
         description=DESCRIPTION,
         epilog=table(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
     _add_arguments(parser.add_argument)
     args = parser.parse_args(argv)
-    if args.tokenizer != "bpe" and args.vocab_size:
-        parser.error(
-            f"--vocab_size has no meaning with --tokenizer {args.tokenizer}, only with bpe, which"
-            " is trained here"
-        )
     if "-" in args.input and len(args.input) > 1:
         parser.error("- (standard input) cannot be mixed with files")
-    args.tokenizer = newest_tokenizer(args.tokenizer)
+    if args.tokenizer == "bpe":
+        args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
+    elif args.vocab_size:
+        parser.error("--vocab_size is for --tokenizer bpe, which is trained here")
+    steps = sorted(Path(args.tokenizer).glob("step_*/tokenizer.json"))  # of a run
+    if steps:
+        args.tokenizer = str(steps[-1])
     args.sample_bytes = int(args.sample_bytes)
-    args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
-    args.on_error = args.on_error or default_on_error(args)
+    if not args.on_error:
+        args.on_error = "stop" if args.input else "skip"
+        if args.clean:
+            args.on_error = "replace"
     if args.clean and not args.dedupe:
         args.dedupe = "exact"
     args.out = args.out or default_out(args.input)
@@ -82,6 +79,7 @@ def parse_args(argv: list[str]) -> Namespace:
 
 
 def _add_arguments(add):
+    positive = number(float, 1e-6)
     share = number(float, 0, 1)
     add(
         "input",
@@ -91,19 +89,13 @@ def _add_arguments(add):
         " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
         " .jsonl .parquet, also .gz .zst; default: Python's standard library",
     )
-    add("--out", metavar="FOLDER", help="folder to write; default: data/ and the input's name")
+    add("--out", help="folder to write; default: data/ and the input's name")
     add(
         "--val_fraction",
         type=number(float, 0, 0.999),
-        metavar="F",
         help="share of the text for validation; default 0.1, above 200 MB less: about 20 MB",
     )
-    add(
-        "--gigabytes",
-        type=number(float, 1e-6),
-        metavar="N",
-        help="stop after N GB of text, at a document's end; default: all of it",
-    )
+    add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
     add(
         "--overwrite",
         action="store_true",
@@ -115,37 +107,28 @@ def _add_arguments(add):
     add(
         "--tokenizer",
         default="bpe",
-        metavar="T",
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s",
     )
     add(
         "--vocab_size",
         type=number(int, 257),
-        metavar="N",
         help=f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}",
     )
     add(
         "--sample_bytes",
         type=number(float, 1),
         default="1e8",
-        metavar="N",
         help="bytes of text, evenly spread, to train the tokenizer on; default %(default)s",
     )
     # reading
     add(
         "--text_field",
-        metavar="NAME",
         help="field of a JSON line, or column, with the text; default: text, else messages (a"
         " conversation of role and content)",
     )
     add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="of standard input")
-    add(
-        "--encoding",
-        type=encoding,
-        metavar="NAME",
-        help="of all .txt and .jsonl files, as in latin-1 or utf-16; default: UTF-8",
-    )
+    add("--encoding", type=encoding, help="of all .txt and .jsonl files; default: UTF-8")
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
@@ -168,21 +151,18 @@ def _add_arguments(add):
         "--min_chars",
         type=int,
         default=Options.min_chars,
-        metavar="N",
         help="--clean drops shorter documents; default %(default)s",
     )
     add(
         "--max_char_share",
         type=share,
         default=Options.max_char_share,
-        metavar="F",
         help="--clean drops documents with more of one character; default %(default)s",
     )
     add(
         "--min_letters",
         type=share,
         default=Options.min_letters,
-        metavar="F",
         help="--clean drops documents with fewer letters and digits; default %(default)s",
     )
     # machines
@@ -190,7 +170,6 @@ def _add_arguments(add):
         "--workers",
         type=number(int, 1),
         default=usable_cores(),
-        metavar="N",
         help="worker processes; default: one a core, here %(default)s",
     )
     add(
@@ -200,9 +179,8 @@ def _add_arguments(add):
     )
     add(
         "--cache_gb",
-        type=number(float, 1e-6),
+        type=positive,
         default=10,
-        metavar="N",
         help="GB of remote files on the disk at a time; default %(default)s",
     )
 
@@ -223,37 +201,19 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
 def encoding(name: str) -> str | None:
     """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
     try:
-        found = codecs.lookup(name)
+        found = codecs.lookup(name).name
         "".encode(name)  # refuses codecs of bytes, such as base64
     except (LookupError, ValueError):
         raise ArgumentTypeError(
-            f"{name} is no encoding that Python knows; some are latin-1, cp1252, utf-16, gb18030,"
-            " shift_jis, koi8-r"
+            f"{name} is no encoding that Python knows, as latin-1, cp1252 or utf-16 are"
         ) from None
-    return None if found.name == "utf-8" else found.name
-
-
-def newest_tokenizer(tokenizer: str) -> str:
-    """The tokenizer of the newest step, for a run; anything else as it is."""
-    steps = sorted(Path(tokenizer).glob("step_*/tokenizer.json"))
-    if steps:
-        return str(steps[-1])
-    return tokenizer
-
-
-def default_on_error(args: Namespace) -> str:
-    """What to do about broken text. Nobody is to correct Python's standard library."""
-    if args.clean:
-        return "replace"
-    if not args.input:
-        return "skip"
-    return "stop"
+    return None if found == "utf-8" else found
 
 
 def default_out(inputs: list[str]) -> str:
     """data/ and the name of the first input; of a glob, of its part before the first wildcard."""
     if not inputs:
-        return DEFAULT_OUT
+        return "data/python_stdlib"
     if inputs == ["-"]:
         return "data/stdin"
     fixed = re.split(r"[*?[]", inputs[0])[0]

@@ -2,7 +2,7 @@
 
 Plan finds the input and gathers the settings. WorkFolder holds all that is not finished, until it
 moves to its place: plan.json says what the work is, so that it is continued by the same command and
-by no other; progress.json (writer.py) how far it is. Reads no text and no tokens.
+by no other; progress.json (writer.py) how far it is.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import math
 import os
 import shutil
 from argparse import Namespace
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -23,15 +23,19 @@ from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_met
 from formats.files import write_json
 from preparing import InputError, PrepareError, need, ray_engine
 from preparing.arguments import Options
-from preparing.chunks import CHUNK
+from preparing.chunks import CHUNK, Position, batches
 from preparing.cleaning import CleaningReport
 from preparing.engines import workers
+from preparing.readers import read_chunks
+from preparing.remote import Cache
 from preparing.sources import Source, find_sources, keep_stdin
-from preparing.writer import Journal
 from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # of the text is held back for validation,
 VAL_BYTES = 20_000_000  # but of large inputs only about this much
+OPTIONS = tuple(option.name for option in dataclasses.fields(Options))
+# What the bytes written depend on besides the input, where it is given.
+SETTINGS = ("tokenizer", "vocab_size", "sample_bytes", "val_fraction", "gigabytes", *OPTIONS)
 NAMED_DIFFERENCES = 3  # at most, in one sentence
 # A finished dataset, in the order in which it moves to its place.
 FILES = (
@@ -51,10 +55,9 @@ class Plan:
     """What one call has to do.
 
     args: the command line, as arguments.py gives it. out: the prepared folder. options: how records
-    become texts. settings: what the bytes written depend on besides the input, as meta.json lists
-    it. sources: the input files; empty until standard input is kept. most_bytes: of text, after
-    which to stop; infinity for all of it. cache_bytes: that remote files may take on the disk at a
-    time.
+    become texts. settings: {name: value} of SETTINGS, as meta.json lists them. sources: the input
+    files; empty until standard input is kept. most_bytes: of text, after which to stop; infinity
+    for all of it. cache_bytes: that remote files may take on the disk at a time.
     """
 
     def __init__(self, args: Namespace):
@@ -64,51 +67,38 @@ class Plan:
         """
         self.args = args
         self.out = Path(args.out)
-        names = (option.name for option in dataclasses.fields(Options))
-        self.options = Options(**{name: getattr(args, name) for name in names})
+        self.options = Options(**{name: getattr(args, name) for name in OPTIONS})
         if self.options.dedupe == "near":
             need("--dedupe near", "rensa")
-        self.settings = settings_of(args, self.options)
+        values = {name: getattr(args, name) for name in SETTINGS}
+        self.settings = {name: value for name, value in values.items() if value is not None}
+        if args.tokenizer not in ("bpe", "char", "gpt2"):
+            content = Tokenizer.load(args.tokenizer).to_json()
+            self.settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
         self.most_bytes = (args.gigabytes or math.inf) * 1e9
         self.cache_bytes = args.cache_gb * 1e9
-        self.reads_stdin = args.input == ["-"]
         self.sources = []
-        if not self.reads_stdin:
+        if args.input != ["-"]:
             self.set_sources(find_sources(args.input))
-            largest = max((source.size for source in self.sources if source.is_remote), default=0)
-            if largest > self.cache_bytes:
-                raise InputError(
-                    f"--cache_gb {args.cache_gb:g} does not hold the largest file; give at least"
-                    f" --cache_gb {largest / 1e9 + 0.01:.2f}"
-                )
+        largest = max((source.size for source in self.sources if source.is_remote), default=0)
+        if largest > self.cache_bytes:
+            raise InputError(
+                f"--cache_gb {args.cache_gb:g} does not hold the largest file; give at least"
+                f" --cache_gb {largest / 1e9 + 0.01:.2f}"
+            )
         if args.ray:
             ray_engine.connect(args.ray)
 
     def set_sources(self, sources: list[Source]) -> None:
         """Take the sources, and the share of validation that follows from their size."""
         self.sources = sources
-        if self.settings["val_fraction"] is None:
-            size = min(self.input_size, self.most_bytes)
-            self.settings["val_fraction"] = min(VAL_FRACTION, VAL_BYTES / size)
+        size = min(self.input_size, self.most_bytes)
+        self.settings.setdefault("val_fraction", min(VAL_FRACTION, VAL_BYTES / size))
 
     @property
     def input_size(self) -> int:
         """Bytes on disk of all sources."""
         return sum(source.size for source in self.sources)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether --gigabytes ends the work."""
-        return self.most_bytes < math.inf
-
-    @property
-    def total(self) -> float:
-        """Where the progress bar ends: bytes of text if --gigabytes limits them, else of files."""
-        return self.most_bytes if self.is_limited else self.input_size
-
-    def done(self, journal: Journal) -> int:
-        """How far it is towards `total`."""
-        return journal.text_bytes if self.is_limited else journal.position.on_disk
 
     @property
     def text_size(self) -> int:
@@ -130,37 +120,6 @@ class Plan:
     def listed_sources(self) -> list[dict]:
         """The sources as meta.json lists them."""
         return [{"path": source.path, "bytes": source.size} for source in self.sources]
-
-
-def settings_of(args: Namespace, options: Options) -> dict:
-    """What the bytes written depend on besides the input.
-
-    val_fraction is None where it depends on the input. Raises TokenizerError.
-    """
-    settings = {
-        "tokenizer": args.tokenizer,
-        "val_fraction": args.val_fraction,
-        "text_field": options.text_field,
-        "on_error": options.on_error,
-        "clean": options.clean,
-    }
-    if options.encoding:
-        settings["encoding"] = options.encoding
-    if args.tokenizer == "bpe":
-        settings["vocab_size"] = args.vocab_size
-        settings["sample_bytes"] = args.sample_bytes
-    elif args.tokenizer not in ("char", "gpt2"):
-        content = Tokenizer.load(args.tokenizer).to_json()
-        settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
-    if options.dedupe == "near" or (options.dedupe and not options.clean):
-        settings["dedupe"] = options.dedupe
-    if options.clean:
-        settings["min_chars"] = options.min_chars
-        settings["max_char_share"] = options.max_char_share
-        settings["min_letters"] = options.min_letters
-    if args.gigabytes:
-        settings["gigabytes"] = args.gigabytes
-    return settings
 
 
 class WorkFolder:
@@ -193,22 +152,20 @@ class WorkFolder:
             pass  # some network mounts have no locks
         if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
             self._move_to_place()
-        if self.plan.reads_stdin:
+        if self.plan.args.input == ["-"]:
             self.plan.set_sources([keep_stdin(self.path, self.plan.args.stdin_format)])
         return self
 
     def __exit__(self, *error):
         self.lock.release()
 
-    # -- where things are
-
-    def is_finished(self) -> bool:
-        """Whether the prepared folder holds this very dataset.
+    def finished(self) -> str:
+        """What the prepared folder holds if it is this very dataset, in words; "" if it is empty.
 
         Raises InputError when it holds another.
         """
         if self.plan.args.overwrite or not (self.out / "meta.json").exists():
-            return False
+            return ""
         try:
             meta = read_meta(self.out)
         except DataError as error:
@@ -222,24 +179,15 @@ class WorkFolder:
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
                 " another --out, or replace it with --overwrite"
             )
-        return True
-
-    def describe_finished(self) -> str:
-        """What is there already, in words."""
-        meta = read_meta(self.out)
         if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
             self._clear()
         tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
-        finished = datetime.fromisoformat(meta.created).timestamp()
-        newer = [
-            source.path
-            for source in self.plan.sources
-            if source.modified / 1e9 > finished + 1 and not self.plan.reads_stdin
-        ]
         described = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
-        if newer:
-            more = f" and {len(newer) - 1:,} more" if len(newer) > 1 else ""
-            described += f"\n{newer[0]}{more} changed after that; --overwrite takes the new text"
+        finished = datetime.fromisoformat(meta.created).timestamp()
+        for source in self.plan.sources:
+            if source.modified / 1e9 > finished + 1 and self.plan.args.input != ["-"]:
+                described += f"\n{source.path} changed after that; --overwrite takes the new text"
+                break
         return described
 
     def start_or_resume(self) -> None:
@@ -286,27 +234,31 @@ class WorkFolder:
 
     def check_room(self, vocab_size: int) -> None:
         """Raises InputError when the disk cannot hold what is to be written and fetched."""
-        tokens = self.plan.text_size
-        if self.plan.args.tokenizer != "char":
+        plan = self.plan
+        tokens = plan.text_size
+        if plan.args.tokenizer != "char":
             tokens = TOKENS_A_BYTE * tokens
-        cache = self._room_for_cache()
-        need = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written() + cache
+        remote = [source.size for source in plan.sources if source.is_remote]
+        enough = plan.most_bytes + max(remote, default=0)  # a byte of text takes at most one
+        fetched = sum(path.stat().st_size for path in self.cache.glob("*"))
+        cache = max(0, min(sum(remote), plan.cache_bytes, enough) - fetched)
+        size = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written() + cache
         free = shutil.disk_usage(self.out).free
-        if need > free:
+        if size > free:
             raise InputError(
-                f"{self.out} needs about {need / 1e9:,.1f} GB more on disk, {cache / 1e9:,.1f} GB"
+                f"{self.out} needs about {size / 1e9:,.1f} GB more on disk, {cache / 1e9:,.1f} GB"
                 f" of it for fetched files (--cache_gb), and {free / 1e9:,.1f} GB are free: make"
                 " room, or give an --out on another disk"
             )
 
-    def _room_for_cache(self):
-        """Bytes that remote files will take on the disk, without those that are there."""
-        sizes = [source.size for source in self.plan.sources if source.is_remote]
-        there = sum(path.stat().st_size for path in self.cache.glob("*"))
-        enough = self.plan.most_bytes + max(sizes, default=0)  # a byte of text takes at most one
-        return max(0, min(sum(sizes), self.plan.cache_bytes, enough) - there)
-
-    # -- the end
+    @contextmanager
+    def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
+        """Gives function(chunks) for all of the text from `start` on, in order."""
+        plan = self.plan
+        cache = Cache(plan.sources, self.cache, plan.cache_bytes, start.source, plan.most_bytes)
+        with cache, plan.workers(function) as run:
+            chunks = read_chunks(plan.sources, start, plan.options, cache.path, not plan.args.ray)
+            yield run(batches(chunks))
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         """Put the finished dataset in its place."""
@@ -363,5 +315,5 @@ def differences(former: dict, present: dict) -> str:
         found.append("the order of the inputs changed")
     more = len(found) - NAMED_DIFFERENCES
     if more > 0:
-        found = [*found[:NAMED_DIFFERENCES], f"and {more:,} more"]
+        found[NAMED_DIFFERENCES:] = [f"and {more:,} more"]
     return "; ".join(found)

@@ -9,7 +9,7 @@ from tqdm import tqdm
 class Progress(tqdm):
     """A bar with MB/s and time left; a line every half minute where the output is no terminal."""
 
-    def __init__(self, total: int, what: str, start: int = 0):
+    def __init__(self, total: float, what: str, start: int = 0):
         """total, start: bytes, in all and at the beginning. what: the name of the step."""
         pace = {"mininterval": 0.2} if sys.stderr.isatty() else {"mininterval": 30, "delay": 10}
         super().__init__(

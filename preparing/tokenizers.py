@@ -11,7 +11,7 @@ from pathlib import Path
 
 from formats.files import write_text
 from preparing.arguments import Options
-from preparing.chunks import Chunk, Position, batches
+from preparing.chunks import Chunk, Position
 from preparing.engines import workers
 from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
@@ -38,7 +38,7 @@ def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
         with workers(0 if plan.is_small else 1, train) as run:
             (origin,) = run([work.tokenizer])
     elif asked == "char":
-        found = all_characters(plan, work.cache)
+        found = all_characters(plan, work)
         write_text(work.tokenizer, Tokenizer.characters(found).to_json())
         origin = f"{len(found)} different characters"
     else:
@@ -107,18 +107,16 @@ def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
 # -- characters
 
 
-def all_characters(plan: Plan, cache: Path) -> set[str]:
+def all_characters(plan: Plan, work: WorkFolder) -> set[str]:
     """The different characters of the whole input, or of all that will be written of it."""
     found = set()
     size = 0
     find = functools.partial(characters_of, plan.options)
     with (
-        Cache(plan.sources, cache, plan.cache_bytes, enough=plan.most_bytes) as files,
-        plan.workers(find) as run,
+        work.map_text(find, Position()) as results,
         Progress(plan.input_size, "characters") as bar,
     ):
-        chunks = read_chunks(plan.sources, Position(), plan.options, files.path, not plan.args.ray)
-        for characters, text_bytes, end in run(batches(chunks)):
+        for characters, text_bytes, end in results:
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)

@@ -22,6 +22,7 @@ from preparing.chunks import CHUNK, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import Seen, hash64
 from preparing.encoder import Encoded
+from preparing.job import Plan, WorkFolder
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
@@ -80,25 +81,16 @@ class Journal:
 class Output:
     """train.bin and val.bin as they grow in the working folder, their masks, and their journal."""
 
-    def __init__(
-        self,
-        work: Path,
-        tokenizer: Tokenizer,
-        val_fraction: float,
-        dedupe: str | None,
-        most_bytes: float = math.inf,
-    ):
+    def __init__(self, plan: Plan, work: WorkFolder, tokenizer: Tokenizer):
         """Open the files where the journal says that they end.
 
-        val_fraction: share of the text held back for validation. dedupe: as in Options.
-        most_bytes: of text, after which the output is full. Raises PrepareError when a file is
-        shorter than the journal says.
+        Raises PrepareError when a file is shorter than that.
         """
         self.tokenizer = tokenizer
-        self.val_fraction = val_fraction
-        self.most_bytes = most_bytes
-        self.work = work
-        self.journal = Journal.load(work / "progress.json")
+        self.val_fraction = plan.settings["val_fraction"]
+        self.most_bytes = plan.most_bytes
+        self.work = work.path
+        self.journal = Journal.load(self.work / "progress.json")
         self.width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
         self.files = {}
         self.masks = {}
@@ -106,7 +98,8 @@ class Output:
             self.files[split] = self._open(f"{split}.bin", self.journal.tokens[split] * self.width)
             self.masks[split] = self._open(f"{split}.mask.bin", self.journal.masked[split])
         self.seen = {
-            kind: Seen(work, kind, self.journal.seen.get(kind, 0)) for kind in COPIES[dedupe]
+            kind: Seen(self.work, kind, self.journal.seen.get(kind, 0))
+            for kind in COPIES[plan.options.dedupe]
         }
         self.start_clock()
 
@@ -130,12 +123,20 @@ class Output:
         journal = self.journal
         return journal.text_bytes >= self.most_bytes and not journal.position.inside
 
+    @property
+    def done(self) -> int:
+        """How far it is: bytes of text where --gigabytes limits them, else of the input files."""
+        journal = self.journal
+        return journal.position.on_disk if math.isinf(self.most_bytes) else journal.text_bytes
+
     def start_clock(self) -> None:
         """Start counting the seconds spent tokenising, and those to the next save."""
         self.counted_from = time.monotonic()
 
     def add(self, part: Encoded) -> None:
-        """Write the documents of the next chunk, and at times record how far it went."""
+        """Write the documents of the next chunk, unless enough are, and at times record how far."""
+        if self.is_full:
+            return
         self.journal.report.merge(part.report)
         if part.begins and part.ends:
             self._add_documents(part)
