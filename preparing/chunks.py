@@ -42,7 +42,6 @@ class Chunk:
     """Whole documents, or a part of a single long one.
 
     data: bytes, or the rows of a parquet file as {column: value}. start, end: its positions.
-    begins, ends: whether the first document begins here, and whether the last one ends here.
     in_place: whether a worker can read these very bytes from the file.
     """
 
@@ -51,9 +50,17 @@ class Chunk:
     data: bytes | list
     start: Position
     end: Position
-    begins: bool = True
-    ends: bool = True
     in_place: bool = False
+
+    @property
+    def begins(self) -> bool:
+        """Whether its first document begins in it."""
+        return not self.start.inside
+
+    @property
+    def ends(self) -> bool:
+        """Whether its last document ends in it."""
+        return not self.end.inside
 
     @property
     def whole(self) -> bool:

@@ -80,16 +80,7 @@ def _read_text(source, raw, at, options):
         del buffer[:size]
         lines = data.count(b"\n") if source.kind == "jsonl" else 0
         end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-        yield Chunk(
-            source.path,
-            source.kind,
-            data,
-            start=at,
-            end=end,
-            begins=not at.inside,
-            ends=whole,
-            in_place=in_place,
-        )
+        yield Chunk(source.path, source.kind, data, at, end, in_place)
         at = end
 
 
@@ -151,7 +142,16 @@ def _unpacked(source, raw, start, options):
 
     Damaged or cut off content raises InputError; with on_error skip or replace it ends there.
     """
-    stream, errors = _decompressed(source, raw)
+    stream = raw
+    errors = ()
+    if source.compression == "gz":
+        stream = gzip.GzipFile(fileobj=raw)
+        errors = (EOFError, zlib.error, gzip.BadGzipFile)
+    elif source.compression == "zst":
+        import pyzstd
+
+        stream = pyzstd.ZstdFile(raw)
+        errors = (EOFError, pyzstd.ZstdError)
     try:
         stream.seek(start)
         while block := stream.read1(CHUNK):
@@ -162,17 +162,6 @@ def _unpacked(source, raw, start, options):
                 f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
                 " read of it with --on_error skip"
             ) from None
-
-
-def _decompressed(source, raw):
-    """A file's content as a stream, and the errors that reading it raises when it is damaged."""
-    if source.compression == "gz":
-        return gzip.GzipFile(fileobj=raw), (EOFError, zlib.error, gzip.BadGzipFile)
-    if source.compression == "zst":
-        import pyzstd
-
-        return pyzstd.ZstdFile(raw), (EOFError, pyzstd.ZstdError)
-    return raw, ()
 
 
 def _read_rows(source, raw, at, options):

@@ -19,7 +19,6 @@ from preparing.cleaning import CleaningReport, clean, noise
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 BROKEN = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
-MOST_SHOWN = 40  # characters of a value that an error shows
 ZERO_BYTES = 0.25  # of a text: it is UTF-16, or no text
 
 
@@ -63,9 +62,6 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     return documents, report
 
 
-# -- plain text
-
-
 def _plain_documents(chunk, options, report) -> Iterator[Document]:
     """The documents of a text file."""
     for start, data in split_documents(chunk.data):
@@ -74,7 +70,14 @@ def _plain_documents(chunk, options, report) -> Iterator[Document]:
         if at is None:
             yield Document(text)
         elif options.on_error == "stop":
-            raise _not_utf8(chunk, data, start, at, options)
+            offset = chunk.start.offset + start + at
+            place = f"byte 0x{data[at]:02x} at offset {offset:,}"
+            if options.encoding:
+                place = f"broken after {offset:,} bytes of text"
+            raise InputError(
+                f"{chunk.path} is {_not_the_encoding(options)}: {place}; name its encoding, as in"
+                " --encoding latin-1 or utf-16, or use --on_error replace or --on_error skip"
+            )
         elif options.on_error == "skip":
             report.add(_not_the_encoding(options), 1, len(data), [text])
         else:
@@ -100,18 +103,6 @@ def _not_the_encoding(options):
     return f"not {options.encoding or 'UTF-8'}"
 
 
-def _not_utf8(chunk, data, start, at, options):
-    """The InputError for byte `at` of a document that begins at byte `start` of its chunk."""
-    offset = chunk.start.offset + start + at
-    place = f"byte 0x{data[at]:02x} at offset {offset:,}"
-    if options.encoding:
-        place = f"broken after {offset:,} bytes of text"
-    return InputError(
-        f"{chunk.path} is {_not_the_encoding(options)}: {place}; name its encoding, as in"
-        " --encoding latin-1 or utf-16, or use --on_error replace or --on_error skip"
-    )
-
-
 def _report_replaced(report, chunk, data, at, options):
     """Report bytes that are not UTF-8 and were taken all the same; an example shows the first.
 
@@ -123,9 +114,6 @@ def _report_replaced(report, chunk, data, at, options):
     size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape"))) + data.count(0)
     rule = f"{_not_the_encoding(options)}: taken with U+FFFD"
     report.add(rule, int(chunk.begins), size, [f"{Path(chunk.path).name}: {shown}"])
-
-
-# -- records
 
 
 def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
@@ -140,7 +128,7 @@ def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
                     f"{_not_the_encoding(options)} at byte {at:,} of the line; name the encoding"
                     " with --encoding, or use --on_error replace"
                 )
-            document = _usable(_parsed(line.decode("utf-8", "replace")), options, report)
+            document = record_document(_parsed(line), options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, line {number:,}: {error}", len(line), options, report)
         else:
@@ -149,15 +137,21 @@ def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
             yield document
 
 
+def _parsed(line):
+    """The JSON value of a line."""
+    try:
+        return json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
+        raise InputError(f"not valid JSON ({error})") from None
+
+
 def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
     """The documents in the rows of a parquet file."""
     for number, row in enumerate(chunk.data, chunk.start.offset + 1):
         try:
-            document = _usable(row, options, report)
+            yield record_document(row, options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, row {number:,}: {error}", 0, options, report)
-        else:
-            yield document
 
 
 def _leave_out(problem, size, options, report):
@@ -168,22 +162,28 @@ def _leave_out(problem, size, options, report):
     report.add("unusable records", 1, size, [problem])
 
 
-def _parsed(line):
-    """The JSON value of a line."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not valid JSON ({error.msg}, column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # a number too long, lists too deep
-        raise InputError(f"not valid JSON ({error})") from None
-
-
-def _usable(record, options, report):
-    """The document in a record, in valid Unicode. Raises InputError when there is none."""
-    document = record_document(record, options)
-    if document.text.isascii():
-        return document
-    return document.corrected(functools.partial(_without_lone_surrogates, options), report)
+def record_document(record: dict, options: Options, report: CleaningReport) -> Document:
+    """What a JSON object or a parquet row holds. Raises InputError when it has no usable text."""
+    if not isinstance(record, dict):
+        raise InputError(f"{record!s:.40} is not an object with a text")
+    name = options.text_column(record)
+    if name not in record:
+        names = ", ".join(map(repr, record)) or "nothing"
+        raise InputError(
+            f"no field {name!r}, there is {names}; name the text's field with --text_field"
+        )
+    value = record[name]
+    turns = []
+    if isinstance(value, list):
+        try:
+            turns = turns_of(value)
+        except (TypeError, KeyError, AttributeError):
+            raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
+        value = "".join(turns)
+    if not isinstance(value, str):
+        raise InputError(f"{name!r} is {value!s:.40}, not a text")
+    correct = functools.partial(_without_lone_surrogates, options)
+    return Document(value, turns).corrected(correct, report)
 
 
 def _without_lone_surrogates(options, text, report):
@@ -203,30 +203,3 @@ def _without_lone_surrogates(options, text, report):
         report.add("lone surrogates: taken as U+FFFD", 1, broken, [whole])
         return whole
     return text
-
-
-def record_document(record: dict, options: Options) -> Document:
-    """What a JSON object or a parquet row holds. Raises InputError when it has no text."""
-    if not isinstance(record, dict):
-        raise InputError(f"{_shown(record)} is not an object with a text")
-    name = options.text_column(record)
-    if name not in record:
-        names = ", ".join(map(repr, record)) or "nothing"
-        raise InputError(
-            f"no field {name!r}, there is {names}; name the text's field with --text_field"
-        )
-    value = record[name]
-    if isinstance(value, str):
-        return Document(value)
-    if not isinstance(value, list):
-        raise InputError(f"{name!r} is {_shown(value)}, not a text")
-    try:
-        turns = turns_of(value)
-    except (TypeError, KeyError, AttributeError):
-        raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
-    return Document("".join(turns), turns)
-
-
-def _shown(value):
-    """The beginning of a JSON value, for an error."""
-    return json.dumps(value, default=str)[:MOST_SHOWN]
