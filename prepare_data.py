@@ -82,7 +82,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
                     break
     if not any(journal.tokens.values()):
         rules = journal.report.rules.items()
-        why = "; ".join(f"{rule}: {documents:,}" for rule, (documents, _, _) in rules)
+        why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules)
         raise InputError(
             f"no document is left of the input, which begins with {plan.sources[0].path}"
             f" ({why or 'only white space'})"

@@ -30,15 +30,13 @@ NOT_IN_STDLIB = re.compile(
 class Corpus:
     """A text by name.
 
-    files: the files of its training split, as a glob within the repository. field: the column with
-    the text. licence: of the collection. download, text: about how many GB its files and its text
-    take. heading: where a row is but a paragraph, a regular expression for the row with which a
-    document begins.
+    files: the files of its training split, as a glob within the repository. licence: of the
+    collection. download, text: about how many GB its files and its text take. heading: where a row
+    is but a paragraph, a regular expression for the row with which a document begins.
     """
 
     repository: str
     files: str
-    field: str
     licence: str
     download: float
     text: float
@@ -57,7 +55,6 @@ CATALOG = {
     "fineweb-edu": Corpus(
         repository="HuggingFaceFW/fineweb-edu",
         files="sample/10BT/*.parquet",
-        field="text",
         licence="ODC-By 1.0",
         download=28.5,
         text=46,
@@ -66,7 +63,6 @@ CATALOG = {
     "openwebtext": Corpus(
         repository="Skylion007/openwebtext",
         files="plain_text/train-*.parquet",
-        field="text",
         licence="CC0 1.0",
         download=24.2,
         text=39.8,
@@ -76,7 +72,6 @@ CATALOG = {
     "tinystories": Corpus(
         repository="roneneldan/TinyStories",
         files="data/train-*.parquet",
-        field="text",
         licence="CDLA-Sharing 1.0",
         download=1.0,
         text=1.9,
@@ -86,7 +81,6 @@ CATALOG = {
     "wikitext-103": Corpus(
         repository="Salesforce/wikitext",
         files="wikitext-103-raw-v1/train-*.parquet",
-        field="text",
         licence="CC BY-SA 3.0",
         download=0.3,
         text=0.5,
@@ -97,7 +91,6 @@ CATALOG = {
     "wikipedia-en": Corpus(
         repository="wikimedia/wikipedia",
         files="20231101.en/train-*.parquet",
-        field="text",
         licence="CC BY-SA 3.0 and GFDL",
         download=11.6,
         text=20.2,
@@ -109,7 +102,6 @@ CATALOG = {
     "smoltalk": Corpus(
         repository="HuggingFaceTB/smoltalk",
         files="data/all/train-*.parquet",
-        field="messages",
         licence="Apache 2.0 and, of older parts, others (its card)",
         download=2.1,
         text=3.9,
@@ -123,7 +115,7 @@ def table() -> str:
     for name, corpus in CATALOG.items():
         lines.append(
             f"  {name:13} {corpus.text:4g} GB, {corpus.download:4g} GB to fetch; {corpus.licence};"
-            f" {corpus.repository}: {corpus.files} ({corpus.field})"
+            f" {corpus.repository}: {corpus.files}"
         )
     return "\n".join(lines)
 
@@ -153,15 +145,10 @@ def shakespeare() -> str:
             with urllib.request.urlopen(SHAKESPEARE_URL, timeout=30) as reply:
                 write_text(path, reply.read().decode())
         except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
-            reason = getattr(error, "reason", error)
             raise InputError(
-                f"tiny Shakespeare could not be downloaded ({reason}). Where there is a network,"
-                f" fetch\n  {SHAKESPEARE_URL}\nand put it at {path.absolute()}, or give the file as"
-                " INPUT"
+                f"tiny Shakespeare could not be downloaded ({error}). Where there is a network,"
+                f" fetch\n  {SHAKESPEARE_URL}\nand put it at {path.absolute()}"
             ) from None
     if sha256(path) != SHAKESPEARE_SHA256:
-        raise InputError(
-            f"{path} is not the file it should be, its sha256 is not {SHAKESPEARE_SHA256}; delete"
-            f" it and fetch {SHAKESPEARE_URL} again"
-        )
+        raise InputError(f"{path} is not the file it should be; delete it, to fetch it again")
     return path.as_posix()

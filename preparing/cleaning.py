@@ -20,28 +20,25 @@ SAMPLE_CHARS = 500  # of a document, on which its share of letters and digits is
 class CleaningReport:
     """What was left out or corrected.
 
-    rules: {rule: [documents, bytes, examples]}. noise: the rule by which the last document was
-    dropped; further chunks of it go with it.
+    rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it. noise: the rule by
+    which the last document was dropped; further chunks of it go with it.
     """
 
-    rules: dict[str, list] = field(default_factory=dict)
+    rules: dict[str, dict] = field(default_factory=dict)
     noise: str = ""
 
     def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
         """Count the documents and bytes that a rule left out."""
-        documents_before, size_before, kept = self.rules.get(rule, [0, 0, []])
-        kept = kept + [example[:EXAMPLE_CHARS] for example in examples]
-        self.rules[rule] = [documents_before + documents, size_before + size, kept[:EXAMPLES]]
+        counts = self.rules.setdefault(rule, {"documents": 0, "bytes": 0, "examples": []})
+        counts["documents"] += documents
+        counts["bytes"] += size
+        for example in examples[: EXAMPLES - len(counts["examples"])]:
+            counts["examples"].append(example[:EXAMPLE_CHARS])
 
     def merge(self, other: "CleaningReport") -> None:
         """Add another report's counts."""
-        for rule, (documents, size, examples) in other.rules.items():
-            self.add(rule, documents, size, examples)
-
-    def to_json(self) -> dict[str, dict]:
-        """The content of cleaning.json."""
-        names = ("documents", "bytes", "examples")
-        return {rule: dict(zip(names, counts, strict=True)) for rule, counts in self.rules.items()}
+        for rule, counts in other.rules.items():
+            self.add(rule, counts["documents"], counts["bytes"], counts["examples"])
 
 
 RULES = {  # in the order in which they are applied

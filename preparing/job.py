@@ -263,7 +263,7 @@ class WorkFolder:
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         """Put the finished dataset in its place."""
         if report.rules:
-            write_json(self.path / "cleaning.json", report.to_json())
+            write_json(self.path / "cleaning.json", report.rules)
         write_meta(self.path, meta)  # from here on the work is finished
         self._move_to_place()
         self._clear()

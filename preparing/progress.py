@@ -12,16 +12,8 @@ class Progress(tqdm):
     def __init__(self, total: float, what: str, start: int = 0):
         """total, start: bytes, in all and at the beginning. what: the name of the step."""
         pace = {"mininterval": 0.2} if sys.stderr.isatty() else {"mininterval": 30, "delay": 10}
-        super().__init__(
-            total=total,
-            initial=start,
-            desc=what,
-            unit="B",
-            unit_scale=True,
-            dynamic_ncols=True,
-            leave=False,
-            **pace,
-        )
+        how = {"unit": "B", "unit_scale": True, "dynamic_ncols": True, "leave": False} | pace
+        super().__init__(total=total, initial=start, desc=what, **how)
 
     def to(self, done: int) -> None:
         """Set how many bytes are done."""

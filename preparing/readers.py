@@ -165,67 +165,60 @@ def _unpacked(source, raw, start, options):
 
 
 def _read_rows(source, raw, at, options):
-    """Chunks of a parquet file: rows whose texts take about CHUNK bytes."""
+    """Chunks of a parquet file: documents of about CHUNK bytes."""
     import pyarrow
+    import pyarrow.parquet as parquet
 
-    rows = []
+    documents = []
     size = 0
     row = at.offset
     try:
-        for column, value, count in _joined(_values(source, raw, row, options), source.heading):
-            rows.append({column: value})
-            row += count
+        file = parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False)
+        names = file.schema_arrow.names
+        column = options.text_column(names)
+        if column not in names:
+            raise InputError(
+                f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
+                " --text_field"
+            )
+        for rows in _documents(_values(file, column, row), source.heading):
+            value = "".join(value or "" for value in rows) if source.heading else rows[0]
+            documents.append({column: value})
+            row += len(rows)
             size += len(str(value))
             if size >= CHUNK:
                 end = Position(at.source, row)
-                yield Chunk(source.path, source.kind, rows, at, end)
-                rows = []
+                yield Chunk(source.path, source.kind, documents, at, end)
+                documents = []
                 size = 0
                 at = end
     except (pyarrow.ArrowException, EOFError) as error:
         why = in_words(error)
         raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
-    if rows:
-        yield Chunk(source.path, source.kind, rows, at, Position(at.source, row))
+    if documents:
+        yield Chunk(source.path, source.kind, documents, at, Position(at.source, row))
 
 
-def _joined(values, heading):
-    """The text column's name, a document's value and its number of rows, for each document.
+def _documents(values, heading):
+    """The rows of each document: one or, with a heading, from one that matches to the next.
 
-    That is one row or, with a heading, the rows from one that matches it to before the next. A
-    document that goes on in the next file counts as two.
+    A document that goes on in the next file counts as two.
     """
-    if not heading:
-        for column, value in values:
-            yield column, value, 1
-        return
     rows = []
-    for column, value in values:
-        value = value or ""
-        if rows and re.fullmatch(heading, value):
-            yield column, "".join(rows), len(rows)
+    for value in values:
+        if rows and (not heading or re.fullmatch(heading, value or "")):
+            yield rows
             rows = []
         rows.append(value)
     if rows:
-        yield column, "".join(rows), len(rows)
+        yield rows
 
 
-def _values(source, raw, first, options):
-    """The text column's name and value, for each row from number `first` on."""
-    import pyarrow.parquet as parquet
-
-    file = parquet.ParquetFile(raw, buffer_size=CHUNK, pre_buffer=False)
-    names = file.schema_arrow.names
-    column = options.text_column(names)
-    if column not in names:
-        raise InputError(
-            f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
-            " --text_field"
-        )
+def _values(file, column, first):
+    """The values of a column from row number `first` on."""
     groups = list(range(file.metadata.num_row_groups))
     while groups and first >= file.metadata.row_group(groups[0]).num_rows:
         first -= file.metadata.row_group(groups.pop(0)).num_rows
     for batch in file.iter_batches(64, groups, [column], use_threads=False):
-        for value in batch.column(0).slice(first).to_pylist():
-            yield column, value
+        yield from batch.column(0).slice(first).to_pylist()
         first = max(0, first - len(batch))

@@ -30,7 +30,7 @@ from preparing.writer import SPLITS, Journal
 from tokenizer_bpe import EOT, Tokenizer
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
-SHOWN = 100  # characters of that line, and of what was left out
+SHOWN = 100  # characters of that line
 BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
 
 
@@ -156,9 +156,9 @@ def summary(
     ]
     if journal.report.rules:
         lines.append("left out or corrected:")
-    for rule, (documents, size, examples) in sorted(journal.report.rules.items()):
-        lines.append(f"  {rule}: {documents:,} documents, {size:,} bytes")
-        lines += [f"    {example[:SHOWN]!r}" for example in examples]
+    for rule, counts in sorted(journal.report.rules.items()):
+        lines.append(f"  {rule}: {counts['documents']:,} documents, {counts['bytes']:,} bytes")
+        lines += [f"    {example!r}" for example in counts["examples"]]
     return "\n".join(lines)
 
 
