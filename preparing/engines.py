@@ -8,20 +8,20 @@ user can mend: these are handed on.
 
 import contextlib
 import functools
+import itertools
 import os
 import queue
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import connection, get_context, resource_tracker
+from multiprocessing import get_context, resource_tracker
 
 from preparing import InputError, PrepareError
 from tokenizer_bpe import TokenizerError
 
-MOST_WORKERS = 61  # Windows cannot wait for more
-QUEUED = 3  # items that a worker has at a time: it never waits for the next
-AHEAD = 4  # items a worker that may be under way or wait for an earlier one
+AHEAD = 4  # items that a worker may have before their turn: it never waits for the next
 
 
 def workers(count: int, function: Callable) -> contextlib.AbstractContextManager:
@@ -43,58 +43,41 @@ class Pool:
     def __init__(self, count: int, function: Callable):
         """Start `count` processes, and wait until each has its copy of the function."""
         context = get_context("spawn")
-        self.load = {}  # items under way, for each worker's channel
         self.processes = []
+        self.channels = []
         with signals_held_back():
-            for _ in range(min(count, MOST_WORKERS)):
+            for _ in range(count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
                 self.processes.append(process)
-                self.load[ours] = 0
-        for worker in self.load:
-            self._send(worker, function)
-        for worker in self.load:
-            self._receive(worker)
+                self.channels.append(ours)
+        with reported_death():
+            for channel in self.channels:
+                channel.send(function)
+            for channel in self.channels:
+                channel.recv()
 
     def map(self, items: Iterable) -> Iterator:
-        """Yield function(item) for each item, in order.
+        """Yield function(item) for each item, in order; the workers take turns.
 
-        Takes at most AHEAD items a worker before their turn. Raises what the function raises, and
-        PrepareError when a worker dies.
+        Raises what the function raises, and PrepareError when a worker dies.
         """
-        numbered = enumerate(items)
-        results = {}
-        sent = 0
-        done = 0
-        more = True
-        while more or done < sent:
-            worker = min(self.load, key=self.load.get)
-            if more and sent - done < AHEAD * len(self.load) and self.load[worker] < QUEUED:
-                task = next(numbered, None)
-                if task:
-                    self._send(worker, task)
-                    sent += 1
-                more = task is not None
-            elif done in results:
-                yield value_of(results.pop(done))
-                done += 1
-            else:
-                busy = [worker for worker, load in self.load.items() if load]
-                for worker in connection.wait(busy):
-                    number, value = self._receive(worker)
-                    results[number] = value
+        under_way = deque()  # the channels from which results will come
+        for item, channel in zip(items, itertools.cycle(self.channels)):
+            with reported_death():
+                channel.send(item)
+            under_way.append(channel)
+            if len(under_way) == AHEAD * len(self.channels):
+                yield self._result(under_way.popleft())
+        while under_way:
+            yield self._result(under_way.popleft())
 
-    def _send(self, worker, message):
-        self.load[worker] += 1
+    def _result(self, channel):
         with reported_death():
-            worker.send(message)
-
-    def _receive(self, worker):
-        self.load[worker] -= 1
-        with reported_death():
-            return worker.recv()
+            result = channel.recv()
+        return value_of(result)
 
     def __enter__(self):
         return self.map
@@ -142,25 +125,33 @@ def _work(channel):
     function = tasks.get()
     results.put("ready")
     while True:
-        number, item = tasks.get()
-        results.put((number, attempt(function, item)))
+        results.put(attempt(function, tasks.get()))
 
 
 @contextlib.contextmanager
 def signals_held_back():
     """Hold Ctrl-C and SIGTERM back while processes start; half started they would complain.
 
-    The processes inherit that these are not for them: they end with this one.
+    The processes inherit that Ctrl-C is not for them.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # which lets signals through as it starts
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    received = []
+    handlers = {
+        signum: signal.signal(signum, lambda signum, _: received.append(signum))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
+    can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
+    if can_block:
+        resource_tracker.ensure_running()  # which lets Ctrl-C through as it starts
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        if can_block:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def attempt(function: Callable, item: object) -> object:
