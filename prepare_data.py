@@ -23,7 +23,7 @@ from pathlib import Path
 from formats.data_folder import DataError, dtype_for
 from preparing import InputError, PrepareError
 from preparing.arguments import parse_args
-from preparing.encoder import encode_chunks
+from preparing.encoder import encode_chunk
 from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
 from preparing.summary import compress, describe, summary, verify
@@ -66,17 +66,16 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
         print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
     if not journal.split and not output.is_full:
         encode = functools.partial(
-            encode_chunks, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
+            encode_chunk, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
         )
         total = plan.most_bytes if is_limited else plan.input_size
         with (
-            work.map_text(encode, journal.position) as results,
+            work.map_text(encode, journal.position) as parts,
             Progress(total, "tokenising", output.done) as bar,
         ):
             output.start_clock()  # the workers are up
-            for encoded in results:
-                for part in encoded:
-                    output.add(part)
+            for part in parts:
+                output.add(part)
                 bar.to(output.done)
                 if output.is_full:
                     break
@@ -99,7 +98,6 @@ class Terminated(KeyboardInterrupt):
 
 
 def terminate(*_):
-    """Handle SIGTERM."""
     raise Terminated
 
 

@@ -1,8 +1,7 @@
 """Texts by name: a table of the Hugging Face hub's, tiny Shakespeare, Python's standard library.
 
-The hub's are plain parquet, never a dataset script. Repositories and files are those of the hub's
-own file lists and cards, as public code quotes them; sizes are rounded, and estimates where the
-comment says so.
+Repositories and files are those of the hub's own file lists and cards, as public code quotes them;
+sizes are rounded, and estimates where the comment says so.
 """
 
 import http.client
@@ -44,7 +43,6 @@ class Corpus:
 
     @property
     def address(self) -> str:
-        """The glob of its files on the hub."""
         return f"hf://datasets/{self.repository}/{self.files}"
 
 
@@ -121,10 +119,7 @@ def table() -> str:
 
 
 def standard_library() -> list[str]:
-    """The sources of the Python that runs this.
-
-    Without its tests, its tables of character sets and its help pages.
-    """
+    """The sources of the Python that runs this, without tests, character sets and help pages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return sorted(
         path.as_posix()
@@ -134,10 +129,7 @@ def standard_library() -> list[str]:
 
 
 def shakespeare() -> str:
-    """The path of the tiny Shakespeare file, downloaded if need be.
-
-    Raises InputError when it cannot be had, or is not the file it should be.
-    """
+    """The path of tiny Shakespeare, downloaded if need be. Raises InputError."""
     path = SHAKESPEARE_FILE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

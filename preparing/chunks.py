@@ -5,7 +5,7 @@ can cross. Works on bytes in memory, and knows neither files nor what a document
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizer_bpe import EOT, safe_cut
@@ -106,6 +106,11 @@ def batches(chunks: Iterable[Chunk], enough: int = CHUNK // 2) -> Iterator[list[
             size = 0
     if batch:
         yield batch
+
+
+def for_each(function: Callable, chunks: list[Chunk]) -> list:
+    """function(chunk) for each chunk of a batch, in a worker."""
+    return [function(chunk.with_data()) for chunk in chunks]
 
 
 # -- where to cut

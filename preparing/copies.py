@@ -54,10 +54,7 @@ def words_of(text: str) -> list[str]:
 
 
 def hashes_of_runs(words: np.ndarray) -> np.ndarray:
-    """A hash of each run of RUN words, or of all where there are fewer.
-
-    words: uint64 [n], their hashes. Returns uint64 [n - RUN + 1], or [1].
-    """
+    """Hashes of words, uint64 [n] -> of each run of RUN of them, [n - RUN + 1]; of fewer, [1]."""
     length = min(RUN, len(words))
     count = len(words) - length + 1
     runs = np.zeros(count, np.uint64)
@@ -83,7 +80,7 @@ class Seen:
         self.count = 0
         self.recent = set()
         self.runs = []
-        self.log = open(self.path, "r+b" if count else "w+b")  # noqa: SIM115 - close() does
+        self.log = open(self.path, "r+b" if count else "w+b")  # noqa: SIM115 - as long as the process
         self.log.truncate(8 * count)
         for start in range(0, count, self.RUN):
             self._add(np.fromfile(self.log, np.uint64, min(self.RUN, count - start)))
@@ -112,10 +109,6 @@ class Seen:
         self.log.flush()
         sync(self.path)
         return self.count
-
-    def close(self) -> None:
-        """Close the log."""
-        self.log.close()
 
     def _add(self, keys):
         """Count new keys, and move the set to a file when it is full."""

@@ -5,6 +5,7 @@ the same ids.
 """
 
 import contextlib
+import dataclasses
 import functools
 import unicodedata
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from formats.conversation import REPLY
 from formats.data_folder import IN_REPLY, TURN_BEGINS
 from preparing.arguments import Options
-from preparing.chunks import CHUNK, Chunk, Position
+from preparing.chunks import CHUNK, Chunk
 from preparing.cleaning import CleaningReport
 from preparing.copies import band_keys, hash64
 from preparing.records import Document, documents_of
@@ -29,7 +30,7 @@ class Encoded:
     tokens. mask: of the ids, as mask_of gives it; None where no document is a conversation.
     tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text,
     without the white space at its end. keys: those of near-copies, where they are looked for.
-    begins, ends, end: as in Chunk.
+    chunk: where they are from, without its data.
     """
 
     ids: np.ndarray
@@ -39,20 +40,14 @@ class Encoded:
     hashes: np.ndarray
     keys: np.ndarray | None
     report: CleaningReport
-    begins: bool
-    ends: bool
-    end: Position
-
-
-def encode_chunks(
-    tokenizer: Tokenizer, dtype: str, options: Options, chunks: list[Chunk]
-) -> list[Encoded]:
-    """Encode the documents of each chunk. Raises InputError or TokenizerError, naming the file."""
-    return [encode_chunk(tokenizer, dtype, options, chunk.with_data()) for chunk in chunks]
+    chunk: Chunk
 
 
 def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chunk) -> Encoded:
-    """Encode the documents of one chunk as ids of type `dtype`."""
+    """Encode the documents of a chunk as ids of type `dtype`.
+
+    Raises InputError or TokenizerError, naming the file.
+    """
     documents, report = documents_of(chunk, options)
     eot = np.array([tokenizer.eot_id] if chunk.whole else [], np.uint32)
     ids = [eot[:0]]
@@ -86,9 +81,7 @@ def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chun
         hashes=np.array(hashes, np.uint64),
         keys=band_keys([d.text for d in documents]) if looks_for_near_copies else None,
         report=report,
-        begins=chunk.begins,
-        ends=chunk.ends,
-        end=chunk.end,
+        chunk=dataclasses.replace(chunk, data=b""),
     )
 
 
@@ -120,10 +113,7 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
 
 @functools.cache
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """UTF-8 bytes of each id's text, int64 [vocab_size].
-
-    0 for end-of-text and for ids that stand for nothing.
-    """
+    """UTF-8 bytes of each id's text, int64 [vocab_size]; 0 for end-of-text and for unused ids."""
     lengths = np.zeros(tokenizer.vocab_size, np.int64)
     for n in range(tokenizer.vocab_size):
         if n != tokenizer.eot_id:
@@ -133,10 +123,7 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """The ids of a text of any length, uint32.
-
-    A long text is encoded in parts, because encoding takes many times its argument in memory.
-    """
+    """The ids of a text, uint32; in parts, because encoding takes many times its text in memory."""
     parts = []
     while len(text) > 2 * CHUNK:
         cut = safe_cut(text, CHUNK)

@@ -35,10 +35,7 @@ def workers(count: int, function: Callable) -> contextlib.AbstractContextManager
 
 
 class Pool:
-    """Worker processes as a context manager, which gives `map`.
-
-    They end with this process, however it ends.
-    """
+    """A context manager, which gives `map`. The workers end with this process, however it ends."""
 
     def __init__(self, count: int, function: Callable):
         """Start `count` processes, and wait until each has its copy of the function."""

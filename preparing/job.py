@@ -6,7 +6,9 @@ by no other; progress.json (writer.py) how far it is.
 """
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,7 +25,7 @@ from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_met
 from formats.files import write_json
 from preparing import InputError, PrepareError, need, ray_engine
 from preparing.arguments import Options
-from preparing.chunks import CHUNK, Position, batches
+from preparing.chunks import CHUNK, Position, batches, for_each
 from preparing.cleaning import CleaningReport
 from preparing.engines import workers
 from preparing.readers import read_chunks
@@ -61,10 +63,7 @@ class Plan:
     """
 
     def __init__(self, args: Namespace):
-        """Find the input and gather the settings.
-
-        Raises InputError and TokenizerError for what the command line names and is not there.
-        """
+        """Find the input and gather the settings. Raises InputError and TokenizerError."""
         self.args = args
         self.out = Path(args.out)
         self.options = Options(**{name: getattr(args, name) for name in OPTIONS})
@@ -160,10 +159,7 @@ class WorkFolder:
         self.lock.release()
 
     def finished(self) -> str:
-        """What the prepared folder holds if it is this very dataset, in words; "" if it is empty.
-
-        Raises InputError when it holds another.
-        """
+        """This dataset in words if it is there, else "". Raises InputError for another one."""
         if self.plan.args.overwrite or not (self.out / "meta.json").exists():
             return ""
         try:
@@ -191,10 +187,7 @@ class WorkFolder:
         return described
 
     def start_or_resume(self) -> None:
-        """Record what this work is; finished parts of it stay.
-
-        Raises InputError when the folder holds finished parts of other work.
-        """
+        """Record what this work is. Raises InputError when the folder holds parts of other work."""
         path = self.path / "plan.json"
         plan = {
             "settings": self.plan.settings,
@@ -253,12 +246,12 @@ class WorkFolder:
 
     @contextmanager
     def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
-        """Gives function(chunks) for all of the text from `start` on, in order."""
+        """Gives function(chunk) for each chunk of the text from `start` on, in order."""
         plan = self.plan
         cache = Cache(plan.sources, self.cache, plan.cache_bytes, start.source, plan.most_bytes)
-        with cache, plan.workers(function) as run:
+        with cache, plan.workers(functools.partial(for_each, function)) as run:
             chunks = read_chunks(plan.sources, start, plan.options, cache.path, not plan.args.ray)
-            yield run(batches(chunks))
+            yield itertools.chain.from_iterable(run(batches(chunks)))
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         """Put the finished dataset in its place."""
@@ -283,10 +276,7 @@ class WorkFolder:
                 os.replace(self.path / name, self.out / name)
 
     def _clear(self):
-        """Delete the working folder.
-
-        Windows deletes no file that is open, as the lock is: it stays, and does no harm.
-        """
+        # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
         shutil.rmtree(self.path, ignore_errors=os.name == "nt")
 
 

@@ -85,10 +85,7 @@ def _read_text(source, raw, at, options):
 
 
 def _cut(source, buffer, ended, at):
-    """The size of the next chunk, 0 to read on, and whether a document ends there.
-
-    Raises InputError for an endless line of JSON.
-    """
+    """The size of the next chunk, 0 to read on, and whether a document ends there."""
     if source.kind == "txt":
         return cut_documents(buffer, ended, at.inside)
     end = cut_lines(buffer, ended)
@@ -138,10 +135,7 @@ codecs.register_error("prepare_data.broken", _broken)
 
 
 def _unpacked(source, raw, start, options):
-    """The decompressed content from byte `start` on.
-
-    Damaged or cut off content raises InputError; with on_error skip or replace it ends there.
-    """
+    """The decompressed content from byte `start` on; if damaged up to there, or an InputError."""
     stream = raw
     errors = ()
     if source.compression == "gz":
@@ -200,10 +194,7 @@ def _read_rows(source, raw, at, options):
 
 
 def _documents(values, heading):
-    """The rows of each document: one or, with a heading, from one that matches to the next.
-
-    A document that goes on in the next file counts as two.
-    """
+    """The rows of each document: one or, with a heading, from one that matches to the next."""
     rows = []
     for value in values:
         if rows and (not heading or re.fullmatch(heading, value or "")):

@@ -41,10 +41,7 @@ class Document:
 
 
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
-    """The documents of a chunk, as valid Unicode, and what was left out.
-
-    Raises InputError for what on_error = stop does not let pass.
-    """
+    """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
     report = CleaningReport()
     read = {"txt": _plain_documents, "jsonl": _documents_of_lines, "parquet": _documents_of_rows}
     documents = []
@@ -86,10 +83,7 @@ def _plain_documents(chunk, options, report) -> Iterator[Document]:
 
 
 def _broken_byte(data):
-    """The first byte that is not UTF-8 text; None where all are.
-
-    Many zero bytes are UTF-8 as well, but come from UTF-16.
-    """
+    """The first byte that is not UTF-8 text; None where all are. Many zeros come from UTF-16."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -104,10 +98,7 @@ def _not_the_encoding(options):
 
 
 def _report_replaced(report, chunk, data, at, options):
-    """Report bytes that are not UTF-8 and were taken all the same; an example shows the first.
-
-    A document of several chunks counts in the first of them.
-    """
+    """Report bytes that are not UTF-8 and were taken all the same; an example shows the first."""
     before = len(data[:at].decode("utf-8", "replace"))
     text = data.decode("utf-8", "replace")
     shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
@@ -187,10 +178,7 @@ def record_document(record: dict, options: Options, report: CleaningReport) -> D
 
 
 def _without_lone_surrogates(options, text, report):
-    """Text without lone surrogates, which JSON can hold and Unicode cannot.
-
-    They become U+FFFD with on_error = replace, and the report says so.
-    """
+    """Text with U+FFFD for lone surrogates, which JSON can hold, or an InputError."""
     try:
         text.encode()
     except UnicodeEncodeError:

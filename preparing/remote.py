@@ -218,10 +218,7 @@ class Cache:
             self.threads.terminate()
 
     def path(self, index: int) -> Path:
-        """Where source number `index` is on this disk; waits for a remote one.
-
-        Raises InputError and PrepareError where it cannot be had.
-        """
+        """Where source number `index` is on this disk; waits for a remote one."""
         source = self.sources[index]
         if not source.is_remote:
             return Path(source.path)
@@ -276,10 +273,7 @@ class Cache:
         return held + size <= self.limit
 
     def _fetch(self, source):
-        """Fetch a source, from where a stopped run left it; returns its path.
-
-        Raises InputError when it is no longer what it was when it was listed.
-        """
+        """Fetch a source, from where a stopped run left it; returns its path."""
         path = self._path(source)
         path.touch()
         while (start := path.stat().st_size) < source.size:

@@ -48,7 +48,6 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it has to be fetched."""
         return bool(protocol_of(self.path))
 
     @property
@@ -104,10 +103,7 @@ def _sources_of(given) -> Iterator[Source]:
 
 
 def _source(path, size, modified, **more):
-    """A Source, its kind and compression by the ending of its name; any other is plain text.
-
-    Raises InputError when the package that reads it is missing.
-    """
+    """A Source, of the kind and compression that its name's ending says, else plain text."""
     name = _name(path)
     compression = ""
     if name.endswith((".gz", ".zst")):
@@ -150,10 +146,7 @@ def _expand(given):
 
 
 def _files_of_folder(folder):
-    """The files with a known ending in a folder and its subfolders, in order of their names.
-
-    Prints which others it skips.
-    """
+    """The files with a known ending below a folder, in order; prints which others it skips."""
     tree = os.walk(folder, onerror=_unreadable)
     files = sorted(Path(at, name).as_posix() for at, _, names in tree for name in names)
     known = list(filter(_is_known, files))
@@ -175,10 +168,7 @@ def _unreadable(error):
 
 
 def keep_stdin(folder: Path, kind: str) -> Source:
-    """Standard input as a file in `folder`, because the text is read twice, or more after a kill.
-
-    kind: txt or jsonl. Raises InputError when there is nothing in it.
-    """
+    """Standard input as a txt or jsonl file in `folder`, for the text is read more than once."""
     path = folder / f"stdin.{kind}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

@@ -37,10 +37,7 @@ BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
 def describe(
     plan: Plan, work: WorkFolder, tokenizer: Tokenizer, journal: Journal
 ) -> tuple[Meta, float]:
-    """The metadata of the files as read back from the disk, and which share of the ids occurs.
-
-    Raises PrepareError where they differ from what was written.
-    """
+    """The metadata of the files as read back from the disk, and which share of the ids occurs."""
     dtype = dtype_for(tokenizer.vocab_size)
     splits = {}
     occur = np.zeros(tokenizer.vocab_size, bool)
@@ -73,10 +70,7 @@ def describe(
 def scan(
     folder: Path, name: str, dtype: str, tokenizer: Tokenizer, bar: Progress
 ) -> tuple[Split, np.ndarray]:
-    """Read a split and its mask through: what is in it, and which ids occur, bool [vocab_size].
-
-    Raises DataError for an id beyond the vocabulary.
-    """
+    """Read a split and its mask through: what is in it, and which ids occur, bool [vocab_size]."""
     path = folder / f"{name}.bin"
     mask_path = folder / f"{name}.mask.bin"
     has_mask = mask_path.exists()
@@ -205,10 +199,7 @@ def _blocks(path) -> Iterator[bytes]:
 
 
 def verify(folder: Path) -> str:
-    """Read a prepared folder and compare everything with meta.json.
-
-    Returns what is good, in words. Raises DataError for what is not.
-    """
+    """Compare a folder with its meta.json; what is good, in words. Raises DataError."""
     meta = read_meta(folder)
     expected = {}
     for file in _files(meta):

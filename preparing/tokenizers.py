@@ -126,12 +126,7 @@ def all_characters(plan: Plan, work: WorkFolder) -> set[str]:
     return found
 
 
-def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:
-    """The different characters of some chunks, the size of the text, where the next one begins."""
-    characters = set()
-    size = 0
-    for chunk in chunks:
-        documents, _ = documents_of(chunk.with_data(), options)
-        characters.update(*(document.text for document in documents))
-        size += sum(len(document.text.encode()) for document in documents)
-    return characters, size, chunks[-1].end
+def characters_of(options: Options, chunk: Chunk) -> tuple[set[str], int, Position]:
+    """The different characters of a chunk, the size of its text, where the next one begins."""
+    texts = [document.text for document in documents_of(chunk, options)[0]]
+    return set().union(*texts), sum(len(text.encode()) for text in texts), chunk.end

@@ -82,10 +82,7 @@ class Output:
     """train.bin and val.bin as they grow in the working folder, their masks, and their journal."""
 
     def __init__(self, plan: Plan, work: WorkFolder, tokenizer: Tokenizer):
-        """Open the files where the journal says that they end.
-
-        Raises PrepareError when a file is shorter than that.
-        """
+        """Open the files where the journal says that they end; PrepareError if one is shorter."""
         self.tokenizer = tokenizer
         self.val_fraction = plan.settings["val_fraction"]
         self.most_bytes = plan.most_bytes
@@ -134,15 +131,13 @@ class Output:
         self.counted_from = time.monotonic()
 
     def add(self, part: Encoded) -> None:
-        """Write the documents of the next chunk, unless enough are, and at times record how far."""
-        if self.is_full:
-            return
+        """Write the documents of the next chunk, and at times record how far it went."""
         self.journal.report.merge(part.report)
-        if part.begins and part.ends:
+        if part.chunk.whole:
             self._add_documents(part)
         else:
             self._add_to_long_document(part)
-        self.journal.position = part.end
+        self.journal.position = part.chunk.end
         self.journal.read += int(part.text_bytes.sum())
         if time.monotonic() - self.counted_from > SAVE_SECONDS:
             self.save()
@@ -173,7 +168,7 @@ class Output:
         """
         journal = self.journal
         size = int(part.text_bytes.sum())
-        if part.begins:
+        if part.chunk.begins:
             journal.long = LongDocument(
                 noise=part.report.noise,
                 tokens=journal.tokens["train"],
@@ -186,7 +181,7 @@ class Output:
             return
         self._write("train", part.ids)
         journal.text_bytes += size
-        if not part.ends or journal.tokens["train"] == long.tokens:
+        if not part.chunk.ends or journal.tokens["train"] == long.tokens:
             return  # not at its end, or all of its parts were skipped
         if self.seen and not self.seen["exact"].first(np.array([[long.hash]], np.uint64))[0]:
             self._report_copy("exact", part.ids, journal.text_bytes - long.text_bytes)
@@ -198,10 +193,7 @@ class Output:
             self._write("train", np.array([self.tokenizer.eot_id], part.ids.dtype))
 
     def _write(self, split, ids, mask=None):
-        """Write tokens to a split. mask: uint8 [len(ids)]; None where none is in a conversation.
-
-        What lies between the written parts of a mask reads as zeros.
-        """
+        """Write tokens to a split. mask: uint8 [len(ids)], or None for zeros, as holes read."""
         self.files[split].write(ids.tobytes())
         if mask is not None and mask.any():
             self.masks[split].seek(self.journal.tokens[split])
@@ -249,8 +241,6 @@ class Output:
             self.masks[split].close()
             if not has_masks:
                 (self.work / f"{split}.mask.bin").unlink()
-        for seen in self.seen.values():
-            seen.close()
 
     def _settle_split(self):
         """Give an empty split its share of the text; returns how the text is split, in words."""
@@ -266,10 +256,7 @@ class Output:
         return f"the last {share} of the text, for no document is small enough or has such a hash"
 
     def _move(self, source, target, count):
-        """Copy the last `count` tokens into the other file, which is empty.
-
-        They are cut off the source once the journal knows.
-        """
+        """Copy the last `count` tokens into the other, empty file; finish() cuts them off."""
         tokens = self.journal.tokens
         tokens[source] -= count
         tokens[target] = count
