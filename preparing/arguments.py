@@ -15,10 +15,7 @@ from preparing.catalog import table
 from preparing.engines import usable_cores
 
 DEFAULT_VOCAB_SIZE = 32000
-USAGE = (
-    "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
-    " (--help lists all)"
-)
+USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
 
 

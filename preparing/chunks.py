@@ -74,33 +74,18 @@ class Chunk:
             return len(self.data)
         return sum(len(str(value)) for row in self.data for value in row.values())
 
-    def without_data(self) -> "Chunk":
-        """The chunk to send to a worker, which reads what it can from the file.
 
-        Sending the data costs a tenth of encoding it.
-        """
-        if not self.in_place:
-            return self
-        return dataclasses.replace(self, data=b"")
+def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks for workers in lists of half a CHUNK and more: small files share a task.
 
-    def with_data(self) -> "Chunk":
-        """The chunk with its data, read from the file where it is missing."""
-        if self.data:
-            return self
-        with open(self.path, "rb") as file:
-            file.seek(self.start.offset)
-            data = file.read(self.end.offset - self.start.offset)
-        return dataclasses.replace(self, data=data)
-
-
-def batches(chunks: Iterable[Chunk], enough: int = CHUNK // 2) -> Iterator[list[Chunk]]:
-    """Chunks for workers in lists of `enough` bytes and more: small files share a task."""
+    Without the data that workers can read: sending it costs a tenth of encoding it.
+    """
     batch = []
     size = 0
     for chunk in chunks:
-        batch.append(chunk.without_data())
         size += chunk.size
-        if size >= enough:
+        batch.append(dataclasses.replace(chunk, data=b"") if chunk.in_place else chunk)
+        if size >= CHUNK // 2:
             yield batch
             batch = []
             size = 0
@@ -108,9 +93,14 @@ def batches(chunks: Iterable[Chunk], enough: int = CHUNK // 2) -> Iterator[list[
         yield batch
 
 
-def for_each(function: Callable, chunks: list[Chunk]) -> list:
+def for_each(function: Callable, batch: list[Chunk]) -> list:
     """function(chunk) for each chunk of a batch, in a worker."""
-    return [function(chunk.with_data()) for chunk in chunks]
+    for chunk in batch:
+        if chunk.in_place:
+            with open(chunk.path, "rb") as file:
+                file.seek(chunk.start.offset)
+                chunk.data = file.read(chunk.end.offset - chunk.start.offset)
+    return list(map(function, batch))
 
 
 # -- where to cut

@@ -8,11 +8,10 @@ bounded memory and across restarts.
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
-
-from formats.files import sync
 
 RUN = 5  # words
 BANDS, ROWS = 14, 8
@@ -76,11 +75,11 @@ class Seen:
         """Open the log `name` in `folder` with its first `count` keys; later ones are forgotten."""
         self.folder = folder
         self.name = name
-        self.path = folder / f"{name}.bin"
         self.count = 0
         self.recent = set()
         self.runs = []
-        self.log = open(self.path, "r+b" if count else "w+b")  # noqa: SIM115 - as long as the process
+        path = folder / f"{name}.bin"
+        self.log = open(path, "r+b" if count else "w+b")  # noqa: SIM115 - used until the end
         self.log.truncate(8 * count)
         for start in range(0, count, self.RUN):
             self._add(np.fromfile(self.log, np.uint64, min(self.RUN, count - start)))
@@ -107,7 +106,7 @@ class Seen:
     def save(self) -> int:
         """Have the log on the disk; returns how many keys it holds."""
         self.log.flush()
-        sync(self.path)
+        os.fsync(self.log.fileno())
         return self.count
 
     def _add(self, keys):

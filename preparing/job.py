@@ -117,7 +117,7 @@ class Plan:
         return workers(0 if self.is_small else count, function)
 
     def listed_sources(self) -> list[dict]:
-        """The sources as meta.json lists them."""
+        """As in meta.json."""
         return [{"path": source.path, "bytes": source.size} for source in self.sources]
 
 

@@ -27,10 +27,7 @@ SILENCE = 60  # seconds without a result until a message says so
 
 
 def connect(address: str) -> None:
-    """Connect this process to a cluster. address: HOST:PORT, or auto for that of this machine.
-
-    Raises InputError where there is none, and where the package is missing.
-    """
+    """Connect to a cluster, at HOST:PORT or auto. Raises InputError where there is none."""
     need("--ray", "ray")
     import ray
 

@@ -7,6 +7,7 @@ here.
 
 import codecs
 import dataclasses
+import functools
 import gzip
 import itertools
 import re
@@ -45,12 +46,10 @@ def read_chunks(
             with open(path_of(index), "rb") as raw:
                 for chunk in read(source, raw, at, options):
                     chunk.in_place &= shared
-                    read_so_far = source.size if raw.closed else raw.tell()
-                    chunk.end.on_disk = before + read_so_far
+                    chunk.end.on_disk = before + (source.size if raw.closed else raw.tell())
                     yield chunk
         except OSError as error:
-            why = error.strerror or error
-            raise InputError(f"{source.path} cannot be read: {why}") from None
+            raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
         before += source.size
 
 
@@ -98,12 +97,30 @@ def _cut(source, buffer, ended, at):
 
 
 def _blocks(source, raw, start, options):
-    """The content from byte `start` on, decompressed and in UTF-8."""
-    if not options.encoding:
-        yield from _unpacked(source, raw, start, options)
-        return
+    """The content in UTF-8 from byte `start` on; if damaged up to there, or an InputError."""
+    stream = raw
+    errors = ()
+    if source.compression == "gz":
+        stream = gzip.GzipFile(fileobj=raw)
+        errors = (EOFError, zlib.error, gzip.BadGzipFile)
+    elif source.compression == "zst":
+        import pyzstd
+
+        stream = pyzstd.ZstdFile(raw)
+        errors = (EOFError, pyzstd.ZstdError)
+    blocks = iter(functools.partial(stream.read1, CHUNK), b"")
     try:
-        yield from recoded(_unpacked(source, raw, 0, options), options.encoding, skip=start)
+        if options.encoding:
+            blocks = recoded(blocks, options.encoding, skip=start)
+        else:
+            stream.seek(start)
+        yield from blocks
+    except errors as error:
+        if options.on_error == "stop":
+            raise InputError(
+                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
+                " read of it with --on_error skip"
+            ) from None
     except UnicodeError:
         raise InputError(
             f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
@@ -132,30 +149,6 @@ def _broken(error):
 
 
 codecs.register_error("prepare_data.broken", _broken)
-
-
-def _unpacked(source, raw, start, options):
-    """The decompressed content from byte `start` on; if damaged up to there, or an InputError."""
-    stream = raw
-    errors = ()
-    if source.compression == "gz":
-        stream = gzip.GzipFile(fileobj=raw)
-        errors = (EOFError, zlib.error, gzip.BadGzipFile)
-    elif source.compression == "zst":
-        import pyzstd
-
-        stream = pyzstd.ZstdFile(raw)
-        errors = (EOFError, pyzstd.ZstdError)
-    try:
-        stream.seek(start)
-        while block := stream.read1(CHUNK):
-            yield block
-    except errors as error:
-        if options.on_error == "stop":
-            raise InputError(
-                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
-                " read of it with --on_error skip"
-            ) from None
 
 
 def _read_rows(source, raw, at, options):
@@ -187,8 +180,7 @@ def _read_rows(source, raw, at, options):
                 size = 0
                 at = end
     except (pyarrow.ArrowException, EOFError) as error:
-        why = in_words(error)
-        raise InputError(f"{source.path} cannot be read as parquet: {why}") from None
+        raise InputError(f"{source.path} cannot be read as parquet: {in_words(error)}") from None
     if documents:
         yield Chunk(source.path, source.kind, documents, at, Position(at.source, row))
 

@@ -19,15 +19,9 @@ from formats.address import PERMISSION, protocol_of
 from formats.files import in_words, sync
 from preparing import InputError, PrepareError, need
 
+WEB = ("https", "http")
 # What reads each protocol, as `python -m pip install` takes it.
-PACKAGES = {
-    "hf": ("huggingface_hub",),
-    "s3": ("s3fs",),
-    "gs": ("gcsfs",),
-    "https": ("fsspec", "aiohttp"),
-    "http": ("fsspec", "aiohttp"),
-}
-WEB = ("http", "https")
+PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 BLOCK = 16 << 20  # bytes of a request
 AT_A_TIME = 4  # files that are fetched
@@ -65,9 +59,8 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     """
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
-        known = ", ".join(f"{name}://" for name in PACKAGES)
-        raise InputError(f"{address}: {protocol}:// is not among {known}")
-    need(address, *PACKAGES[protocol], "tenacity")
+        raise InputError(f"{address}: {protocol}:// is not among {'://, '.join(PACKAGES)}://")
+    need(address, PACKAGES[protocol], "tenacity")
     return retry(functools.partial(_list_files, address), address, WHILE_LISTING)
 
 
@@ -197,7 +190,7 @@ class Cache:
         self.enough = enough
         self.next = first  # the source to fetch next
         self.reading = first
-        self.files = {}  # results with their paths, for the sources that are or will be there
+        self.files = {}  # a result with the path for each source that is or will be there
         self.begun = 0  # bytes of the sources that were or are fetched
         self.threads = None
         self.writing = threading.Lock()
