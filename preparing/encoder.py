@@ -56,18 +56,17 @@ def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chun
     text_bytes = []
     hashes = []
     for document in documents:
-        text = document.text
         if tokenizer.composes:  # so that what is counted is what the ids stand for
-            text = unicodedata.normalize("NFC", text)
+            document = document.corrected(_composed, report)
         try:
-            found = encode(tokenizer, text)
+            found = encode(tokenizer, document.text)
         except TokenizerError as error:
             place = f"{chunk.path}, from offset {chunk.start.offset:,}"
             raise TokenizerError(f"{place}: {error}") from None
         ids += [found, eot]
         masks.append(mask_of(document, found, tokenizer, len(eot)))
         tokens.append(len(found) + len(eot))
-        data = text.encode()
+        data = document.text.encode()
         text_bytes.append(len(data))
         hashes.append(hash64(data.rstrip() if chunk.ends else data))
     ids = np.concatenate(ids)
@@ -85,7 +84,11 @@ def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chun
     )
 
 
-def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int = 1) -> np.ndarray:
+def _composed(text, _):
+    return unicodedata.normalize("NFC", text)
+
+
+def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int) -> np.ndarray:
     """What each token of a document is in a conversation, uint8 [len(ids) + ends].
 
     ids: of its text. ends: how many end-of-text tokens follow. IN_REPLY: the assistant says it, or
@@ -96,8 +99,6 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
     if not document.turns:
         return mask
     turns = document.turns
-    if tokenizer.composes:
-        turns = [unicodedata.normalize("NFC", part) for part in turns]
     sizes = np.array([len(part.encode()) for part in turns])  # names and what they say, in turn
     begins = np.cumsum(sizes) - sizes
     replies = np.array([name == REPLY for name in turns[::2]])

@@ -1,14 +1,16 @@
 """The masks that prepare_data.py writes beside conversations: what is the assistant's, by token."""
 
 import gzip
+import json
 import shutil
 
 import numpy as np
 import pytest
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
-from preparing.encoder import mask_of
-from preparing.records import Document
+from preparing.arguments import Options
+from preparing.chunks import Chunk, Position
+from preparing.encoder import encode_chunk
 from tests.conftest import conversations, fails_clearly, write_conversations
 from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, write
 from tokenizer_bpe import Tokenizer
@@ -77,10 +79,11 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
         ]
     composing = Tokenizer.load(tokenizer)
     composing.composes = True
-    turns = ["User:", " Cafe\u0301?\n\n", "Assistant:", " Cafe\u0301.\n\n"]
-    ids = composing.encode("".join(turns))
-    mask = mask_of(Document("".join(turns), turns), ids, composing)
-    assert composing.decode(ids[mask[:-1] & IN_REPLY > 0]) == " Café.\n\n" and mask[-1] == IN_REPLY
+    line = json.dumps({"messages": said[:2]}).encode()
+    chunk = Chunk("a.jsonl", "jsonl", line, Position(), Position())
+    encoded = encode_chunk(composing, "uint16", Options(), chunk)
+    reply = composing.decode(encoded.ids[encoded.mask & IN_REPLY > 0])
+    assert reply == " Voilà, a café it is.\n\n<|endoftext|>"
 
 
 def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
