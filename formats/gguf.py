@@ -47,7 +47,7 @@ def write(
     tensors: under our names. kind: of TYPES. chat: whether it was trained on conversations. Raises
     CheckpointError for what the format cannot hold.
     """
-    pre = check(path, config, tokenizer, kind)
+    pre = check(config, tokenizer, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial:
         writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
@@ -60,13 +60,11 @@ def write(
         writer.close()
 
 
-def check(path: Path, config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
+def check(config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
     """llama.cpp's name for how the tokenizer splits words.
 
-    Raises CheckpointError for what GGUF cannot hold, and where the file exists.
+    Raises CheckpointError for what GGUF cannot hold.
     """
-    if path.exists():
-        raise CheckpointError(f"{path} is there already; remove it, or choose another --gguf")
     widths = {
         "n_embd": config.n_embd,
         "n_inner": config.n_inner,
@@ -108,7 +106,10 @@ def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
 
 def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
     """Vocabulary and merges, in the byte-level alphabet of tokenizer.json."""
-    vocab, merges = characters_as_bytes(tokenizer) if tokenizer.kind == "char" else bpe(tokenizer)
+    model = tokenizer.description["model"]
+    vocab, merges = model["vocab"], model["merges"]
+    if tokenizer.kind == "char":
+        vocab, merges = characters_as_bytes(tokenizer)
     tokens = [f"<|unused{i}|>" for i in range(tokenizer.vocab_size)]
     types = [gguf.TokenType.UNUSED] * tokenizer.vocab_size
     for token, i in vocab.items():
@@ -121,19 +122,12 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     writer.add_bos_token_id(tokenizer.eot_id)
     writer.add_eos_token_id(tokenizer.eot_id)
     writer.add_add_bos_token(False)
     if chat:
         writer.add_chat_template(CHAT_TEMPLATE)
-
-
-def bpe(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """Vocabulary and merges of a byte-level BPE."""
-    model = tokenizer.description["model"]
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return model["vocab"], merges
 
 
 def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:

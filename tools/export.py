@@ -42,8 +42,9 @@ def main(argv: list[str]) -> None:
         from formats import gguf
 
         modelfile = args.gguf.with_suffix(".Modelfile")
+        refuse_to_overwrite(args.gguf, "--gguf")
         refuse_to_overwrite(modelfile, "--gguf")
-        gguf.check(args.gguf, source.config, source.tokenizer, args.gguf_type)
+        gguf.check(source.config, source.tokenizer, args.gguf_type)
 
     if args.out:
         parameters = write_folder(source, args.out, chat)
