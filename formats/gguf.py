@@ -12,6 +12,7 @@ import torch
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
 from formats.files import whole
+from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
@@ -34,26 +35,22 @@ PRE = {GPT2_PATTERN: "gpt-2", QWEN2_PATTERN: "qwen2"}
 
 
 def write(
-    path: Path,
-    config: GPTConfig,
-    tensors: dict[str, torch.Tensor],
-    tokenizer: Tokenizer,
-    kind: str = "f16",
-    name: str = "model",
-    chat: bool = False,
+    path: Path, source: Pretrained, kind: str = "f16", name: str = "model", chat: bool = False
 ) -> None:
     """Write the file, whole or not at all.
 
-    tensors: under our names. kind: of TYPES. chat: whether it was trained on conversations. Raises
-    CheckpointError for what the format cannot hold.
+    kind: of TYPES. chat: whether it was trained on conversations. Raises CheckpointError for what
+    the format cannot hold.
     """
+    config, tokenizer = source.config, source.tokenizer
     pre = check(config, tokenizer, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial:
         writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
         add_shape(writer, config, kind, name)
         add_tokenizer(writer, tokenizer, pre, chat)
-        add_tensors(writer, config, huggingface.to_hf(config, tensors, tokenizer.vocab_size), kind)
+        tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
+        add_tensors(writer, config, tensors, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -21,11 +21,8 @@ from tokenizer_bpe import Tokenizer
 # For each architecture: our shape's names and theirs.
 SHAPES = {
     "gpt2": {
-        "vocab_size": "vocab_size",
+        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
         "block_size": "n_positions",
-        "n_layer": "n_layer",
-        "n_head": "n_head",
-        "n_embd": "n_embd",
     },
     "qwen3": {
         "vocab_size": "vocab_size",

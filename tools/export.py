@@ -52,10 +52,9 @@ def main(argv: list[str]) -> None:
         load = f"pipeline('text-generation', {str(args.out)!r})"
         print(f"  from transformers import pipeline; print({load}('The'))")
     if args.gguf:
-        config, tensors, tokenizer = source.config, source.tensors, source.tokenizer
         name = args.gguf.stem
-        gguf.write(args.gguf, config, tensors, tokenizer, args.gguf_type, name, chat)
-        files.write_text(modelfile, modelfile_text(args.gguf, config.block_size, chat))
+        gguf.write(args.gguf, source, args.gguf_type, name, chat)
+        files.write_text(modelfile, modelfile_text(args.gguf, source.config.block_size, chat))
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
         print(f"  llama-completion -m {args.gguf} -p 'The' -n 100 -no-cnv")

@@ -222,7 +222,7 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
 def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
     source, sizes = pretrained.load(run_folder.find(bpe_run)), {}
     for kind in ("f32", "f16", "q8_0"):
-        gguf.write(tmp_path / f"{kind}.gguf", source.config, source.tensors, source.tokenizer, kind)
+        gguf.write(tmp_path / f"{kind}.gguf", source, kind)
         sizes[kind] = sum(
             t.data.nbytes
             for t in GGUFReader(tmp_path / f"{kind}.gguf").tensors
