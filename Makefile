@@ -24,7 +24,7 @@ gpu: $(WITH_PY)
 	$(PY) -m benchmarks.gpu $(PARTS) $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(MINUTES),--minutes $(MINUTES))
 
 gpu-report: $(WITH_PY)
-	$(PY) -m benchmarks.gpu_report
+	$(PY) -m benchmarks.gpu --report
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "this needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'

@@ -10,7 +10,9 @@ GPU's; a part that is done with this PyTorch runs again only if it is named. --m
 whole, for a rented machine. The tokens come from the sources of the installed packages. --tiny: the
 smallest of models, to see that all of it runs.
 
-`python -m benchmarks.gpu_report`, or `make gpu-report`, shows the results with their aims.
+It ends with the results and their aims, as `make gpu-report` shows them, which needs no GPU:
+
+    python -m benchmarks.gpu --report [FILE ...]
 """
 
 import contextlib
@@ -41,7 +43,7 @@ class Part(NamedTuple):
     """A part of `make gpu`.
 
     command: what follows `python`; {data} and {device} are filled in. minutes: its limit. aims:
-    bounds of what gpu_report finds, by name. nanogpt: what is added with a checkout, at {path};
+    bounds of its figures, by name. nanogpt: what is added with a checkout, at {path};
     tiny: at the smallest size.
     """
 
@@ -126,6 +128,13 @@ def parse_args(argv):
     parser.add_argument("--data", type=Path, help="prepared folder; made if it is not there")
     parser.add_argument("--out", type=Path, help="file of the results")
     parser.add_argument("--tiny", action="store_true", help="with the smallest of models")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        nargs="*",
+        metavar="FILE",
+        help="run nothing, show these results, by default all of them",
+    )
     args = parser.parse_args(argv)
     unknown = set(args.parts) - set(names)
     if unknown:
@@ -136,6 +145,9 @@ def parse_args(argv):
 def main(argv):
     """The command line's work. Returns the exit status: 1 unless all that was asked for is done."""
     args = parse_args(argv)
+    if args.report is not None:
+        report(args.report or sorted(RESULTS.glob("gpu_*.json")))
+        return 0
     deadline = time.monotonic() + 60 * args.minutes
     device = hardware.find_device(args.device)
     data = args.data or ROOT / "data" / ("gpu_tiny" if args.tiny else "packages")
@@ -143,6 +155,7 @@ def main(argv):
     out.parent.mkdir(parents=True, exist_ok=True)
     found = read_json(out, parts=dict) or {"parts": {}}
     found["machine"] = machine(device)
+    write_json(out, found)
     chosen = [part for part in PARTS if not args.parts or part.name in args.parts]
     needed = any("{data}" in part.command for part in chosen)
     if needed and not (data / "meta.json").exists():
@@ -163,14 +176,10 @@ def main(argv):
         found["parts"][part.name] = run_part(words, limit)
         write_json(out, found)
 
-    rows = []
-    for part in chosen:
-        known = found["parts"].get(part.name, {"status": "not run", "seconds": 0})
-        rows.append([part.name, known["status"], f"{known['seconds'] / 60:.1f}"])
     print()
-    print(table(["part", "status", "minutes"], rows))
-    print(f"written to {out}; with the aims: python -m benchmarks.gpu_report {out}")
-    return int(any(row[1] != "done" for row in rows))
+    report([out])
+    done = {name for name, known in found["parts"].items() if known["status"] == "done"}
+    return int(any(part.name not in done for part in chosen))
 
 
 def result_file(device: torch.device, tiny: bool) -> Path:
@@ -260,6 +269,72 @@ def run(words: list[str], limit: float, **environment: str) -> tuple[list[str], 
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return lines, status
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def report(files: list[Path]) -> None:
+    """Print what each file holds, with the aims."""
+    if not files:
+        sys.exit(f"nothing was measured on a GPU yet: no gpu_*.json in {RESULTS}; run `make gpu`")
+    for file in files:
+        found = read_json(file, machine=dict, parts=dict)
+        if not found:
+            sys.exit(f"{file} is not there, or not what `make gpu` writes")
+        of = found["machine"]
+        print(f"{of['device']}; torch {of['torch']}, driver {of.get('driver')}; {file}\n")
+        print(table(["part", "measured", "value", "aim", ""], rows_of(found)))
+        print()
+
+
+def figures_of(known: dict) -> dict[str, float]:
+    """What a part measured, by the names of its aims; nothing where it did not come so far."""
+    if known["command"].split()[2] == "pytest":
+        return of_tests(known["end"])
+    return {name: f for r in known["results"].values() for name, f in r["figures"].items()}
+
+
+def of_tests(end: list[str]) -> dict[str, float]:
+    """How many tests failed, passed and were skipped; nothing where pytest itself failed."""
+    counts = {word.rstrip("s"): int(count) for count, word in re.findall(r"(\d+) (\w+)", end[-1])}
+    if not counts.keys() & {"passed", "failed", "error"}:
+        return {}
+    return {
+        "tests failed": counts.get("failed", 0) + counts.get("error", 0),
+        "tests passed": counts.get("passed", 0),
+        "tests skipped": counts.get("skipped", 0),
+    }
+
+
+def verdict(value: float, aim: str) -> str:
+    """Whether a value is within its bound, as in ">= 0.55"; "" without one."""
+    if not aim:
+        return ""
+    relation, bound = aim.split()
+    within = value >= float(bound) if relation == ">=" else value <= float(bound)
+    return "met" if within else "MISSED"
+
+
+def rows_of(found: dict) -> list[list[str]]:
+    """Rows of the table: part, what was measured, its value, its aim and whether that is met."""
+    rows = []
+    for part in PARTS:
+        known = found["parts"].get(part.name)
+        if not known:
+            rows.append([part.name, "not run", "", "", ""])
+            continue
+        if known["status"] != "done":
+            end = known["end"][-1] if known["end"] else "it printed nothing"
+            rows.append([part.name, f"{known['status']}: {end[:60]}", "", "", ""])
+        rows += [[part.name, f"NOTE {line[:60]}", "", "", ""] for line in known["notices"]]
+        figures = figures_of(known)
+        for what, value in figures.items():
+            aim = part.aims.get(what, "")
+            rows.append([part.name, what, f"{value:.4g}", aim, verdict(value, aim)])
+        for what in part.aims.keys() - figures:
+            rows.append([part.name, what, "not measured", part.aims[what], ""])
+    return rows
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class Lowering:
             node.meta["val"] if isinstance(node, torch.fx.Node) else node
             for node in graph.graph.output_node().args[0]
         ]
-        with (
+        with (  # counts where Inductor would write its code
             mock.patch.object(Scheduler, "codegen", lambda scheduler: self.count(scheduler)),
             inductor.patch(force_disable_caches=True, graph_partition=False),
         ):

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_report
+from benchmarks import gpu
 from benchmarks.gpu import PARTS, Part
 from benchmarks.ladder import sequences
 from benchmarks.time_to_loss import seconds_of_training, seconds_to
@@ -20,7 +20,7 @@ def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
     assert [part["status"] for part in found["parts"].values()] == ["done"] * 2
     assert found["parts"]["plan"]["results"]["plan_gpt2_small_cpu"]["rows"]
     capsys.readouterr()
-    gpu_report.main([str(out)])
+    gpu.main(["--report", str(out)])
     shown = capsys.readouterr().out
     assert "memory off by" in shown and "share outside the three parts" in shown
     assert "not run" in shown  # the others
@@ -63,13 +63,13 @@ def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     for name in ("list.json", "missing.json"):
         with pytest.raises(SystemExit, match=f"{name} is not there, or not what"):
-            gpu_report.main([str(tmp_path / name)])
+            gpu.main(["--report", str(tmp_path / name)])
 
 
 def test_a_pytest_that_broke_down_is_no_success():
-    assert gpu_report.of_tests(["2 failed, 30 passed in 4.10s"])["tests failed"] == 2
-    assert gpu_report.of_tests(["30 passed, 2 errors in 4.10s"])["tests failed"] == 2
-    assert gpu_report.of_tests(["python: No module named pytest"]) == {}
+    assert gpu.of_tests(["2 failed, 30 passed in 4.10s"])["tests failed"] == 2
+    assert gpu.of_tests(["30 passed, 2 errors in 4.10s"])["tests failed"] == 2
+    assert gpu.of_tests(["python: No module named pytest"]) == {}
 
 
 def test_what_was_done_without_nanogpt_is_done_again_with_it():
@@ -83,9 +83,9 @@ def test_what_was_done_without_nanogpt_is_done_again_with_it():
 def test_each_aim_is_a_bound():
     for part in PARTS:
         for aim in part.aims.values():
-            assert gpu_report.verdict(0.0, aim) in ("met", "MISSED")
-    assert gpu_report.verdict(0.54, ">= 0.55") == "MISSED"
-    assert gpu_report.verdict(43.0, "<= 43") == "met"
+            assert gpu.verdict(0.0, aim) in ("met", "MISSED")
+    assert gpu.verdict(0.54, ">= 0.55") == "MISSED"
+    assert gpu.verdict(43.0, "<= 43") == "met"
 
 
 def test_the_ladder_begins_with_what_the_gpu_has_memory_for():
