@@ -12,6 +12,7 @@ zero_init = True
 optimizer = "muon"
 batch_size = 16
 learning_rate = 5e-3
+embedding_lr = 0.2
 muon_lr = 0.04
 muon_momentum = 0.9
 beta2_tokens = 280_000

@@ -13,6 +13,7 @@ zero_init = True
 optimizer = "muon"
 batch_size = 64  # x 512 = 32,768 tokens a step
 learning_rate = 3e-3
+embedding_lr = 0.2
 muon_lr = 0.02
 beta2_tokens = 7_000_000
 weight_decay = 0.0

@@ -13,6 +13,7 @@ zero_init = True
 optimizer = "muon"
 batch_size = 8  # x 512 = 4,096 tokens a step
 learning_rate = 4e-3
+embedding_lr = 0.2
 muon_lr = 0.03
 muon_momentum = 0.9
 beta2_tokens = 1_000_000

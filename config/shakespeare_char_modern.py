@@ -12,6 +12,7 @@ zero_init = True
 optimizer = "muon"
 batch_size = 8
 learning_rate = 1e-2
+embedding_lr = 0.2
 muon_lr = 0.04
 muon_momentum = 0.9
 weight_decay = 0.0

@@ -30,17 +30,25 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
 
 def adamw_groups(model, config) -> list[dict]:
-    """Matrices, with weight decay; biases and norms, without."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay, "scale": 1.0}]
-    if vectors:
-        groups.append({"params": vectors, "weight_decay": 0.0, "scale": 1.0})
-    return groups
+    """Embeddings, other matrices, vectors; these alone have no weight decay."""
+    kinds = by_kind(model)
+    decay = {"weight_decay": config.weight_decay}
+    groups = [
+        {"params": kinds["embedding"], "scale": embedding_scale(config)} | decay,
+        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0} | decay,
+        {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def muon_groups(model, config, device: torch.device) -> list[dict]:
     """For Muon the blocks' matrices, a group for each shape; before them the rest, for AdamW."""
+    kinds = by_kind(model)
+    others = {"num_fused": 0, "weight_decay": 0.0}
+    groups = [
+        {"params": kinds["embedding"], "scale": embedding_scale(config)} | others,
+        {"params": kinds["head"] + kinds["vector"], "scale": 1.0} | others,
+    ]
     options = {
         "scale": config.muon_lr / config.learning_rate,
         "momentum": config.muon_momentum,
@@ -48,16 +56,34 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
         # On a GPU 16 bits are many times as fast as float32, on a CPU that has them twice.
         "dtype": hardware.find_dtype(device, config.dtype),
     }
-    others, matrices = [], {}
+    names = {p: name for name, p in model.named_parameters()}
+    alike = {}
+    for p in kinds["matrix"]:
+        alike.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
+    groups += [{"params": params, "num_fused": n} | options for (n, _), params in alike.items()]
+    return [group for group in groups if group["params"]]
+
+
+def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
+    """The parameters of each kind. A matrix is one of the blocks'; tied embeddings are a head."""
+    kinds = {"embedding": [], "matrix": [], "head": [], "vector": []}
     for name, p in model.named_parameters():
-        if name.startswith("h.") and p.dim() == 2:
-            matrices.setdefault((num_fused(name, model.config), p.shape), []).append(p)
+        if p.dim() < 2:
+            kinds["vector"].append(p)
+        elif name.startswith("h."):
+            kinds["matrix"].append(p)
+        elif p is model.lm_head.weight:
+            kinds["head"].append(p)
         else:
-            others.append(p)
-    groups = [{"params": others, "num_fused": 0, "scale": 1.0, "weight_decay": 0.0}]
-    for (fused, _), params in matrices.items():
-        groups.append({"params": params, "num_fused": fused} | options)
-    return groups
+            kinds["embedding"].append(p)
+    return kinds
+
+
+def embedding_scale(config) -> float:
+    """The embeddings' learning rate over that of the rest."""
+    if config.embedding_lr is None:
+        return 1.0
+    return config.embedding_lr / config.learning_rate
 
 
 def num_fused(name: str, shape) -> int:

@@ -136,7 +136,7 @@ class Recorder:
                 "tokens": run.tokens,
                 "epoch": round(run.epoch, 6),
                 "loss": loss,
-                "lr": run.state.optimizer.param_groups[0]["lr"],
+                "lr": run.trainer.lr,
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens_per_second": round(speed, 1),
                 "mfu": round(mfu, 4) if mfu else None,

@@ -38,7 +38,7 @@ class Trainer:
 
     forward: the model, compiled once compile() has succeeded. parallel: the same, made at the first
     step, where several processes average their gradients.
-    counts: of losses and bad steps. norm: of the last gradients, on the device.
+    counts: of losses and bad steps. lr: of the last step. norm: of its gradients, on the device.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Trainer:
     def update(self, loss: torch.Tensor) -> None:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
         config, state, progress = self.config, self.state, self.state.progress
-        lr = self.schedule.learning_rate
-        self.norm = optimizer_step(state.model, state.optimizer, state.scaler, lr, config.grad_clip)
+        self.lr, clip = self.schedule.learning_rate, config.grad_clip
+        self.norm = optimizer_step(state.model, state.optimizer, state.scaler, self.lr, clip)
         # A GradScaler skips steps until it has found its scale: these are not bad ones.
         deciding = loss if state.scaler.is_enabled() else self.norm
         self.counts.add(loss, deciding.isfinite())
