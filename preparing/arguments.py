@@ -47,12 +47,9 @@ def parse_args(argv: list[str]) -> Namespace:
     Ends the process with status 2 for contradictions. input: empty for the default text.
     """
     parser = ArgumentParser(
-        prog="prepare_data.py",
-        usage=USAGE,
-        description=DESCRIPTION,
-        epilog=table(),
-        formatter_class=RawDescriptionHelpFormatter,
+        prog="prepare_data.py", usage=USAGE, description=DESCRIPTION, epilog=table()
     )
+    parser.formatter_class = RawDescriptionHelpFormatter  # leaves the lines of the table alone
     _add_arguments(parser.add_argument)
     args = parser.parse_args(argv)
     if "-" in args.input and len(args.input) > 1:
@@ -93,11 +90,7 @@ def _add_arguments(add):
         help="share of the text for validation; default 0.1, above 200 MB less: about 20 MB",
     )
     add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
-    add(
-        "--overwrite",
-        action="store_true",
-        help="replace a finished dataset, or unfinished work on other input or settings",
-    )
+    add("--overwrite", action="store_true", help="replace what --out holds, finished or not")
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
     add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
     # the tokenizer
@@ -133,11 +126,7 @@ def _add_arguments(add):
         " skip JSON; default stop, with --clean replace, without INPUT skip",
     )
     # cleaning
-    add(
-        "--clean",
-        action="store_true",
-        help="NFC, no control characters or broken encodings, no copies, no noise; with a report",
-    )
+    add("--clean", action="store_true", help="repair characters, drop copies and noise, and report")
     add(
         "--dedupe",
         choices=["exact", "near"],

@@ -87,7 +87,7 @@ class Pool:
 
 @contextlib.contextmanager
 def reported_death():
-    """A connection that breaks as a PrepareError."""
+    """Raise PrepareError where the connection to a worker breaks."""
     try:
         yield
     except (EOFError, ConnectionError):

@@ -117,7 +117,7 @@ class Plan:
         return workers(0 if self.is_small else count, function)
 
     def listed_sources(self) -> list[dict]:
-        """As in meta.json."""
+        """The sources as meta.json lists them."""
         return [{"path": source.path, "bytes": source.size} for source in self.sources]
 
 

@@ -97,7 +97,7 @@ def _cut(source, buffer, ended, at):
 
 
 def _blocks(source, raw, start, options):
-    """The content in UTF-8 from byte `start` on; if damaged up to there, or an InputError."""
+    """The content in UTF-8 from byte `start` on. A damaged file raises InputError or ends early."""
     stream = raw
     errors = ()
     if source.compression == "gz":

@@ -178,7 +178,7 @@ def record_document(record: dict, options: Options, report: CleaningReport) -> D
 
 
 def _without_lone_surrogates(options, text, report):
-    """Text with U+FFFD for lone surrogates, which JSON can hold, or an InputError."""
+    """Replace lone surrogates, which JSON can hold, with U+FFFD. Else raises InputError."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -103,7 +103,7 @@ def _sources_of(given) -> Iterator[Source]:
 
 
 def _source(path, size, modified, **more):
-    """A Source, of the kind and compression that its name's ending says, else plain text."""
+    """A Source. The ending of its name gives kind and compression; any other is plain text."""
     name = _name(path)
     compression = ""
     if name.endswith((".gz", ".zst")):
@@ -168,7 +168,7 @@ def _unreadable(error):
 
 
 def keep_stdin(folder: Path, kind: str) -> Source:
-    """Standard input as a txt or jsonl file in `folder`, for the text is read more than once."""
+    """Standard input as a txt or jsonl file in `folder`, because it is read more than once."""
     path = folder / f"stdin.{kind}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

@@ -199,7 +199,7 @@ def _blocks(path) -> Iterator[bytes]:
 
 
 def verify(folder: Path) -> str:
-    """Compare a folder with its meta.json; what is good, in words. Raises DataError."""
+    """Compare a folder with its meta.json. Returns what is good, in words; raises DataError."""
     meta = read_meta(folder)
     expected = {}
     for file in _files(meta):

@@ -193,7 +193,7 @@ class Output:
             self._write("train", np.array([self.tokenizer.eot_id], part.ids.dtype))
 
     def _write(self, split, ids, mask=None):
-        """Write tokens to a split. mask: uint8 [len(ids)], or None for zeros, as holes read."""
+        """Write tokens. mask: uint8 [len(ids)]; None leaves a hole in its file: zeros."""
         self.files[split].write(ids.tobytes())
         if mask is not None and mask.any():
             self.masks[split].seek(self.journal.tokens[split])
