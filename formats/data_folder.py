@@ -114,12 +114,11 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-    values = dataclasses.asdict(meta)
-    for split in values["splits"].values():
-        for described in (split, split["mask"] or {}):
-            for name in ("compressed", "mask"):
-                if name in described and not described[name]:
-                    del described[name]
+
+    def without_none(fields):
+        return {name: value for name, value in fields if value is not None}
+
+    values = dataclasses.asdict(meta, dict_factory=without_none)
     write_json(Path(folder) / "meta.json", values)
 
 
