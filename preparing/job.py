@@ -39,17 +39,10 @@ OPTIONS = tuple(option.name for option in dataclasses.fields(Options))
 # What the bytes written depend on besides the input, where it is given.
 SETTINGS = ("tokenizer", "vocab_size", "sample_bytes", "val_fraction", "gigabytes", *OPTIONS)
 NAMED_DIFFERENCES = 3  # at most, in one sentence
+BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
-FILES = (
-    "train.bin",
-    "val.bin",
-    "train.mask.bin",
-    "val.mask.bin",
-    "tokenizer.json",
-    "cleaning.json",
-    "meta.json",
-)
-COPIES = tuple(f"{name}.gz" for name in FILES if name.endswith(".bin"))  # that --compress makes
+FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
+COPIES = tuple(f"{name}.gz" for name in BINS)  # that --compress makes
 TOKENS_A_BYTE = 0.35  # at most, about, but of characters
 
 

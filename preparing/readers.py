@@ -13,7 +13,6 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 from formats.files import in_words
 from preparing import InputError
@@ -26,11 +25,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def read_chunks(
-    sources: list[Source],
-    start: Position,
-    options: Options,
-    path_of: Callable[[int], Path],
-    shared: bool = True,
+    sources: list[Source], start: Position, options: Options, path_of: Callable, shared=True
 ) -> Iterator[Chunk]:
     """The chunks of all sources from `start`, in order.
 

@@ -171,14 +171,7 @@ class Cache:
     its reader is done with it, when there is no room for the next one.
     """
 
-    def __init__(
-        self,
-        sources: list,
-        folder: Path,
-        limit: float,
-        first: int = 0,
-        enough: float = math.inf,
-    ):
+    def __init__(self, sources: list, folder: Path, limit: float, first=0, enough=math.inf):
         """folder: may hold files of a former run. limit: bytes in it.
 
         first: index of the source that is read first. enough: bytes of sources after which none is

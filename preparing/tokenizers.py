@@ -60,11 +60,7 @@ def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
         chunks = read_chunks(sources, Position(), plan.options, files.path)
         sample = spread_sample(_watched(chunks, bar), plan.args.sample_bytes)
     size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
-    print(
-        f"training the tokenizer, {plan.args.vocab_size:,} tokens, on {size} ...",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"training the tokenizer on {size} ...", file=sys.stderr, flush=True)
     texts = (d.text for part in sample for d in documents_of(part, plan.options)[0])
     tokenizer = Tokenizer.train(texts, plan.args.vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
