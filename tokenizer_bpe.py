@@ -120,6 +120,18 @@ class Tokenizer:
         return cls(json.loads(hf.to_str()))
 
     @classmethod
+    def from_merges(cls, merges: list[tuple[bytes, bytes]]) -> "Tokenizer":
+        """The tokenizer that train() makes of texts which lead to these merges."""
+        to_char = {byte: char for char, byte in byte_alphabet().items()}
+        pairs = []
+        vocab = {token: i for i, token in enumerate([EOT, *sorted(to_char.values())])}
+        for pair in merges:
+            first, second = ("".join(to_char[byte] for byte in part) for part in pair)
+            pairs.append((first, second))
+            vocab[first + second] = len(vocab)
+        return cls(_description(_byte_level(models.BPE(vocab=vocab, merges=pairs))))
+
+    @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
         """Character level: id 0 is <|endoftext|>, then each of `chars` in code-point order."""
         vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(set(chars)), start=1)}

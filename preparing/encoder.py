@@ -18,6 +18,7 @@ from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk
 from preparing.cleaning import CleaningReport
 from preparing.copies import band_keys, hash64
+from preparing.fast_bpe import fast_bpe
 from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
 
@@ -125,11 +126,12 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """The ids of a text, uint32; in parts, because encoding takes many times its text in memory."""
+    encoder = fast_bpe(tokenizer)
     parts = []
     while len(text) > 2 * CHUNK:
         cut = safe_cut(text, CHUNK)
         if not cut:
             break
-        parts.append(tokenizer.encode(text[:cut]))
+        parts.append(encoder.encode(text[:cut]))
         text = text[cut:]
-    return np.concatenate([*parts, tokenizer.encode(text)])
+    return np.concatenate([*parts, encoder.encode(text)])

@@ -24,6 +24,7 @@ from preparing import PrepareError
 from preparing.chunks import CHUNK
 from preparing.encoder import token_lengths
 from preparing.engines import Pool
+from preparing.fast_bpe import encoder_name
 from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
 from preparing.writer import SPLITS, Journal
@@ -145,7 +146,7 @@ def summary(
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur;"
         f" {origin}",
         f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
-        f" {read / max(journal.seconds, 1e-9):,.1f} MB/s",
+        f" {read / max(journal.seconds, 1e-9):,.1f} MB/s, with {encoder_name(tokenizer)}",
         f"  begins     {first_line[:SHOWN]!r}",
     ]
     if journal.report.rules:

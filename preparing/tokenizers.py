@@ -6,10 +6,11 @@ How a tokenizer works is in tokenizer_bpe.py.
 import functools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from formats.files import write_text
+from preparing import fast_bpe
 from preparing.arguments import Options
 from preparing.chunks import Chunk, Position
 from preparing.engines import workers
@@ -61,10 +62,18 @@ def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
         sample = spread_sample(_watched(chunks, bar), plan.args.sample_bytes)
     size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
     print(f"training the tokenizer on {size} ...", file=sys.stderr, flush=True)
-    texts = (d.text for part in sample for d in documents_of(part, plan.options)[0])
-    tokenizer = Tokenizer.train(texts, plan.args.vocab_size, show_progress=sys.stderr.isatty())
+    size_asked = plan.args.vocab_size
+    tokenizer = fast_bpe.train(texts_of(sample, plan.options), size_asked)
+    if not tokenizer:
+        texts = texts_of(sample, plan.options)
+        tokenizer = Tokenizer.train(texts, size_asked, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
     return f"trained on {size} spread over the text"
+
+
+def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
+    """The text of each document."""
+    return (document.text for chunk in chunks for document in documents_of(chunk, options)[0])
 
 
 def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:

@@ -1,0 +1,130 @@
+"""Byte-level BPE by gigatoken (Rust), where it is installed: many times as fast.
+
+It trains the tokenizer that `tokenizers` trains, and gives the ids that tiktoken gives: whether it
+is there is no part of a dataset's identity. It is young: each process compares its first ids with
+tiktoken's, and tests/preparing/test_fast_bpe.py compares both. Independent of files and processes.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterable
+
+import numpy as np
+
+from preparing import PrepareError
+from tokenizer_bpe import Tokenizer
+
+COMPARED = 1 << 20  # bytes of a process's first text that tiktoken encodes too
+# Bytes after which an encoder is replaced by a new one: each keeps the words that it has met.
+RENEWED = 1 << 25
+SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
+    """What Tokenizer.train makes of the texts; None without gigatoken, and for too little text."""
+    try:
+        import gigatoken
+    except ImportError:
+        return None
+    texts = [text.encode() for text in texts]
+    with silenced():
+        _, merges = gigatoken.train_bpe(
+            SEPARATOR.join(texts), vocab_size - 1, [], separator=SEPARATOR
+        )
+    tokenizer = Tokenizer.from_merges(merges)
+    # It does not stop at pairs that do not occur: then the last of all does not.
+    last = tokenizer.vocab_size - 1
+    encoder = new_encoder(tokenizer)
+    if not any(last in encoder.encode(text) for text in texts):
+        return None
+    return tokenizer
+
+
+@contextlib.contextmanager
+def silenced():
+    """Take what Rust prints off the terminal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        yield
+    finally:
+        for stream, was in zip((1, 2), kept, strict=True):
+            os.dup2(was, stream)
+        for descriptor in (nowhere, *kept):
+            os.close(descriptor)
+
+
+# -- encoding --------------------------------------------------------------------------------------
+
+
+def encoder_name(tokenizer: Tokenizer) -> str:
+    """What encodes the text: "gigatoken 0.10.0", "tiktoken", or "characters"."""
+    if tokenizer.kind == "char":
+        return "characters"
+    if new_encoder(tokenizer):
+        return f"gigatoken {importlib.metadata.version('gigatoken')}"
+    return "tiktoken"
+
+
+def new_encoder(tokenizer: Tokenizer):
+    """gigatoken's encoder for a tokenizer; None where it has none for it, or is not installed."""
+    if tokenizer.kind == "char":
+        return None
+    # Text that spells a special token is text: gigatoken knows of none.
+    description = tokenizer.description | {"added_tokens": [], "normalizer": None}
+    with contextlib.suppress(Exception):  # it has no errors of its own
+        import gigatoken
+
+        return gigatoken.Tokenizer.from_json(json.dumps(description))
+    return None
+
+
+class FastBPE:
+    """Encodes as its tokenizer does, whose text is in NFC already where it composes."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.encoder = new_encoder(tokenizer)
+        self.compared = self.since_new = 0  # bytes
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids, uint32. Raises TokenizerError as Tokenizer.encode does."""
+        if not self.encoder:
+            return self.tokenizer.encode(text)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            return self.tokenizer.encode(text)  # which has the sentence for it
+        ids = self.encoder.encode(data)
+        if self.compared < COMPARED:
+            self.compared += len(data)
+            self._compare(text, ids)
+        self.since_new += len(data)
+        if self.since_new > RENEWED:
+            self.since_new = 0
+            self.encoder = new_encoder(self.tokenizer)
+        return ids
+
+    def _compare(self, text, ids):
+        if not np.array_equal(ids, self.tokenizer.encode(text)):
+            raise PrepareError(
+                "gigatoken gives this text other ids than tiktoken does; remove it (pip uninstall"
+                " gigatoken), and the same command continues without it"
+            )
+
+
+@functools.cache
+def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
+    """The one of this process."""
+    return FastBPE(tokenizer)

@@ -1,0 +1,84 @@
+"""gigatoken against tokenizers and tiktoken: the same tokenizer, the same ids."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preparing import fast_bpe
+from preparing.fast_bpe import FastBPE
+from tests.conftest import ROOT, prose, run_script
+from tests.preparing.conftest import DOCUMENTS
+from tokenizer_bpe import EOT, Tokenizer, TokenizerError
+
+pytest.importorskip("gigatoken")
+
+TEXTS = [
+    *DOCUMENTS,
+    f"a {EOT} b\n\n{EOT}",
+    "x\0y \0",
+    "汉字和かな、12 345。" * 50,
+    "e\u0301 é \U0001f600 don't   \t\r\n" * 20,
+    prose()[:30_000],
+    "",
+]
+PIECES = st.text() | st.sampled_from(["the ", "the", " he", EOT, "\n\n", "  ", "don't", "12", "\0"])
+
+
+@pytest.mark.parametrize("vocab_size", [258, 300, 512])
+def test_trains_the_tokenizer_that_tokenizers_does(vocab_size):
+    expected = Tokenizer.train(TEXTS, vocab_size)
+    assert fast_bpe.train(TEXTS, vocab_size).to_json() == expected.to_json()
+
+
+@settings(max_examples=50)
+@given(texts=st.lists(st.lists(PIECES, max_size=50).map("".join)), more=st.integers(0, 60))
+def test_trains_the_same_on_any_text_or_leaves_it_to_tokenizers(texts, more):
+    try:
+        expected = Tokenizer.train(texts, 257 + more)
+    except TokenizerError:  # not so many merges
+        assert fast_bpe.train(texts, 257 + more) is None
+        return
+    found = fast_bpe.train(texts, 257 + more)
+    assert found is None or found.to_json() == expected.to_json()
+    assert found or not more
+
+
+TOKENIZER = Tokenizer.train(TEXTS, 600)
+FAST = FastBPE(TOKENIZER)
+
+
+@settings(max_examples=300)
+@given(text=st.lists(PIECES | st.text(st.characters(exclude_categories=["Cs"]))).map("".join))
+def test_gives_the_ids_of_tiktoken(text):
+    assert FAST.encode(text).tolist() == TOKENIZER.encode(text).tolist()
+
+
+def test_every_character_has_the_ids_of_tiktoken():
+    for start in range(0, 0x110000, 0x1000):
+        codes = (c for c in range(start, start + 0x1000) if not 0xD800 <= c < 0xE000)
+        text = "".join(f"{chr(code)}a " for code in codes)
+        assert FAST.encode(text).tolist() == TOKENIZER.encode(text).tolist()
+
+
+def test_other_ids_end_the_work_before_they_are_written():
+    other = FastBPE(TOKENIZER)
+    other.encoder = fast_bpe.new_encoder(Tokenizer.train(TEXTS, 300))
+    with pytest.raises(fast_bpe.PrepareError, match="pip uninstall gigatoken"):
+        other.encode(prose()[:1000])
+
+
+def test_the_folder_is_the_same_without_gigatoken(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    arguments = ["prepare_data.py", tmp_path / "text.txt", "--vocab_size", 400, "--out"]
+    fast = run_script(*arguments, tmp_path / "fast")
+    assert fast.returncode == 0 and "with gigatoken" in fast.stdout, fast.stderr
+    hidden = "import sys, runpy; sys.modules['gigatoken'] = None; sys.argv = sys.argv[1:];"
+    code = f"{hidden} runpy.run_path(sys.argv[0], run_name='__main__')"
+    words = [sys.executable, "-c", code, *arguments, tmp_path / "plain"]
+    plain = subprocess.run([str(word) for word in words], cwd=ROOT, capture_output=True, text=True)
+    assert plain.returncode == 0 and "with tiktoken" in plain.stdout, plain.stderr
+    for name in ("train.bin", "val.bin", "tokenizer.json"):
+        assert (tmp_path / "fast" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
