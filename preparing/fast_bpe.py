@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
@@ -28,48 +29,54 @@ SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
-    """What Tokenizer.train makes of the texts; None without gigatoken, and for too little text."""
+    """What Tokenizer.train makes of the texts; None where that has to do it itself.
+
+    That is without gigatoken, for too little text, and for characters that it may read otherwise.
+    """
     try:
         import gigatoken
     except ImportError:
+        return None
+    texts = list(texts)
+    if any(has_unassigned(text) for text in texts):
         return None
     texts = [text.encode() for text in texts]
     with silenced():
         _, merges = gigatoken.train_bpe(
             SEPARATOR.join(texts), vocab_size - 1, [], separator=SEPARATOR
         )
+    # It goes on where no pair occurs any more: some then come twice, or the last is in no text.
     tokenizer = Tokenizer.from_merges(merges)
-    # It does not stop at pairs that do not occur: then the last of all does not.
-    last = tokenizer.vocab_size - 1
-    encoder = new_encoder(tokenizer)
-    if not any(last in encoder.encode(text) for text in texts):
+    encoder, last = new_encoder(tokenizer), vocab_size - 1
+    if len(tokenizer.ids) < vocab_size or not any(last in encoder.encode(text) for text in texts):
         return None
     return tokenizer
 
 
 @contextlib.contextmanager
 def silenced():
-    """Take what Rust prints off the terminal."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
+    """Take what Rust prints off the terminal: it writes to the descriptors."""
+    kept = {}
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            kept[descriptor] = os.dup(descriptor)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        for stream in (1, 2):
-            os.dup2(nowhere, stream)
+        for descriptor in kept:
+            os.dup2(nowhere, descriptor)
         yield
     finally:
-        for stream, was in zip((1, 2), kept, strict=True):
-            os.dup2(was, stream)
-        for descriptor in (nowhere, *kept):
-            os.close(descriptor)
+        for descriptor, was in kept.items():
+            os.dup2(was, descriptor)
+            os.close(was)
+        os.close(nowhere)
 
 
 # -- encoding --------------------------------------------------------------------------------------
 
 
 def encoder_name(tokenizer: Tokenizer) -> str:
-    """What encodes the text: "gigatoken 0.10.0", "tiktoken", or "characters"."""
+    """What encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
     if tokenizer.kind == "char":
         return "characters"
     if new_encoder(tokenizer):
@@ -106,6 +113,8 @@ class FastBPE:
             data = text.encode()
         except UnicodeEncodeError:
             return self.tokenizer.encode(text)  # which has the sentence for it
+        if has_unassigned(text):
+            return self.tokenizer.encode(text)
         ids = self.encoder.encode(data)
         if self.compared < COMPARED:
             self.compared += len(data)
@@ -128,3 +137,22 @@ class FastBPE:
 def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
     """The one of this process."""
     return FastBPE(tokenizer)
+
+
+# -- characters ------------------------------------------------------------------------------------
+
+
+def has_unassigned(text: str) -> bool:
+    """Whether a character of the text is none to Python's version of Unicode.
+
+    gigatoken and tiktoken are of different versions, so that a word may end at one for the other.
+    """
+    if text.isascii():
+        return False
+    return bool(unassigned()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any())
+
+
+@functools.cache
+def unassigned() -> np.ndarray:
+    """Whether each code point is no character, bool [0x110000]."""
+    return np.array([unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)])
