@@ -108,7 +108,6 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
 def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     """Step until the run is done or its budget is. Returns how it ended, in a word or two."""
     trainer, schedule, clock = run.trainer, run.schedule, run.clock
-    signals.stop_together()
     signals.raise_if_any()  # what came while it was set up
     clock.start()
     if run.compiles and not schedule.done:

@@ -82,16 +82,19 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return args, extra
 
 
+TOO_SMALL = (
+    f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model; raise the budget,"
+    " or lower --batch_size or --block_size"
+)
+
+
 def main(argv: list[str]) -> None:
     args, extra = parse_args(argv)
     importlib.import_module("scipy")  # the fit comes last; better missed now than then
     study = Study(args.data, args.preset, extra, args.out)
     price = args.cost_per_hour or study.config.cost_per_hour
     if args.flops and args.flops < LEAST_STEPS * study.flops_a_step(study.sizes[0]):
-        raise ConfigError(
-            f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model; raise the"
-            " budget, or lower --batch_size or --block_size"
-        )
+        raise ConfigError(TOO_SMALL)
 
     plan = study.plan(args.minutes)
     sizes = ", ".join(str(size) for size in dict.fromkeys(size for size, _ in plan))
@@ -179,7 +182,10 @@ def offers(study: Study, law: Law, budget: argparse.Namespace, speed: float) -> 
                 seconds = study.step_seconds(sizes[n], max(1, guesses[n].steps))
                 found[n] = offer(study, law, sizes[n], budget, seconds)
         best = min(found, key=lambda n: (found[n].loss, n))
-    return [found[n] for n in sorted(found) if math.isfinite(found[n].loss)]
+    affordable = [found[n] for n in sorted(found) if math.isfinite(found[n].loss)]
+    if not affordable:
+        raise ConfigError(TOO_SMALL)
+    return affordable
 
 
 # -- what the user sees ----------------------------------------------------------------------------

@@ -113,7 +113,8 @@ def size_of(config: Config, meta: Meta, width: int) -> Size:
 def settings_of(config: Config, size: Size, steps: int, factor: float = 1.0) -> dict:
     """The settings in which a run of a size differs from the preset.
 
-    Learning rates follow by WIDTH_POWER from the preset's, at its own width, times `factor`.
+    Learning rates follow by WIDTH_POWER from the preset's, at its own width, times `factor`; but
+    embedding_lr stays, as the steps of AdamW in an embedding are as long at any width.
     """
     scale = factor * (size.n_embd / config.n_embd) ** WIDTH_POWER[config.optimizer]
     values = {

@@ -42,8 +42,6 @@ class Muon(torch.optim.AdamW):
         With `shard` R are the rows of this process.
         """
         beta, weight_decay = groups[0]["momentum"], groups[0]["weight_decay"]
-        bad = torch.zeros(()) if self.found_inf is None else self.found_inf
-        lr = groups[0]["lr"] * (1 - bad)
         params = [p for group in groups for p in group["params"]]
         for p in params:
             self.state[p] = self.state[p] or new_state(p)
@@ -51,15 +49,19 @@ class Muon(torch.optim.AdamW):
         gradients = [
             torch.stack([shard.local_shard(p.grad) for p in group["params"]]) for group in groups
         ]
+        bad = self.found_inf
+        if bad is None:
+            bad = torch.zeros((), device=gradients[0].device)
+        lr = groups[0]["lr"] * (1 - bad)
         if self.grad_scale is not None:
             torch._foreach_div_(gradients, self.grad_scale)
         weight, is_bad = (1 - beta) * (1 - bad), bad > 0
         for momentum, gradient in zip(momenta, gradients, strict=True):
             gradient.masked_fill_(is_bad, 0.0)  # as NaN times 0 is NaN
             momentum.lerp_(gradient, weight)
-        nesterov = torch._foreach_lerp(gradients, momenta, beta)
+        torch._foreach_lerp_(gradients, momenta, beta)  # Nesterov's momentum
         # All messages come before the first change: a lost process leaves a whole state behind.
-        updates = orthogonalize_groups(groups, nesterov)
+        updates = orthogonalize_groups(groups, gradients)
         torch._foreach_mul_(updates, [step_size(group) for group in groups])
         torch._foreach_mul_(updates, lr)
         weights = [shard.local_shard(p) for p in params]

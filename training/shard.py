@@ -50,11 +50,11 @@ def shard_model(model: GPT, device: torch.device) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
 
 
-def compile_in_place(model: GPT) -> GPT:
+def compile_in_place(model: GPT, mode: str | None) -> GPT:
     """Compile the layers and the head, each alone: what the processes send lies in between."""
     for block in model.h:
-        block.forward = torch.compile(block.forward, dynamic=False)
-    model.head = torch.compile(model.head, dynamic=False)
+        block.forward = torch.compile(block.forward, dynamic=False, mode=mode)
+    model.head = torch.compile(model.head, dynamic=False, mode=mode)
     return model
 
 
@@ -101,15 +101,16 @@ def gather_to_main(*states: dict) -> None:
             full_tensor(tensor)
 
 
-def distribute_state(state: dict, parameters: list[torch.Tensor]) -> None:
+def distribute_state(state: dict[str, dict], parameters: dict[str, torch.Tensor]) -> None:
     """Leave this process its part of each tensor in an optimiser's state, in place.
 
-    state: of each of `parameters` by its number, whole, as a checkpoint holds it.
+    state: of the parameters, by their names, whole, as a checkpoint holds it.
     """
-    for number, p in enumerate(parameters):
-        for name, value in state.get(number, {}).items():
+    for name, values in state.items():
+        p = parameters[name]
+        for kind, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                state[number][name] = distribute(value, p)
+                values[kind] = distribute(value, p)
 
 
 def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

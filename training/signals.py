@@ -22,13 +22,13 @@ class Signals:
     """Turns signals into Stop. A second Ctrl-C ends the process at once.
 
     A process alone raises Stop wherever it is, unless signals are held back. Several processes
-    raise it together: once their steps have begun, a signal only sets distributed.stop_flag.
+    raise it together, in raise_if_any() and at a step: a signal only sets distributed.stop_flag.
     """
 
     def __init__(self):
         distributed.stop_flag = 0
         self.holding = False
-        self.together = False
+        self.together = distributed.world_size > 1
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             signum = getattr(signal, name, None)  # Windows has no SIGHUP
             if signum is None:
@@ -51,10 +51,6 @@ class Signals:
         """Raises Stop for a signal that has come, unless all processes are to stop together."""
         if distributed.stop_flag and not self.holding and not self.together:
             raise Stop(distributed.stop_flag)
-
-    def stop_together(self) -> None:
-        """From here on several processes raise Stop at the same step: see raise_if_any."""
-        self.together = distributed.world_size > 1
 
     def raise_if_any(self) -> None:
         """Raises Stop in all processes where one of them has received a signal."""

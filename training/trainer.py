@@ -77,7 +77,7 @@ class Trainer:
         """Compute with the compiled model from here on; returns why that fails, if it does."""
         model, scaler = self.state.model, self.state.scaler
         if self.sharded:
-            forward = shard.compile_in_place(model)
+            forward = shard.compile_in_place(model, mode)
         elif self.device.type == "cpu" or distributed.world_size > 1:
             forward = compile_layers(model, mode)
         else:
