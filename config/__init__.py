@@ -77,7 +77,7 @@ class Config:
     decay_fraction: float = setting(0.5, "share of the steps in which wsd decays", low=0)
     warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
     embedding_lr: float | None = setting(
-        None, "peak learning rate of untied embeddings; None: learning_rate", low=0
+        None, "peak learning rate of the untied embedding; None: learning_rate", low=0
     )
     muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices", low=0)
     muon_momentum: float = setting(0.95, "Muon's momentum", low=0)
@@ -194,8 +194,12 @@ def check(config: Config) -> None:
         raise ConfigError(f"decay_fraction = {c.decay_fraction}: it must be at most 1")
     if c.optimizer == "muon" and not c.learning_rate:
         raise ConfigError("optimizer = muon needs learning_rate > 0: muon_lr follows its schedule")
-    if c.embedding_lr and not c.learning_rate:
+    if c.embedding_lr is not None and not c.learning_rate:
         raise ConfigError("embedding_lr needs learning_rate > 0, whose schedule it follows")
+    if c.embedding_lr is not None and c.tie_weights:
+        raise ConfigError(
+            "embedding_lr needs tie_weights = False: tied, it would be the head's too"
+        )
     if c.max_cost is not None and not c.cost_per_hour:
         raise ConfigError(
             f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine an hour"

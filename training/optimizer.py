@@ -31,11 +31,12 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
 def adamw_groups(model, config) -> list[dict]:
     """Embeddings, other matrices, vectors; these alone have no weight decay."""
-    kinds = by_kind(model)
-    decay = {"weight_decay": config.weight_decay}
+    kinds, scale = by_kind(model), embedding_scale(config)
+    decay = config.weight_decay
     groups = [
-        {"params": kinds["embedding"], "scale": embedding_scale(config)} | decay,
-        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0} | decay,
+        # AdamW decays by the learning rate times weight_decay: by as much as the other matrices.
+        {"params": kinds["embedding"], "scale": scale, "weight_decay": decay / (scale or 1.0)},
+        {"params": kinds["matrix"] + kinds["other"], "scale": 1.0, "weight_decay": decay},
         {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
@@ -47,7 +48,7 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
     others = {"num_fused": 0, "weight_decay": 0.0}
     groups = [
         {"params": kinds["embedding"], "scale": embedding_scale(config)} | others,
-        {"params": kinds["head"] + kinds["vector"], "scale": 1.0} | others,
+        {"params": kinds["other"] + kinds["vector"], "scale": 1.0} | others,
     ]
     options = {
         "scale": config.muon_lr / config.learning_rate,
@@ -65,18 +66,27 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters of each kind. A matrix is one of the blocks'; tied embeddings are a head."""
-    kinds = {"embedding": [], "matrix": [], "head": [], "vector": []}
+    """The parameters: untied embedding, the blocks' matrices, vectors, and other.
+
+    These are the head, also where it is the embedding, and learned positions.
+    """
+    kinds = {"embedding": [], "matrix": [], "vector": [], "other": []}
     for name, p in model.named_parameters():
         if p.dim() < 2:
             kinds["vector"].append(p)
         elif name.startswith("h."):
             kinds["matrix"].append(p)
-        elif p is model.lm_head.weight:
-            kinds["head"].append(p)
-        else:
+        elif name == "wte.weight" and p is not model.lm_head.weight:
             kinds["embedding"].append(p)
+        else:
+            kinds["other"].append(p)
     return kinds
+
+
+def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The names of an optimiser's parameters, in the order in which its state numbers them."""
+    names = {p: name for name, p in model.named_parameters()}
+    return [names[p] for group in optimizer.param_groups for p in group["params"]]
 
 
 def embedding_scale(config) -> float:

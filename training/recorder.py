@@ -84,7 +84,7 @@ class Recorder:
         except OSError as error:
             if not self.complained:
                 why = f"{self.run.folder} takes no writes: {files.in_words(error)}"
-                print(f"\n{why}; training goes on", file=sys.stderr, flush=True)
+                terminal.warn(f"{why}; training goes on")
             self.complained = True
         if self.loggers:
             self.loggers.write(record)

@@ -16,6 +16,7 @@ from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 from training import RunError, distributed, shard
+from training.optimizer import parameter_names
 from training.state import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
@@ -138,15 +139,29 @@ def restore_weights(checkpoint: Checkpoint, model) -> None:
     model.load_state_dict(run_folder.load_tensors(checkpoint.folder / "model.pt"))
 
 
-def restore_optimizer(checkpoint: Checkpoint, optimizer, scaler: torch.amp.GradScaler) -> None:
-    """Load a checkpoint's optimiser state; learning rate, decay and so on stay as set."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    mmap = any(map(shard.is_dtensor, parameters))  # of which a process copies its part
+def restore_optimizer(
+    checkpoint: Checkpoint, model, optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    """Load a checkpoint's optimiser state; learning rate, decay and so on stay as set.
+
+    By the parameters' names, whatever groups they are in now and were in then. Raises
+    CheckpointError for a checkpoint that lacks the names.
+    """
+    parameters = dict(model.named_parameters())
+    mmap = shard.is_sharded(model)  # of which a process copies its part
     saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=mmap)
-    shard.distribute_state(saved["optimizer"]["state"], parameters)
-    groups = saved["optimizer"]["param_groups"]
-    for group, now in zip(groups, optimizer.param_groups, strict=True):
-        group.update({k: v for k, v in now.items() if k != "params"})
-    optimizer.load_state_dict(saved["optimizer"])
+    if "names" not in saved:
+        raise CheckpointError(
+            f"{checkpoint.folder} is of an older version and cannot be continued; another"
+            f" checkpoint_dir with init_from = {checkpoint.folder} begins with its weights"
+        )
+    state = {
+        saved["names"][number]: values for number, values in saved["optimizer"]["state"].items()
+    }
+    shard.distribute_state(state, parameters)
+    names = parameter_names(model, optimizer)
+    now = optimizer.state_dict()
+    now["state"] = {n: state[name] for n, name in enumerate(names) if name in state}
+    optimizer.load_state_dict(now)
     if saved["scaler"] and scaler.is_enabled():
         scaler.load_state_dict(saved["scaler"])

@@ -6,7 +6,6 @@ What a step folder holds is in formats/run_folder.py, what a mirror holds in for
 
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections import Counter
@@ -20,7 +19,8 @@ from formats import files, run_folder, run_log
 from formats.address import AddressError
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError, tensors_in
-from training import distributed, shard
+from training import distributed, shard, terminal
+from training.optimizer import parameter_names
 from training.setup import Run
 
 UPLOADING_S = 20 * 60  # that the end of a run waits for an upload,
@@ -79,6 +79,7 @@ class Saver:
         model = run.state.model.state_dict()
         optimizer = {
             "optimizer": run.state.optimizer.state_dict(),
+            "names": parameter_names(run.state.model, run.state.optimizer),
             "scaler": run.state.scaler.state_dict(),
         }
         if not distributed.is_main:
@@ -177,11 +178,9 @@ class Saver:
         files.write_json(self.run.folder / "best.json", {"step": step, "val_loss": val_loss})
 
     def _report_failure(self, step, error):
-        print(
-            f"\nstep {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
-            f" Training goes on; the last checkpoint is step {self.saved_step:,}",
-            file=sys.stderr,
-            flush=True,
+        terminal.warn(
+            f"step {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
+            f" Training goes on; the last checkpoint is step {self.saved_step:,}"
         )
 
     # -- the threads that upload -------------------------------------------------------------------
@@ -217,11 +216,9 @@ class Saver:
         return None
 
     def _report_mirror(self, problem):
-        print(
-            f"\nmirror {self.mirror.address} is not up to date: {problem}. {self.run.folder} is;"
-            " the next save, or the same command, uploads what is missing",
-            file=sys.stderr,
-            flush=True,
+        terminal.warn(
+            f"mirror {self.mirror.address} is not up to date: {problem}. {self.run.folder} is;"
+            " the next save, or the same command, uploads what is missing"
         )
 
 

@@ -211,7 +211,7 @@ def open_model(
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
     progress = Progress()
     if checkpoint:
-        restore_optimizer(checkpoint, optimizer, scaler)
+        restore_optimizer(checkpoint, model, optimizer, scaler)
         progress = checkpoint.progress
     return State(model, optimizer, scaler, progress)
 

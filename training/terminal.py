@@ -3,7 +3,15 @@
 In ASCII but for the samples. Knows plain values only.
 """
 
+import contextlib
+import sys
 import textwrap
+
+
+def warn(message: str) -> None:
+    """Print to stderr, below a progress bar. What takes no text ends no run."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"\n{message}", file=sys.stderr, flush=True)
 
 
 def samples(answers: list[dict], width: int = 120) -> str:
