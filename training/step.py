@@ -41,9 +41,7 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
 
 def data_parallel(model, allreduce_dtype: str) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes, in "float32" or "bfloat16"."""
-    # The only buffer is a table of constants.
-    options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
-    parallel = DistributedDataParallel(model, **options)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if allreduce_dtype == "bfloat16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
