@@ -63,7 +63,12 @@ class Plan:
         if self.options.dedupe == "near":
             need("--dedupe near", "rensa")
         values = {name: getattr(args, name) for name in SETTINGS}
-        self.settings = {name: value for name, value in values.items() if value is not None}
+        unused = _without_effect(args)
+        self.settings = {
+            name: value
+            for name, value in values.items()
+            if value is not None and name not in unused
+        }
         if args.tokenizer not in ("bpe", "char", "gpt2"):
             content = Tokenizer.load(args.tokenizer).to_json()
             self.settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
@@ -112,6 +117,18 @@ class Plan:
     def listed_sources(self) -> list[dict]:
         """The sources as meta.json lists them."""
         return [{"path": source.path, "bytes": source.size} for source in self.sources]
+
+
+def _without_effect(args):
+    """The settings that change no byte with these arguments."""
+    names = set()
+    if args.tokenizer != "bpe":
+        names.add("sample_bytes")
+    if not args.clean:
+        names |= {"min_chars", "max_char_share", "min_letters"}
+    elif args.dedupe == "exact":  # as --clean implies
+        names.add("dedupe")
+    return names
 
 
 class WorkFolder:

@@ -63,6 +63,8 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     ok(again(tokenizer=tokenizer))
     before = (tmp_path / "out/meta.json").read_bytes()
     assert "finished already" in ok(again(tokenizer=tokenizer)).stdout
+    without_effect = {"sample_bytes": 1e6, "min_chars": 5, "max_char_share": 1, "min_letters": 0}
+    assert "finished already" in ok(again(tokenizer=tokenizer, **without_effect)).stdout
     fails_clearly(
         again(tokenizer=tokenizer, val_fraction=0.5),
         "val_fraction was 0.1, is now 0.5",
@@ -73,8 +75,10 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
         file.write("more")
     fails_clearly(again(tokenizer=tokenizer), "a.txt changed", "--overwrite")
     assert (tmp_path / "out/meta.json").read_bytes() == before
-    ok(again(tokenizer="char", overwrite=True))
+    ok(again(tokenizer="char", clean=True, overwrite=True))
+    assert "finished already" in ok(again(tokenizer="char", clean=True, dedupe="exact")).stdout
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
+    fails_clearly(again(tokenizer="char", clean=True, min_chars=5), "min_chars was 20, is now 5")
 
 
 def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
