@@ -156,7 +156,7 @@ def _leave_out(problem, size, options, report):
 def record_document(record: dict, options: Options, report: CleaningReport) -> Document:
     """What a JSON object or a parquet row holds. Raises InputError when it has no usable text."""
     if not isinstance(record, dict):
-        raise InputError(f"{record!s:.40} is not an object with a text")
+        raise InputError(f"{record!r:.40} is not an object with a text")
     name = options.text_column(record)
     if name not in record:
         names = ", ".join(map(repr, record)) or "nothing"

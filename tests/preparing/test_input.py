@@ -182,9 +182,10 @@ def test_on_error_skip_and_replace(tmp_path, tokenizer):
     assert documents(tmp_path / "skip") == ["good document one\n", "good document two\n"]
     ok(prepare(tmp_path / "a.txt", on_error="replace", out=tmp_path / "replace", **flags))
     assert documents(tmp_path / "replace")[1] == "bad caf\ufffd here\n"
-    (tmp_path / "b.jsonl").write_text('{"text": "good document"}\n{broken\n{"other": 1}\n')
+    lines = ['{"text": "good document"}', "{broken", '{"other": 1}', '"\\ud83d"']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
     result = ok(prepare(tmp_path / "b.jsonl", on_error="skip", out=tmp_path / "lines", **flags))
     assert (
         documents(tmp_path / "lines") == ["good document"]
-        and "unusable records: 2 documents" in result.stdout
+        and "unusable records: 3 documents" in result.stdout
     )
