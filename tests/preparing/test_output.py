@@ -172,6 +172,8 @@ def test_compressed_copies_and_verify(tmp_path, tokenizer):
     assert "is good: train.bin.gz, train.bin, val.bin.gz, val.bin" in ok(prepare(verify=out)).stdout
     shutil.copytree(out, tmp_path / "sent", ignore=shutil.ignore_patterns("*.bin"))
     assert "is good: train.bin.gz, val.bin.gz" in ok(prepare(verify=tmp_path / "sent")).stdout
+    (out / "train.mask.bin").write_bytes(b"of another dataset")
+    assert "is good" in ok(prepare(verify=out)).stdout
     data = bytearray((out / "train.bin").read_bytes())
     data[1000] ^= 1
     (out / "train.bin").write_bytes(data)
