@@ -278,7 +278,7 @@ class WorkFolder:
         """
         (self.path / "progress.json").unlink(missing_ok=True)
         (self.path / "plan.json").unlink(missing_ok=True)
-        if (self.out / "meta.json").exists():  # a dataset that is replaced goes, meta.json first
+        if (self.path / FILES[0]).exists():  # a dataset that is replaced goes, meta.json first
             for name in (*reversed(FILES), *COPIES):
                 (self.out / name).unlink(missing_ok=True)
         for name in FILES:

@@ -145,9 +145,14 @@ def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(
     for name in ("train.bin", "val.bin", "tokenizer.json", "meta.json"):
         if name not in moved:
             (out / name).rename(work / name)
+    leftovers = [out / name for name in ("val.mask.bin", "cleaning.json", "train.bin.gz")]
+    if not moved:  # of the dataset that is replaced, whose meta.json goes first
+        for path in leftovers:
+            path.touch()
     result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
     assert "finished already" in result.stdout
     assert sha(out) == before and not work.exists()
+    assert not any(path.exists() for path in leftovers)
 
 
 def test_a_kill_after_the_files_are_moved_does_not_mislead_what_replaces_them(tmp_path, tokenizer):
