@@ -77,14 +77,14 @@ def find_sources(inputs: list[str]) -> list[Source]:
 
 def _sources_of(given) -> Iterator[Source]:
     """The files of one INPUT that are not empty. A path comes before a name."""
-    heading = ""
     if not Path(given).exists():
         if given == SHAKESPEARE:
             given = shakespeare()
         elif given in CATALOG:
-            heading = CATALOG[given].heading
             given = CATALOG[given].address
     if protocol_of(given):
+        headings = {corpus.address: corpus.heading for corpus in CATALOG.values()}
+        heading = headings.get(given, "")
         files = list_files(given)
         if len(files) != 1:
             files = {address: found for address, found in files.items() if _is_known(address)}
