@@ -7,7 +7,6 @@ here.
 
 import codecs
 import dataclasses
-import functools
 import gzip
 import itertools
 import re
@@ -92,7 +91,21 @@ def _cut(source, buffer, ended, at):
 
 
 def _blocks(source, raw, start, options):
-    """The content in UTF-8 from byte `start` on. A damaged file raises InputError or ends early."""
+    """The content in UTF-8 from byte `start` on."""
+    if not options.encoding:
+        yield from _unpacked(source, raw, start, options)
+        return
+    try:
+        yield from recoded(_unpacked(source, raw, 0, options), options.encoding, skip=start)
+    except UnicodeError:
+        raise InputError(
+            f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
+            f" order, as in --encoding {options.encoding}-le, or another --encoding"
+        ) from None
+
+
+def _unpacked(source, raw, start, options):
+    """The content from byte `start` on. A damaged file raises InputError or ends early."""
     stream = raw
     errors = ()
     if source.compression == "gz":
@@ -103,24 +116,16 @@ def _blocks(source, raw, start, options):
 
         stream = pyzstd.ZstdFile(raw)
         errors = (EOFError, pyzstd.ZstdError)
-    blocks = iter(functools.partial(stream.read1, CHUNK), b"")
     try:
-        if options.encoding:
-            blocks = recoded(blocks, options.encoding, skip=start)
-        else:
-            stream.seek(start)
-        yield from blocks
+        stream.seek(start)
+        while block := stream.read1(CHUNK):
+            yield block
     except errors as error:
         if options.on_error == "stop":
             raise InputError(
                 f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
                 " read of it with --on_error skip"
             ) from None
-    except UnicodeError:
-        raise InputError(
-            f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
-            f" order, as in --encoding {options.encoding}-le, or another --encoding"
-        ) from None
 
 
 def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """Text that is not UTF-8: named, read by its name, and never replaced in silence."""
 
+import gzip
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from formats.data_folder import read_meta
 from preparing.readers import recoded
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, sha
+from tokenizer_bpe import EOT
 
 LINE = "Über den Fluss führte keine Brücke, and the rest of the line is English. "
 TEXT = LINE * 40
@@ -79,3 +81,13 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     )
     replaced = ok(prepare(lines, on_error="replace", overwrite=True, val_fraction=0, **plain))
     assert "not UTF-8: taken" in replaced.stdout and "surrogates: taken" in replaced.stdout
+
+
+def test_a_character_cut_off_with_its_file_is_broken_text(files, tokenizer):
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "encoding": "utf-16-le"}
+    text = f"whole\n{EOT}\n{LINE}".encode("utf-16-le")
+    (files / "cut.txt.gz").write_bytes(gzip.compress(text, 0)[:-9])  # 8 are the gzip's own
+    for on_error, kept in (("replace", ["whole\n", f"{LINE[:-1]}\ufffd"]), ("skip", ["whole\n"])):
+        out = files / on_error
+        result = ok(prepare(files / "cut.txt.gz", out=out, on_error=on_error, **flags))
+        assert documents(out) == kept and "not utf-16-le" in result.stdout
