@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from formats import run_folder, run_log
+from formats.run_folder import CheckpointError
 from tests.conftest import train_small
 from tests.training.conftest import small_run, start, wait_until
+from training.resume import Checkpoint, restore_optimizer
 from training.saver import Saver
 
 
@@ -59,6 +61,33 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
     assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
     kept = sum(len(buffers) for buffers in saver.buffers.kept.values())
     assert kept == 3 * len(list(run.state.model.parameters())) + len(optimizer["state"])  # and step
+
+
+def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    saver = Saver(run)
+    run.trainer.step()
+    saver.save_now()
+    path = tmp_path / run_folder.step_name(1) / "optimizer.pt"
+    saved = torch.load(path)
+    before = {
+        name: run.state.optimizer.state[p]["exp_avg"].clone()
+        for name, p in run.state.model.named_parameters()
+    }
+    last = len(saved["names"]) - 1
+    saved["names"].reverse()
+    state = saved["optimizer"]["state"]
+    saved["optimizer"]["state"] = {last - number: values for number, values in state.items()}
+    torch.save(saved, path)
+    run.trainer.step()
+    checkpoint = Checkpoint(path.parent, {}, run.state.model.config)
+    restore_optimizer(checkpoint, run.state.model, run.state.optimizer, run.state.scaler)
+    for name, p in run.state.model.named_parameters():
+        assert torch.equal(run.state.optimizer.state[p]["exp_avg"], before[name])
+    del saved["names"]
+    torch.save(saved, path)
+    with pytest.raises(CheckpointError, match="older version"):
+        restore_optimizer(checkpoint, run.state.model, run.state.optimizer, run.state.scaler)
 
 
 def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_data, tmp_path):
