@@ -34,6 +34,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     One that is there already is replaced.
     """
     partial = path.with_name(f".{path.name}.partial")
+    old = path.with_name(f".{path.name}.old.partial")
     delete_folder(partial)
     try:
         partial.mkdir(parents=True)
@@ -41,10 +42,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            delete_folder(old)  # that a crash left
+            os.replace(path, old)
         os.replace(partial, path)
     finally:
         delete_folder(partial)
+    delete_folder(old)
     sync(path.parent)
 
 

@@ -58,6 +58,18 @@ def test_an_unfinished_save_is_no_checkpoint(tmp_path):
     assert not list(tmp_path.glob(".step*"))
 
 
+def test_a_crash_while_a_step_is_replaced_leaves_no_half_of_it(tmp_path, monkeypatch):
+    folder = save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **_: None)  # the crash comes before it
+        save(tmp_path, 1, value=2.0)
+    assert run_folder.latest(tmp_path)[0] == folder
+    assert run_folder.load_tensors(folder / "model.pt")["w"][0] == 2
+    assert list(tmp_path.glob(".step_*"))
+    run_folder.rotate(tmp_path, 1)
+    assert not list(tmp_path.glob(".step_*"))
+
+
 def test_the_last_and_the_best_are_kept(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
