@@ -8,11 +8,12 @@ and send them to no other host. tenacity tries again. Knows no format.
 import functools
 import hashlib
 import math
+import queue
 import re
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.pool import ThreadPool
+from concurrent.futures import Future
 from pathlib import Path
 
 from formats.address import PERMISSION, protocol_of
@@ -183,9 +184,9 @@ class Cache:
         self.enough = enough
         self.next = first  # the source to fetch next
         self.reading = first
-        self.files = {}  # a result with the path for each source that is or will be there
+        self.files = {}  # a Future of the path for each source that is or will be there
         self.begun = 0  # bytes of the sources that were or are fetched
-        self.threads = None
+        self.waiting = queue.SimpleQueue()  # (source, Future) for each that is not begun
         self.writing = threading.Lock()
         self.stopped = False
 
@@ -193,15 +194,16 @@ class Cache:
         if any(source.is_remote for source in self.sources[self.next :]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._drop_strangers()
-            self.threads = ThreadPool(AT_A_TIME)
+            for _ in range(AT_A_TIME):
+                threading.Thread(target=self._fetch_waiting, daemon=True).start()
             self._fetch_ahead()
         return self
 
     def __exit__(self, *error):
         with self.writing:
             self.stopped = True
-        if self.threads:
-            self.threads.terminate()
+        for _ in range(AT_A_TIME):
+            self.waiting.put((None, None))
 
     def path(self, index: int) -> Path:
         """Where source number `index` is on this disk; waits for a remote one."""
@@ -211,7 +213,7 @@ class Cache:
         self.reading = index
         self._fetch_ahead()
         try:
-            return self.files[index].get()
+            return self.files[index].result()
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
@@ -244,7 +246,8 @@ class Cache:
                 is_wanted = self.next <= self.reading or self.begun < self.enough
                 if not is_wanted or not self._make_room(source.size):
                     return
-                self.files[self.next] = self.threads.apply_async(self._fetch, [source])
+                self.files[self.next] = Future()
+                self.waiting.put((source, self.files[self.next]))
                 self.begun += source.size
             self.next += 1
 
@@ -257,6 +260,17 @@ class Cache:
                 self._path(self.sources[n]).unlink(missing_ok=True)
                 held -= self.sources[n].size
         return held + size <= self.limit
+
+    def _fetch_waiting(self):
+        """Fetch the sources that wait until the cache is left; daemon threads do."""
+        while True:
+            source, path = self.waiting.get()
+            if self.stopped:
+                return
+            try:
+                path.set_result(self._fetch(source))
+            except BaseException as error:
+                path.set_exception(error)
 
     def _fetch(self, source):
         """Fetch a source, from where a stopped run left it; returns its path."""

@@ -97,6 +97,18 @@ def test_a_file_that_became_shorter_is_named(tmp_path, hub):
         files.path(0)
 
 
+def test_a_process_that_ends_while_it_fetches_leaves_nothing_to_clean_up(tmp_path, hub):
+    code = (
+        "import multiprocessing, os, pathlib, sys; from preparing import remote, sources;"
+        " multiprocessing.set_start_method('spawn');"  # its semaphores have names in the system
+        " found = sources.find_sources(sys.argv[2:]);"
+        " files = remote.Cache(found, pathlib.Path(sys.argv[1]), 1e9);"
+        " files.__enter__(); os.kill(os.getpid(), 9)"
+    )
+    result = run_script("-c", code, tmp_path / "cache", sources(hub)[0].path)
+    assert (result.returncode, result.stderr) == (-9, "")
+
+
 def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, hub):
     hub.token = "hf_secret"
     code = (
