@@ -48,7 +48,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
             time.sleep(0.5 + dice.random())  # not before Python has begun
         elif run < 4:
             wait_for_progress(killed, process)
-            time.sleep(dice.random() / 3)
+            time.sleep(dice.random() / 20)
         if run < 4:
             process.send_signal(stop)
         _, errors = process.communicate(timeout=100)
