@@ -198,7 +198,8 @@ def check(config: Config) -> None:
         raise ConfigError("embedding_lr needs learning_rate > 0, whose schedule it follows")
     if c.embedding_lr is not None and c.tie_weights:
         raise ConfigError(
-            "embedding_lr needs tie_weights = False: tied, it would be the head's too"
+            "embedding_lr needs tie_weights = False: tied, it would be the head's too; or set"
+            " embedding_lr = None"
         )
     if c.max_cost is not None and not c.cost_per_hour:
         raise ConfigError(

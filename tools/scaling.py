@@ -39,6 +39,10 @@ from tools.scaling_runs import (
 )
 from training import RunError
 
+TOO_SMALL = (
+    f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model; raise the budget,"
+    " or lower --batch_size or --block_size"
+)
 PRESETS = {"cuda": "config/gpt2_small_modern.py", "cpu": "config/laptop.py"}
 FACTORS = (1.0, 2.0, 0.5)  # on the preset's learning rates: the sweep's
 TRAINING = 0.95  # share of a run's hours; the rest is evaluations and saves
@@ -80,12 +84,6 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         kind = hardware.find_device(settings.load(chosen).device).type
         args.preset = PRESETS["cuda" if kind == "cuda" else "cpu"]
     return args, extra
-
-
-TOO_SMALL = (
-    f"the budget pays for fewer than {LEAST_STEPS} steps of the smallest model; raise the budget,"
-    " or lower --batch_size or --block_size"
-)
 
 
 def main(argv: list[str]) -> None:
