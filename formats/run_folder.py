@@ -140,16 +140,15 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
 
 
-def load_tensors(path: Path, mmap: bool = True) -> dict:
+def load_tensors(path: Path) -> dict:
     """The tensors of model.pt or optimizer.pt, on the CPU.
 
-    Executes nothing: only tensors and plain values are read. mmap: they stay in the file, for who
-    copies them; tensors that are used as they come would hold on to the file. Raises
-    CheckpointError.
+    Executes nothing: only tensors and plain values are read. They stay in the file, for who copies
+    them. Raises CheckpointError.
     """
     try:
-        mmap = mmap and zipfile.is_zipfile(path)  # files of before 2020 are none
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        mmap = zipfile.is_zipfile(path)  # files of before 2020 are none
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
     except Exception as error:  # pickle, zip and torch each have their own
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         if foreign:

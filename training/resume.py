@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from config import Config
-from formats import run_folder
+from formats import huggingface, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 from training import RunError, distributed, shard
-from training.optimizer import parameter_names
+from training.optimizer import reserve_state
 from training.state import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
@@ -135,33 +135,41 @@ def changed_settings(saved: dict, now: dict) -> str:
 
 
 def restore_weights(checkpoint: Checkpoint, model) -> None:
-    """Load a checkpoint's weights into a model."""
-    model.load_state_dict(run_folder.load_tensors(checkpoint.folder / "model.pt"))
+    """Load a checkpoint's weights into a model. Raises CheckpointError for those of another."""
+    tensors = run_folder.load_tensors(checkpoint.folder / "model.pt")
+    huggingface.check_tensors(checkpoint.folder, checkpoint.shape, tensors)
+    model.load_state_dict(tensors)
 
 
 def restore_optimizer(
     checkpoint: Checkpoint, model, optimizer, scaler: torch.amp.GradScaler
 ) -> None:
-    """Load a checkpoint's optimiser state; learning rate, decay and so on stay as set.
+    """Copy a checkpoint's optimiser state into that of `optimizer`, whose settings stay as set.
 
-    By the parameters' names, whatever groups they are in now and were in then. Raises
-    CheckpointError for a checkpoint that lacks the names.
+    By the parameters' names, whatever groups they are in now and were in then. Into tensors of our
+    own: fused AdamW writes out of bounds where a moment has another shape than its parameter.
+    Raises CheckpointError for such a checkpoint, and for one that lacks the names.
     """
-    parameters = dict(model.named_parameters())
-    mmap = shard.is_sharded(model)  # of which a process copies its part
-    saved = run_folder.load_tensors(checkpoint.folder / "optimizer.pt", mmap=mmap)
+    path, parameters = checkpoint.folder / "optimizer.pt", dict(model.named_parameters())
+    saved = run_folder.load_tensors(path)
     if "names" not in saved:
         raise CheckpointError(
             f"{checkpoint.folder} is of an older version and cannot be continued; another"
             f" checkpoint_dir with init_from = {checkpoint.folder} begins with its weights"
         )
-    state = {
-        saved["names"][number]: values for number, values in saved["optimizer"]["state"].items()
-    }
-    shard.distribute_state(state, parameters)
-    names = parameter_names(model, optimizer)
-    now = optimizer.state_dict()
-    now["state"] = {n: state[name] for n, name in enumerate(names) if name in state}
-    optimizer.load_state_dict(now)
-    if saved["scaler"] and scaler.is_enabled():
-        scaler.load_state_dict(saved["scaler"])
+    reserve_state(optimizer)
+    try:
+        for number, name in enumerate(saved["names"]):
+            values = saved["optimizer"]["state"][number]
+            for kind, own in optimizer.state[parameters[name]].items():
+                value = values[kind]
+                if value.shape != own.shape:
+                    raise ValueError(f"{kind} of {name}: {[*value.shape]}, expected {[*own.shape]}")
+                own.copy_(shard.distribute(value, own))
+        if saved["scaler"] and scaler.is_enabled():
+            scaler.load_state_dict(saved["scaler"])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
+            f" {checkpoint.folder} to continue from an older one"
+        ) from None

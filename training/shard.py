@@ -101,18 +101,6 @@ def gather_to_main(*states: dict) -> None:
             full_tensor(tensor)
 
 
-def distribute_state(state: dict[str, dict], parameters: dict[str, torch.Tensor]) -> None:
-    """Leave this process its part of each tensor in an optimiser's state, in place.
-
-    state: of the parameters, by their names, whole, as a checkpoint holds it.
-    """
-    for name, values in state.items():
-        p = parameters[name]
-        for kind, value in values.items():
-            if isinstance(value, torch.Tensor) and value.shape == p.shape:
-                values[kind] = distribute(value, p)
-
-
 def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This process's rows of a whole tensor, where `like` is sharded; else the tensor itself."""
     if not is_dtensor(like):

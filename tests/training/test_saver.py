@@ -84,6 +84,13 @@ def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp
     restore_optimizer(checkpoint, run.state.model, run.state.optimizer, run.state.scaler)
     for name, p in run.state.model.named_parameters():
         assert torch.equal(run.state.optimizer.state[p]["exp_avg"], before[name])
+    for values in ({"exp_avg": torch.zeros(1)}, {"step": torch.zeros(9)}, {"exp_avg": 0.5}, {}):
+        kept = saved["optimizer"]["state"][0]
+        saved["optimizer"]["state"][0] = kept | values if values else values
+        torch.save(saved, path)
+        with pytest.raises(CheckpointError, match=r"optimizer.pt does not fit the model"):
+            restore_optimizer(checkpoint, run.state.model, run.state.optimizer, run.state.scaler)
+        saved["optimizer"]["state"][0] = kept
     del saved["names"]
     torch.save(saved, path)
     with pytest.raises(CheckpointError, match="older version"):
