@@ -25,7 +25,7 @@ from formats.data_folder import DataError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError, out_of_memory, synchronize
 from tokenizer_bpe import TokenizerError
-from training import RunError, distributed
+from training import RunError, distributed, terminal
 from training.banner import banner
 from training.lock import Lock
 from training.plan import plan
@@ -251,6 +251,7 @@ def check_processes(config: Config) -> None:
 def main(argv: list[str]) -> None:
     """The command line's work, with errors as sentences."""
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
+    sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
     try:
         distributed.init()
         train(settings.load(argv))

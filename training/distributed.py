@@ -25,7 +25,7 @@ local_rank = 0  # this process among those of its machine, which is its GPU's nu
 is_main = True
 stop_flag = 0  # the number of the signal that this process has received
 _store = None
-_stderr = sys.stderr
+_stderr = None  # the process's own, also where sys.stderr is silent
 
 
 class Lost(RuntimeError):
@@ -37,7 +37,8 @@ def init() -> None:
 
     All but the first are silent from here on.
     """
-    global rank, world_size, local_rank, is_main, _store
+    global rank, world_size, local_rank, is_main, _store, _stderr
+    _stderr = sys.stderr
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     _store, rank, world_size = next(dist.rendezvous("env://"))
@@ -166,7 +167,6 @@ def exit_process(status: int) -> None:
     """
     if world_size == 1:
         return
-    for stream in (sys.stdout, _stderr):
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be what has gone
-            stream.flush()
+    sys.stdout.flush()
+    _stderr.flush()
     os._exit(status)

@@ -75,8 +75,7 @@ class Signals:
 
 def leave(signum: int, message: str):
     """End the process as a signal calls for: with status 130 after Ctrl-C, 143 after SIGTERM."""
-    with contextlib.suppress(OSError):  # the terminal may be what has gone
-        print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
+    print(f"\n{signal.Signals(signum).name}: {message}", flush=True)
     with contextlib.suppress(RuntimeError):  # another process has ended already
         # torchrun kills all soon after the first has ended: so none does before the one that saves
         distributed.gather(0)

@@ -8,10 +8,29 @@ import sys
 import textwrap
 
 
+class Output:
+    """stdout or stderr for a run that goes on when its terminal or its log file takes no text."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        """Write, or lose what cannot be written."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        """Have it written; a disk that is full now may take it later."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
 def warn(message: str) -> None:
-    """Print to stderr, below a progress bar. What takes no text ends no run."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"\n{message}", file=sys.stderr, flush=True)
+    """Print to stderr, below a progress bar."""
+    print(f"\n{message}", file=sys.stderr, flush=True)
 
 
 def samples(answers: list[dict], width: int = 120) -> str:

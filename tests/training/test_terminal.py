@@ -1,5 +1,11 @@
-"""terminal.py: samples and curves as text."""
+"""terminal.py: samples and curves as text, and a terminal that takes none."""
 
+import subprocess
+import sys
+
+from formats import run_folder
+from tests.conftest import ROOT, SMALL
+from tests.training.conftest import start
 from training import terminal
 
 
@@ -35,3 +41,22 @@ def test_a_curve_of_nothing_is_nothing():
         and terminal.curve([(5, 3.0)], []) == ""
     )
     assert "2.00" in terminal.curve([(5, 2.0), (10, 2.0)], [])
+
+
+def test_a_run_whose_output_cannot_be_written_goes_on(char_data, tmp_path):
+    with open("/dev/full", "w") as full:
+        arguments = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'full'}", *SMALL]
+        command = [sys.executable, "train.py", *arguments, "--max_steps=20"]
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=full)
+    assert ended.returncode == 0
+    assert run_folder.read_state(tmp_path / "full" / "step_00000020")["step"] == 20
+    process = start(char_data, tmp_path / "head", "--max_steps=20")  # as with | head -1
+    process.stdout.readline()
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert run_folder.read_state(tmp_path / "head" / "step_00000020")["step"] == 20
+    again = start(char_data, tmp_path / "head", "--n_layer=5")
+    again.stdout.close()
+    again.stderr.close()
+    assert again.wait(timeout=60) == 2
