@@ -63,13 +63,15 @@ class Source:
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (names, addresses, files, folders, globs), each once.
 
-    Those of a folder in order of their names; those of the standard library, without INPUT. Raises
-    InputError for what is missing, empty or cannot be read.
+    However many links and spellings lead to a file, it counts under the first. Those of a folder in
+    order of their names; those of the standard library, without INPUT. Raises InputError for what
+    is missing, empty or cannot be read.
     """
     sources = {}
     for given in inputs or standard_library():
         for source in _sources_of(given):
-            sources.setdefault(source.path, source)
+            place = source.path if source.is_remote else os.path.realpath(source.path)
+            sources.setdefault(place, source)
     if not sources:
         raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
     return list(sources.values())
@@ -134,10 +136,12 @@ def _expand(given):
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    matches = (Path(path) for path in glob.glob(given, recursive=True))
-    found = sorted(path.as_posix() for path in matches if path.is_file())
+    matches = [Path(path) for path in glob.glob(given, recursive=True)]
+    # ** follows links, also in circles: of the paths of a file the shortest stays, the last here.
+    matches.sort(key=lambda path: (len(path.parts), path), reverse=True)
+    found = {os.path.realpath(path): path.as_posix() for path in matches if path.is_file()}
     if found:
-        return found
+        return sorted(found.values())
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
     near = difflib.get_close_matches(given.lower(), CATALOG, 1)

@@ -67,6 +67,25 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     assert sha(out) == sha(tmp_path / "glob")
 
 
+def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
+    deep = tmp_path / "in" / "deep"
+    deep.mkdir(parents=True)
+    for n, path in enumerate((tmp_path / "in/b.md", deep / "a.md", deep / "c.md")):
+        path.write_text(DOCUMENTS[n])
+    (deep / "circle").symlink_to("..")
+    (tmp_path / "in/another.md").symlink_to("b.md")
+    spelled = f"{tmp_path}/in/deep/../b.md"
+    names = [f"{tmp_path}/in/{name}" for name in ("another.md", "deep/a.md", "deep/c.md")]
+    flags = {"tokenizer": tokenizer, "val_fraction": 0}
+    for inputs, paths in (
+        ([f"{tmp_path}/in/**/*.md", spelled], names),
+        ([spelled, tmp_path / "in/b.md"], [spelled]),
+    ):
+        ok(prepare(*inputs, out=tmp_path / "out", overwrite=True, **flags))
+        assert [source["path"] for source in read_meta(tmp_path / "out").sources] == paths
+        assert len(documents(tmp_path / "out")) == len(paths)
+
+
 def test_a_record_is_sampled_whole(tmp_path):
     book = json.dumps({"text": prose() * 2})
     (tmp_path / "a.jsonl").write_text(book)  # of two slices, without a line end
