@@ -202,13 +202,22 @@ class Tokenizer:
         if self.composes:
             text = unicodedata.normalize("NFC", text)
         try:
-            if self.kind == "bpe":
-                return self._tiktoken.encode_to_numpy(text, disallowed_special=())
-            return self._characters.encode(text)
+            return self._encode_words(text) if self.kind == "bpe" else self._characters.encode(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
                 f"the text holds a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
+
+    def _encode_words(self, text):
+        """The ids of a text by tiktoken, or where its expressions give up, by `tokenizers`."""
+        try:
+            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:
+            raise
+        except ValueError:  # at a million blanks in a row
+            plain = dict.fromkeys(("normalizer", "post_processor", "truncation", "padding"))
+            hf = HFTokenizer.from_str(json.dumps(self.description | plain | {"added_tokens": []}))
+            return np.array(hf.encode(text).ids, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD.

@@ -129,6 +129,18 @@ def test_end_of_text_in_a_text_is_text():
     assert BPE.decode([BPE.eot_id]) == EOT
 
 
+@pytest.mark.parametrize("blanks", [" " * 1_100_000, "\n \t\u3000" * 300_000])
+def test_a_million_blanks_in_a_row_are_encoded_as_fewer_are(saved, blanks):
+    short = BPE.encode(f"Hello!{blanks[:4000]}{EOT}").tolist()
+    long = BPE.encode(f"Hello!{blanks}{EOT}").tolist()
+    assert long[:200] == short[:200] and long[-20:] == short[-20:]
+    assert BPE.decode(long) == f"Hello!{blanks}{EOT}"
+    hf = HFTokenizer.from_file(str(saved / "bpe.json"))
+    assert BPE.encode(blanks).tolist() == hf.encode(blanks).ids
+    with pytest.raises(TokenizerError, match=f"surrogate at character {len(blanks)}"):
+        BPE.encode(f"{blanks}\ud800")
+
+
 def test_ids_beyond_the_vocabulary_are_sentences():
     for tokenizer in (BPE, CHARS):
         with pytest.raises(TokenizerError, match=f"token id {tokenizer.vocab_size} is outside"):

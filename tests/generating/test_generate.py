@@ -49,6 +49,9 @@ def test_prompts_come_from_files_and_standard_input(bpe_run, tmp_path):
     empty = generate(*arguments)
     assert empty.returncode == 0
     assert "an empty prompt: the model begins a document" in empty.stderr
+    path.write_text("The" + " " * 1_100_000 + "end")
+    blanks = generate(*arguments, "--prompt_file", path)
+    assert blanks.returncode == 0 and blanks.stdout.startswith("The  "), blanks.stderr
     path.write_bytes(b"abc\xff")
     fails_clearly(generate(*arguments, "--prompt_file", path), path, "not text in UTF-8", "0xff")
 

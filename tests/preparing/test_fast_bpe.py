@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preparing import fast_bpe
 from preparing.fast_bpe import FastBPE
 from tests.conftest import ROOT, prose, run_script
-from tests.preparing.conftest import DOCUMENTS
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 pytest.importorskip("gigatoken")
@@ -70,6 +70,16 @@ def test_every_character_has_the_ids_of_tiktoken():
         codes = (c for c in range(start, start + 0x1000) if not 0xD800 <= c < 0xE000)
         text = "".join(f"{chr(code)}'s\n" for code in codes)  # a word ends before 's, or before '
         assert FAST.encode(text).tolist() == TOKENIZER.encode(text).tolist()
+
+
+def test_a_million_blanks_have_the_ids_that_tokenizers_gives_them(tmp_path):
+    text = "A line.\n" * 1000 + " " * 1_100_000 + "\n \t" * 400_000 + "and more\n"
+    assert FAST.encode(text).tolist() == TOKENIZER.encode(text).tolist()
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    (tmp_path / "a.txt").write_text(text, newline="\n")
+    flags = {"tokenizer": tmp_path / "tokenizer.json", "val_fraction": 0}
+    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
+    assert documents(tmp_path / "out") == [text]
 
 
 def test_other_ids_end_the_work_before_they_are_written():
