@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import os
 import sys
 from argparse import Namespace
 
@@ -128,13 +127,14 @@ if __name__ == "__main__":
     try:
         startup.end()
         main(sys.argv[1:])
+        sys.stdout.flush()
     except MISTAKES as error:
         print(f"generate.py: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # as with `| head`; nothing is left to write to when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as with `| head`
+        sys.exit(0)
     except OSError as error:
         sys.exit(f"generate.py: {files.in_words(error)}")
     except (RuntimeError, MemoryError) as error:

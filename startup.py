@@ -1,5 +1,6 @@
 """Before the slow imports of a script: PyTorch takes seconds. Knows nothing of what scripts do."""
 
+import atexit
 import importlib.util
 import os
 import signal
@@ -29,11 +30,22 @@ def begin(*packages: str) -> None:
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
+    if sys.stdout is None:  # closed, as with >&-
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    atexit.register(drop_unread)
     for signum in SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell
             handlers[signum] = signal.signal(signum, lambda signum, _: os._exit(128 + signum))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+
+
+def drop_unread() -> None:
+    """Python flushes stdout as it exits, and prints an exception where its reader has left."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def end() -> None:

@@ -1,6 +1,7 @@
 """The command line of generate.py."""
 
 import argparse
+import difflib
 import re
 import sys
 from pathlib import Path
@@ -19,7 +20,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     add_options(parser.add_argument)
     add_device(parser)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        names = re.findall(r"--\w+", parser.format_help())
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
+        hint = f"did you mean {near[0]}?" if near else "text to continue goes after --prompt"
+        parser.error(f"{unknown[0]} is not an option; {hint}")
     check(parser, args)
     if args.chat:
         args.stop.append(STOP)
@@ -35,7 +41,7 @@ def add_options(add) -> None:
     add("--checkpoint", action="append", metavar="PATH", help=text)
     text = "the text to continue; several are one batch"
     add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
-    text = "the text to continue, from a file; - is standard input"
+    text = "the text to continue, from a file without its last line break; - is standard input"
     path = {"type": read_prompt, "metavar": "PATH"}
     add("--prompt_file", action="append", dest="prompts", **path, help=text)
     text = "a prompt is what a user says, and the model replies; for models trained on `messages`"

@@ -13,6 +13,11 @@ from collections.abc import Iterable
 from generating.load import Checkpoint
 from generating.text import Completion
 
+# What a terminal obeys, such as a new title or clipboard, as the picture of its character: ESC is
+# shown as \u241b. CR, which stands before a line break in text of Windows, is left out.
+CONTROLS = {n: chr(0x2400 + n) for n in range(32)} | dict.fromkeys(range(127, 160), "\ufffd")
+CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
+
 
 def note(words: str) -> None:
     """Something about a text that is not the text: in brackets, to standard error."""
@@ -20,10 +25,9 @@ def note(words: str) -> None:
 
 
 def shown(completion: Completion, chat: bool) -> str:
-    """A continuation with its prompt; in a chat, without."""
-    if chat:
-        return completion.text.lstrip()
-    return completion.prompt + completion.text
+    """A continuation with its prompt; in a chat, without. Exact, but for a terminal."""
+    text = completion.text.lstrip() if chat else completion.prompt + completion.text
+    return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
 
 def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:

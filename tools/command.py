@@ -30,12 +30,15 @@ def run(
     try:
         startup.end()
         main(sys.argv[1:])
+        sys.stdout.flush()
     except (AddressError, DataError, *mistakes) as error:
         leave(name, error, 2)
     except failures as error:
         leave(name, error, 1)
     except ModuleNotFoundError as error:
         leave(name, f"{error.name} is missing; pip install {error.name} -c constraints.txt", 1)
+    except BrokenPipeError:  # as with `| head`
+        sys.exit(0)
     except OSError as error:
         leave(name, files.in_words(error), 1)
     except KeyboardInterrupt:

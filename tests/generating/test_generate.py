@@ -1,5 +1,6 @@
 """generate.py: text from any checkpoint, knowing only its folder."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -113,6 +114,56 @@ def test_the_reader_of_a_pipe_may_leave(bpe_run):
     assert "Traceback" not in result.stderr and "BrokenPipe" not in result.stderr
 
 
+def on_a_terminal(*command):
+    """What a command writes to a terminal, as bytes."""
+    master, slave = os.openpty()
+    with subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, stdout=slave) as process:
+        os.close(slave)
+        written = b""
+        with contextlib.suppress(OSError):  # EIO once the process has ended
+            while data := os.read(master, 4096):
+                written += data
+    os.close(master)
+    assert process.returncode == 0
+    return written
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run, runs):
+    title = "a\x1b]0;title\x07b\x9bc\td"
+    command = ["generate.py", *["--checkpoint", bpe_run] * runs, "--max_new_tokens", "1"]
+    written = on_a_terminal(*command, "--prompt", title)
+    assert b"\x1b" not in written and b"\x07" not in written and b"\xc2\x9b" not in written
+    assert "a\u241b]0;title\u2407b\ufffdc" in written.decode()
+    assert "a\x1b]0;title\x07b\x9bc" in run_script(*command, "--prompt", title).stdout
+    json_line = run_script(*command, "--prompt", title, "--json").stdout.splitlines()[0]
+    assert json.loads(json_line)["prompt"] == title
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_a_sentence_and_a_closed_output_is_no_error(bpe_run):
+    one = f"{sys.executable} generate.py --checkpoint {bpe_run} --prompt The"
+    two = f"{one} --checkpoint {bpe_run}"
+    tool = f"{sys.executable} -m tools.evaluate {bpe_run}"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+    def run(command):
+        return subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, env=buffered, capture_output=True, text=True
+        )
+
+    for command in (one, two, tool):
+        result = run(f"{command} > /dev/full")
+        fails_clearly(result, "No space left on device", status=1)
+        assert "Exception" not in result.stderr
+    for command in (one, tool, f"{sys.executable} generate.py --help"):
+        for closed in (f"{command} >&-", f"{command} | true; exit ${{PIPESTATUS[0]}}"):
+            result = run(closed)
+            assert result.returncode == 0, result.stderr
+            assert "Traceback" not in result.stderr and "Exception" not in result.stderr
+
+
 def test_a_pickle_that_would_run_code_is_refused(bpe_run, tmp_path):
     step = shutil.copytree(run_folder.find(bpe_run), tmp_path / "step_00000001")
 
@@ -150,6 +201,8 @@ def test_a_loaded_model_is_the_saved_one(bpe_run):
         (["--stop", ""], ["--stop", "not empty"]),
         (["--prompt_file", "nowhere.txt"], ["nowhere.txt", "No such file"]),
         (["--system", "Be brief."], ["--chat"]),
+        (["--promt=x"], ["--promt=x", "did you mean --prompt?"]),
+        (["Once upon a time"], ["Once upon a time", "--prompt"]),
     ],
 )
 def test_a_mistake_is_a_sentence(arguments, words, capsys):
