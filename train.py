@@ -28,7 +28,7 @@ from tokenizer_bpe import TokenizerError
 from training import RunError, distributed, terminal
 from training.banner import banner
 from training.lock import Lock
-from training.plan import plan
+from training.plan import check_disk, plan
 from training.profiling import STEPS, WARMUP, Profiler
 from training.recorder import Recorder, generate_command
 from training.samples import answer_prompts
@@ -68,6 +68,8 @@ def train(config: Config) -> None:
             )
             Saver(run).finish()
             return
+        if distributed.is_main:
+            check_disk(run)
         run_to_the_end(run, signals)
     except Stop as stop:
         leave(stop.signum, what_is_saved(folder))

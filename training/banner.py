@@ -2,6 +2,7 @@
 
 from formats.mirror import address_of
 from training import distributed
+from training.plan import disk_space
 from training.setup import Run
 
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
@@ -25,10 +26,23 @@ def banner(run: Run) -> str:
     lines["run"] = f"{total:,} steps, {epoch:,.1f} an epoch"
     if done:
         lines["run"] += f"; continues at step {done:,}"
-    if c.warmup_steps >= total:
-        lines["warning"] = f"warmup_steps = {c.warmup_steps} takes the whole run; lower it"
     lines["checkpoints"] = checkpoints(run)
-    return "\n".join(f"{name:12}{text}" for name, text in lines.items())
+    text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
+    return text + "".join(f"\nwarning     {warning}" for warning in warnings(run))
+
+
+def warnings(run: Run) -> list[str]:
+    """What may not be as it was meant."""
+    c, found = run.config, []
+    if c.warmup_steps >= run.schedule.total_steps:
+        found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
+    more, free, place = disk_space(run)
+    if more > free and not run.schedule.done:
+        found.append(
+            f"the checkpoints take {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are free at"
+            f" {place}; make room, lower keep_last, or choose another checkpoint_dir"
+        )
+    return found
 
 
 def device(run: Run) -> str:

@@ -7,11 +7,13 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 import hardware
 from config import Config
+from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
 from training import RunError
@@ -163,20 +165,35 @@ def check_ram(run: Run) -> None:
 # -- disk, hours and money -------------------------------------------------------------------------
 
 
+def disk_space(run: Run) -> tuple[int, int, Path]:
+    """Bytes that a run's checkpoints will take more, bytes that are free, and the folder."""
+    kept = run.config.keep_last + 2  # the best too, and the one that is being written
+    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.state)
+    folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
+    return more, shutil.disk_usage(folder).free, folder
+
+
+def check_disk(run: Run) -> None:
+    """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
+    try:
+        files.check_room(run.folder, checkpoint_bytes(run.state), "choose another checkpoint_dir")
+    except OSError as error:
+        raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
+
+
 def disk_table(run: Run) -> list[str]:
     """What checkpoints take."""
     c = run.config
     copy = size = checkpoint_bytes(run.state)
+    more, free, folder = disk_space(run)
     if run.device.type == "cuda":
         # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
         copied = copied_tensors(run.state.optimizer)
         copy = sum(1 << (tensor.nbytes - 1).bit_length() for tensor in copied)
-    folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
-    free, kept = shutil.disk_usage(folder).free, (c.keep_last + 2) * size
-    verdict = "" if kept < free else "  << too little"
+    verdict = "" if more < free else "  << too little"
     return [
-        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept and one is "
-        f"being written: {kept / 1e9:,.2f} GB of {free / 1e9:,.1f} GB free at {folder}{verdict}",
+        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
+        f"written: {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}{verdict}",
         f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
     ]
 

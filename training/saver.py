@@ -178,9 +178,12 @@ class Saver:
         files.write_json(self.run.folder / "best.json", {"step": step, "val_loss": val_loss})
 
     def _report_failure(self, step, error):
+        last = "there is no checkpoint yet"
+        if self.saved_step:
+            last = f"the last checkpoint is step {self.saved_step:,}"
         terminal.warn(
             f"step {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
-            f" Training goes on; the last checkpoint is step {self.saved_step:,}"
+            f" Training goes on; {last}"
         )
 
     # -- the threads that upload -------------------------------------------------------------------

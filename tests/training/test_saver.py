@@ -11,7 +11,7 @@ import torch
 
 from formats import run_folder, run_log
 from formats.run_folder import CheckpointError
-from tests.conftest import train_small
+from tests.conftest import fails_clearly, train_small
 from tests.training.conftest import small_run, start, wait_until
 from training.resume import Checkpoint, restore_optimizer
 from training.saver import Saver
@@ -118,7 +118,9 @@ def test_what_is_not_saved_is_not_the_best(char_data, tmp_path, capsys):
     save(saver, 1)
     saver.mark_best(2.5)
     saver.wait()
-    assert "step 1 could not be saved" in capsys.readouterr().err and saver.best == math.inf
+    said = capsys.readouterr().err
+    assert "step 1 could not be saved" in said and "there is no checkpoint yet" in said
+    assert saver.best == math.inf
 
 
 def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
@@ -137,6 +139,25 @@ def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
     assert result.returncode == 0, result.stderr
     records = run_log.read(tmp_path)
     assert sum("samples" in r for r in records) == sum("val_loss" in r for r in records) == 1
+
+
+@pytest.mark.parametrize("disk", ["2m"], indirect=True)
+def test_a_run_whose_checkpoints_have_no_room_is_refused(char_data, disk):
+    result = train_small(char_data, disk / "run", "--n_embd=128", "--max_steps=10")
+    words = ["run has no room for a checkpoint", "it takes 5 MB, and 2 MB are free"]
+    fails_clearly(result, *words, "another checkpoint_dir", status=1)
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("disk", ["8m"], indirect=True)
+def test_a_disk_with_room_for_some_of_the_checkpoints_is_a_warning(char_data, disk):
+    arguments = ["--n_embd=64", "--max_steps=10", "--warmup_steps=20"]
+    result = train_small(char_data, disk / "run", *arguments, "--keep_last=6")
+    assert result.returncode == 0, result.stderr
+    assert "warning     the checkpoints take 10 MB more, and 8 MB are free" in result.stdout
+    assert "warning     warmup_steps = 20 takes" in result.stdout
+    result = train_small(char_data, disk / "run", *arguments, "--max_steps=20")
+    assert "the checkpoints take" not in result.stdout
 
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
