@@ -11,7 +11,7 @@ import torch
 
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
-from formats.files import whole
+from formats.files import check_room, whole
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
@@ -44,13 +44,14 @@ def write(
     """
     config, tokenizer = source.config, source.tokenizer
     pre = check(config, tokenizer, kind)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as partial:
         writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
         add_shape(writer, config, kind, name)
         add_tokenizer(writer, tokenizer, pre, chat)
         tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
         add_tensors(writer, config, tensors, kind)
+        size = sum(info.nbytes for shard in writer.tensors for info in shard.values())
+        check_room(path.parent, size, "choose a --gguf on another disk")
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -133,6 +133,18 @@ def browser():
         chromium.close()
 
 
+@pytest.fixture
+def disk(tmp_path, request):
+    """A small file system of its own, of the size given as parameter."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a small file system here")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory):
     """A file of real text."""

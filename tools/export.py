@@ -1,6 +1,6 @@
 """A checkpoint for other programs: a folder for transformers, a GGUF file for llama.cpp and Ollama.
 
-    python -m tools.export CHECKPOINT --out FOLDER [--gguf FILE]
+    python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE]
 
 The folder holds weights, tokenizer, settings, a model card and its curve; next to the GGUF file a
 Modelfile for Ollama is written. formats/ knows the formats themselves. Needs the packages
@@ -16,6 +16,7 @@ import argparse
 import math
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from config import Config
 from formats import files, huggingface, mirror, pretrained, run_folder, run_log
@@ -42,8 +43,10 @@ def main(argv: list[str]) -> None:
         from formats import gguf
 
         modelfile = args.gguf.with_suffix(".Modelfile")
+        recipe = modelfile_text(args.gguf, source.config.block_size, chat)
         refuse_to_overwrite(args.gguf, "--gguf")
-        refuse_to_overwrite(modelfile, "--gguf")
+        if not (modelfile.is_file() and modelfile.read_bytes() == recipe.encode()):
+            refuse_to_overwrite(modelfile, "--gguf")
         gguf.check(source.config, source.tokenizer, args.gguf_type)
 
     if args.out:
@@ -53,19 +56,21 @@ def main(argv: list[str]) -> None:
         print(f"  from transformers import pipeline; print({load}('The'))")
     if args.gguf:
         name = args.gguf.stem
+        args.gguf.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(modelfile, recipe)
         gguf.write(args.gguf, source, args.gguf_type, name, chat)
-        files.write_text(modelfile, modelfile_text(args.gguf, source.config.block_size, chat))
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
-        print(f"  llama-completion -m {args.gguf} -p 'The' -n 100 -no-cnv")
-        print(f"  ollama create {name} -f {modelfile} && ollama run {name}")
+        print(f"  llama-completion -m {quote(str(args.gguf))} -p 'The' -n 100 -no-cnv")
+        create = f"ollama create {quote(name)} -f {quote(str(modelfile))}"
+        print(f"  {create} && ollama run {quote(name)}")
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.export",
-        usage="python -m tools.export CHECKPOINT --out FOLDER [--gguf FILE] ... (--help lists all)",
-        description="A checkpoint as a folder for transformers, or as a GGUF file.",
+        usage="python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE] (--help lists all)",
+        description="A checkpoint as a folder for transformers, as a GGUF file, or as both.",
     )
     parser.add_argument(
         "checkpoint",
@@ -186,7 +191,9 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         run=run,
         step=source.path,
         target=target,
-        prompt=repr((settings["sample_prompts"] or ["The"])[0]),
+        prompt=(settings["sample_prompts"] or ["The"])[0],
+        python=repr,
+        shell=quote,
         chat=chat,
         drawn=draw_curve(run, out / "curve.png"),
         end_of_text=EOT,

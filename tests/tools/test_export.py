@@ -1,7 +1,9 @@
 """tools/export.py and formats/gguf.py: what is exported, run by the programs that it is for."""
 
+import ast
 import dataclasses
 import json
+import shlex
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -217,6 +219,31 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
     }
     with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
         gguf.check(source.config, Tokenizer(cut), "f16")
+
+
+def test_commands_are_quoted_and_a_killed_export_is_repeated(bpe_run, tmp_path):
+    target = tmp_path / "it's mine"
+    gguf_file = target.with_suffix(".gguf")
+    export = ["-m", "tools.export", bpe_run, "--out", target, "--gguf", gguf_file]
+    said = run_script(*export).stdout
+    card = (target / "README.md").read_text(encoding="utf-8")
+    for text, name in ((said, str(gguf_file)), (card, gguf_file.name)):
+        (line,) = (line for line in text.splitlines() if "llama-completion" in line)
+        assert shlex.split(line)[2] == name
+    load = next(line for line in card.splitlines() if line.startswith("print(pipeline("))
+    assert ast.parse(load) and '"it\'s mine"' in load
+
+    for path in (gguf_file, *target.iterdir()):
+        path.unlink()  # as a kill before the GGUF file leaves them
+    assert gguf_file.with_suffix(".Modelfile").exists()
+    assert run_script(*export).returncode == 0 and gguf_file.exists()
+
+
+@pytest.mark.parametrize("disk", ["200k"], indirect=True)
+def test_a_disk_without_room_for_a_gguf_file_is_a_sentence(bpe_run, disk):
+    result = run_script("-m", "tools.export", bpe_run, "--gguf", disk / "a.gguf")
+    fails_clearly(result, "MB are free", "--gguf", status=1)
+    assert not list(disk.glob("*.partial")) and not (disk / "a.gguf").exists()
 
 
 def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):

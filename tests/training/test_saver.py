@@ -17,18 +17,6 @@ from training.resume import Checkpoint, restore_optimizer
 from training.saver import Saver
 
 
-@pytest.fixture
-def disk(tmp_path, request):
-    """A small file system of its own, of the size given as parameter."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", path]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("may not mount a small file system here")
-    yield path
-    subprocess.run(["umount", path], check=True)
-
-
 def save(saver, step):
     """Save the state as that of a step, and wait until it is written or has failed."""
     saver.run.state.progress.step = step
