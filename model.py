@@ -43,9 +43,15 @@ class GPTConfig:
     def __post_init__(self):
         if self.arch not in ("gpt2", "qwen3"):
             raise ValueError(f"arch = {self.arch!r}: must be gpt2 or qwen3")
-        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+        optional = ("n_inner", "n_kv_head", "head_dim")
+        for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", *optional):
+            value = getattr(self, name)
+            most = 1000 if name == "n_layer" else 1 << 19  # a mistake must not take all memory
+            whole = type(value) is int and 1 <= value <= most
+            if not (whole or name in optional and not value):
+                raise ValueError(f"{name} = {value!r:.40}: must be an integer from 1 to {most:,}")
+        if not 0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta = {self.rope_theta}: must be above 0, and finite")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout}: must be at least 0 and below 1")
         if self.head_dim is None and self.n_embd % self.n_head:

@@ -27,6 +27,7 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
+LARGEST = 1 << 19  # ids; more are a mistake, as for the sizes of a model
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 # Characters that are looked up at a time: in the processor's cache it is several times faster.
 BLOCK = 1 << 20
@@ -76,6 +77,8 @@ class Tokenizer:
         self.eot_id = special[EOT]
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
+        if self.vocab_size > LARGEST:
+            raise TokenizerError(f"{source} has ids beyond {LARGEST:,}, more than a model can have")
         self.pattern = _word_pattern(description, source)
         # Whether text is brought to Unicode's NFC first, as Qwen does.
         self.composes = bool(description.get("normalizer"))
@@ -173,11 +176,13 @@ class Tokenizer:
                 description = _description(_byte_level(bpe))
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
+            return cls(description, str(path))
+        except TokenizerError:
+            raise
         except FileNotFoundError:
             raise TokenizerError(f"no tokenizer at {path}") from None
-        except Exception as error:  # tokenizers' own errors have no type of theirs
+        except Exception as error:  # tokenizers' own errors have no type, and values may have any
             raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from None
-        return cls(description, str(path))
 
     def save(self, path: str | Path) -> str:
         """Write the tokenizer.json; returns its sha256, the tokenizer's identity."""

@@ -85,7 +85,7 @@ def read_json(path: Path, **fields: type) -> dict | None:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict):
         return None

@@ -2,7 +2,7 @@
 
 GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. Knows config.json, the names and
 layouts of the tensors, and model.safetensors or pytorch_model.bin, also in shards. Reads them with
-torch alone and executes nothing. Does not know how models are trained.
+torch or the package safetensors, and executes nothing. Does not know how models are trained.
 """
 
 import dataclasses
@@ -77,15 +77,6 @@ MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks in old GPT-2 files
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 BINARIES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
-# The types of safetensors; old GPT-2 folders have causal masks of the last two.
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 # -- config.json -----------------------------------------------------------------------------------
@@ -238,7 +229,7 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
     found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
     wrong = [
         f"{name}: {found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
-        for name in sorted(expected.keys() | found.keys())
+        for name in sorted(expected.keys() | found.keys(), key=str)
         if found.get(name) != expected.get(name)
     ]
     if wrong:
@@ -265,42 +256,46 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError for a missing or damaged file, and for one that holds more than tensors.
     """
-    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": run_folder.load_tensors}
+    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": read_pickle}
     for name, read in readers.items():
         if (folder / name).exists():
             return read(folder / name)
         index = files.read_json(folder / f"{name}.index.json", weight_map=dict)
         if index:
             tensors = {}
-            for part in sorted({Path(part).name for part in index["weight_map"].values()}):
+            for part in sorted({Path(str(part)).name for part in index["weight_map"].values()}):
                 tensors |= read(folder / part)
             return tensors
     there = run_folder.what_is_there(folder)
     raise CheckpointError(f"{folder} has no model.safetensors and no pytorch_model.bin; {there}")
 
 
-def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file (https://github.com/huggingface/safetensors).
+def read_pickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a pytorch_model.bin. Raises CheckpointError, as for a pickle of code."""
+    tensors = run_folder.load_tensors(path)
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(f"{path}: {name!r:.80} is not the name of a tensor")
+    return tensors
 
-    It is 8 bytes, the length of a header in JSON; the header, with type, shape and place of each
-    tensor; and the data. Raises CheckpointError for a missing or damaged file.
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .safetensors file.
+
+    Raises CheckpointError for a missing or damaged file, and where the package is missing.
     """
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, size)))
-        mapped = torch.from_file(str(path), size=size, dtype=torch.uint8)  # not read yet
-        data = mapped[8 + length :]
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, of in header.items():
-            start, end = of["data_offsets"]
-            part = data[start:end].clone()  # its place need not be a multiple of its items' size
-            tensors[name] = part.view(DTYPES[of["dtype"]]).view(of["shape"])
-        return tensors
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is read by the package safetensors; pip install safetensors -c constraints.txt"
+        ) from None
+    try:
+        return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = f"{type(error).__name__}: {files.in_words(error)}"
-        raise CheckpointError(f"{path} is damaged, or no safetensors file ({why})") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} is damaged, or no safetensors file ({files.in_words(error)})"
+        ) from None

@@ -1,6 +1,7 @@
 """formats/huggingface.py: folders of transformers, read in every form, or refused in a sentence."""
 
 import copy
+import json
 import os
 import re
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from formats import huggingface, pretrained
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
+from tests.conftest import run_script
 from tests.formats.conftest import SHAPE, logits_agree, saved
 
 
@@ -106,6 +108,7 @@ def test_a_folder_of_qwen3_loads_in_every_form(qwen3_model, tmp_path, form):
         ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
         ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
         ({"head_dim": 15}, "heads of 15"),
+        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta = nan"),
     ],
 )
 def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, config, words):
@@ -119,7 +122,9 @@ def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, co
         ({"model_type": "llama"}, "'llama'"),
         ({"model_type": ["gpt2"]}, "['gpt2']"),
         ({"rope_parameters": "default"}, "config.json: 'str'"),
-        ({"n_embd": "wide"}, "config.json: '<' not supported"),
+        ({"n_embd": "wide"}, "n_embd = 'wide': must be an integer from 1"),
+        ({"n_inner": 64.0}, "n_inner = 64.0: must be an integer from 1"),
+        ({"n_layer": 10**9}, "n_layer = 1000000000: must be an integer from 1 to 1,000"),
         (
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
             "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
@@ -151,6 +156,9 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
     torch.save({"wte.weight": Evil()}, pickled)
     with pytest.raises(CheckpointError, match="execute code"):
         pretrained.load(tmp_path)
+    torch.save({"wte.weight": "text"}, pickled)
+    with pytest.raises(CheckpointError, match=r"'wte\.weight' is not the name of a tensor"):
+        pretrained.load(tmp_path)
     pickled.write_bytes(b"")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         pretrained.load(tmp_path)
@@ -158,3 +166,49 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
     pickled.unlink()
     with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
         pretrained.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [-1, -512]},
+        {"data_offsets": [0, 10**15]},
+        {"dtype": "F99"},
+        {"shape": None},
+        "another's",
+    ],
+)
+def test_a_header_that_lies_is_refused(hf_model, tmp_path, change):
+    weights = saved(hf_model, tmp_path) / "model.safetensors"
+    data = weights.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    first, second, *_ = (name for name in header if name != "__metadata__")
+    header[first] |= header[second] if change == "another's" else change
+    changed = json.dumps(header).encode()
+    weights.write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + length :])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        pretrained.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", [None, {}, "", "..", "\ud800", "model-1-of-99999999.safetensors"])
+def test_an_index_that_names_no_file_is_refused(hf_model, tmp_path, part):
+    saved(hf_model, tmp_path)
+    index = {"weight_map": {"wte.weight": part}}
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"is missing|is damaged"):
+        pretrained.load(tmp_path)
+
+
+def test_a_missing_package_is_named_and_pickles_do_without(hf_model, tmp_path):
+    saved(hf_model, tmp_path)
+    code = (
+        "import sys; sys.modules['safetensors'] = None; from formats import pretrained;"
+        f"pretrained.load({str(tmp_path)!r})"
+    )
+    result = run_script("-c", code)
+    assert "CheckpointError" in result.stderr and "pip install safetensors" in result.stderr
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    assert run_script("-c", code).returncode == 0
