@@ -8,6 +8,7 @@ demo: .venv/main
 	$(PY) train.py config/demo.py
 	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
 	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def read(self" --max_new_tokens 120 --seed 2
+	@echo 'More of the same after: source .venv/bin/activate'
 
 test: .venv/dev .venv/llama_cpp
 	$(PY) -m pytest -n 2
@@ -34,7 +35,7 @@ gpu-report: $(WITH_PY)
 	$(PY) -m pip install --quiet -r requirements.txt -c constraints.txt
 	touch $@
 
-.venv/dev: .venv/main requirements-dev.txt
+.venv/dev: .venv/main requirements-tools.txt requirements-dev.txt
 	$(PY) -m pip install --quiet -r requirements-dev.txt -c constraints.txt
 	touch $@
 

@@ -113,6 +113,8 @@ def main(argv: list[str]) -> None:
         packed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
         for name, data in packed.items():
             print(f"{f'{name} on {data_dir}':{width}}{8 * len(data) / len(text):>53.3f}")
+    if of_all_text:
+        print("Fewer bits per byte are better. Plain text has 8; gzip and xz compress untrained.")
 
 
 def estimate(mean: float, error: float, digits: int) -> str:

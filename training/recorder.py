@@ -242,7 +242,8 @@ class Recorder:
         if curve and steps >= WORTH_A_REPORT and draw_report(folder):
             print(f"  report: {folder / 'report.html'}")
         elif curve:
-            print(f"  python -m tools.report {folder}")
+            tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
+            print(f"  python -m tools.{tool} {folder}")
 
 
 def loss_curve(folder: Path) -> str:

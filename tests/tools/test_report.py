@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from formats import run_log
-from tests.conftest import ROOT, fails_clearly, run_script, train_small
+from tests.conftest import ROOT, SMALL, fails_clearly, run_script, train_small
 from tools import history
 
 START = {
@@ -280,9 +280,22 @@ def test_what_cannot_be_drawn_is_a_sentence(runs, tmp_path):
     fails_clearly(
         run_script("-m", "tools.report", runs / "char", "--out", png), "must end in .html"
     )
-    code = "import runpy, sys; sys.modules['matplotlib'] = None; "
-    code += "runpy.run_module('tools.report', run_name='__main__')"
-    result = subprocess.run(
-        [sys.executable, "-c", code, runs / "char"], cwd=ROOT, capture_output=True, text=True
+    result = without_matplotlib(
+        "runpy.run_module('tools.report', run_name='__main__')", runs / "char"
     )
     fails_clearly(result, "matplotlib is missing; pip install matplotlib", status=1)
+
+
+def without_matplotlib(code, *arguments):
+    """Run code with arguments where matplotlib is not installed."""
+    code = f"import runpy, sys; sys.modules['matplotlib'] = None; {code}"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_run_without_matplotlib_advises_what_works(char_data, tmp_path):
+    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
+    run = "sys.argv[0] = 'train.py'; runpy.run_path('train.py', run_name='__main__')"
+    result = without_matplotlib(run, *where, *SMALL, "--max_steps=20")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"  python -m tools.evaluate {tmp_path / 'run'}"
