@@ -39,6 +39,8 @@ from training.dataset import read_tokens
 
 try:
     import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 except ImportError as error:
     sys.exit(f"tools.demo: {error.name} is missing; pip install gradio -c constraints.txt")
 
@@ -233,6 +235,8 @@ def main(argv: list[str]) -> None:
     add_device(parser)
     args = parser.parse_args(argv)
     page = build(hardware.find_device(args.device))
+    # Another website may name this address its own, and would then read the page (DNS rebinding).
+    own_host = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     try:
         page.launch(
@@ -241,6 +245,8 @@ def main(argv: list[str]) -> None:
             theme=gr.themes.Default(**fonts),  # its own fonts come from the internet
             quiet=True,
             share=False,
+            max_file_size=0,  # nothing on the page takes files, but the route for them is there
+            app_kwargs={"middleware": [own_host]},
             ssr_mode=False,
             footer_links=[],
             show_error=True,

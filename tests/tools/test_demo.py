@@ -5,6 +5,8 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -136,6 +138,23 @@ def test_a_request_out_of_bounds_is_refused(url):
     assert text.startswith("The The") and "it sees the last 32" in words
     reply, *_ = ask(first="checkpoints/chat")
     assert "The The" not in reply
+
+
+def test_other_websites_and_uploads_are_refused(url):
+    def answer(path, host=None, data=None):
+        headers = {"Host": host or url.removeprefix("http://")}
+        headers["Content-Type"] = "multipart/form-data; boundary=x"
+        request = urllib.request.Request(f"{url}{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert answer("/config") == answer("/config", "localhost:7860") == 200
+    assert answer("/config", "attacker.example") == 400
+    file = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.txt"\r\n\r\n'
+    assert answer("/gradio_api/upload", data=file + b"a" * 100_000 + b"\r\n--x--\r\n") == 413
 
 
 def test_a_port_in_use_and_no_checkpoint_are_sentences(url, folder, tmp_path):
