@@ -41,6 +41,7 @@ STRIDE = 2  # every second size of the family: a law needs them far apart
 LEAST_STEPS = 50  # below, a run is all warm-up
 LEAST_RUNS = 6  # fewer cannot tell the law's five numbers apart
 MOST_EPOCHS = 4  # of a small run: up to here a repeated token is almost a new one
+MARGIN = 1.2  # of the minutes that are advised, as speeds vary
 RUNNING = 0.6  # share of --minutes; the rest is starts, evaluations, the sweep, measuring
 TIMED_S = 3.0  # seconds for which a size is timed
 EVALUATED = 1 << 17  # tokens of an evaluation, the same ones for small runs and large
@@ -253,29 +254,47 @@ def small_runs(
     step_seconds = functools.cache(step_seconds)
     most_steps = MOST_EPOCHS * unique / tokens_a_step
     shares = [3.0**-n for n in reversed(range(THIRDS))]
-    chosen = []
+
+    def within(paces, seconds):
+        """The runs that have neither too few steps nor too many. paces: steps for each second."""
+        runs = [(size, round(pace * seconds)) for size, pace in paces]
+        return [(size, steps) for size, steps in runs if LEAST_STEPS <= steps <= most_steps]
+
+    chosen, smallest = [], []
     for first in range(len(sizes) - STRIDE * (SIZES - 1)):
         of_time = sizes[first::STRIDE][:SIZES]
         rates = [size.flops * tokens_a_step / step_seconds(size) for size in of_time]
         if 0 in rates:  # one does not fit into memory
             break
-        compute = RUNNING * seconds / sum(shares) / sum(1 / rate for rate in rates)
-        runs = []
-        for size in of_time:
-            all_steps = [round(compute * s / (size.flops * tokens_a_step)) for s in shares]
-            runs += [(size, steps) for steps in all_steps if LEAST_STEPS <= steps <= most_steps]
+        compute = RUNNING / sum(shares) / sum(1 / rate for rate in rates)  # in each second
+        paces = [
+            (size, compute * s / (size.flops * tokens_a_step)) for size in of_time for s in shares
+        ]
+        smallest = smallest or paces
+        runs = within(paces, seconds)
         largest = of_time[-1]
         seen = max((steps * tokens_a_step for size, steps in runs if size == largest), default=0)
         if first and (seen < largest.weights or len(runs) < LEAST_RUNS):
             break
         chosen = runs
-    if len(chosen) < LEAST_RUNS:
+    if len(chosen) >= LEAST_RUNS:
+        return chosen
+    if not smallest:
         raise ConfigError(
-            f"{seconds / 60:.3g} minutes, this text and this memory allow {len(chosen)} small runs"
-            f" of {LEAST_STEPS} steps or more, and {LEAST_RUNS} are needed; raise --minutes, lower"
-            " --batch_size or --block_size, or add text"
+            "the small runs do not fit into this memory; lower --batch_size or --block_size"
         )
-    return chosen
+    times = sorted(LEAST_STEPS / pace for _, pace in smallest)
+    enough = [time for time in times if len(within(smallest, time)) >= LEAST_RUNS]
+    if not enough:
+        raise ConfigError(
+            f"the text has {unique:,} tokens, too few for {LEAST_RUNS} small runs, which see it"
+            f" {MOST_EPOCHS} times at most; add text, or lower --batch_size"
+        )
+    minutes = math.ceil(MARGIN * enough[0] / 60)
+    raise ConfigError(
+        f"{seconds / 60:.3g} minutes are too few on this machine for {LEAST_RUNS} small runs of"
+        f" {LEAST_STEPS} steps; take --minutes {minutes}, or lower --batch_size or --block_size"
+    )
 
 
 def final_loss(folder: Path) -> float | None:

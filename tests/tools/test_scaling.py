@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -108,9 +109,26 @@ def test_small_runs_fit_into_their_minutes(demo):
     assert len({size for size, _ in plan}) >= 3 and min(steps for _, steps in plan) >= 50
     longer = scaling_runs.small_runs(sizes, step_seconds, 60_000, 256, 10**9)
     assert longer[-1][0].flops > plan[-1][0].flops
-    for seconds in (10.0, math.inf):  # too slow, and too large for the memory
-        with pytest.raises(ConfigError, match="raise --minutes"):
-            scaling_runs.small_runs(sizes, lambda size, s=seconds: s, 600, 4096, 10_000_000)
+
+
+def test_too_few_small_runs_say_how_many_minutes_would_do(demo):
+    _, sizes = demo
+
+    def refusal(step_s, minutes, unique=10_000_000):
+        with pytest.raises(ConfigError) as refused:
+            scaling_runs.small_runs(sizes, lambda size: step_s, 60 * minutes, 4096, unique)
+        return str(refused.value)
+
+    words = refusal(10.0, 10)
+    minutes = int(re.search(r"take --minutes (\d+)", words)[1])
+    assert "10 minutes are too few on this machine" in words and "text" not in words
+    for faster in (1.0, 1.1, 0.9):
+        plan = scaling_runs.small_runs(
+            sizes, lambda size, s=faster: 10.0 * s, 60 * minutes, 4096, 10_000_000
+        )
+        assert len(plan) >= scaling_runs.LEAST_RUNS
+    assert "the text has 60,000 tokens" in refusal(1e-3, 10, unique=60_000)
+    assert "memory" in refusal(math.inf, 10)
 
 
 class Machine:
