@@ -54,6 +54,12 @@ def test_missing_packages_are_named_with_what_installs_them(name):
     fails_clearly(result, f"{name}: ", "has no numpy, tiktoken", "pip install -r requirements.txt")
 
 
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
+    result = run_script(f"{name.replace('.', '/')}.py", PYTHONPATH="")
+    fails_clearly(result, f"python -m {name}")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_python_ends_changes_no_status(signum):
     late = f"def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(signum)})"
