@@ -72,8 +72,9 @@ def _plain_documents(chunk, options, report) -> Iterator[Document]:
             if options.encoding:
                 place = f"broken after {offset:,} bytes of text"
             raise InputError(
-                f"{chunk.path} is {_not_the_encoding(options)}: {place}; name its encoding, as in"
-                " --encoding latin-1 or utf-16, or use --on_error replace or --on_error skip"
+                f"{chunk.path} is {_not_the_encoding(options)}: {place}; leave such documents out"
+                " with --on_error skip, or take such bytes as U+FFFD with --on_error replace. Only"
+                " where all files are in another encoding, name it: --encoding latin-1 or utf-16"
             )
         elif options.on_error == "skip":
             report.add(_not_the_encoding(options), 1, len(data), [text])
@@ -116,8 +117,8 @@ def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
         try:
             if at is not None and options.on_error != "replace":
                 raise InputError(
-                    f"{_not_the_encoding(options)} at byte {at:,} of the line; name the encoding"
-                    " with --encoding, or use --on_error replace"
+                    f"{_not_the_encoding(options)} at byte {at:,} of the line; take it with U+FFFD"
+                    " with --on_error replace, or name the encoding of all files with --encoding"
                 )
             document = record_document(_parsed(line), options, report)
         except InputError as error:

@@ -42,7 +42,8 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
     )
     for name in (*ENCODINGS, "ascii"):
         result = prepare(files / "in" / f"{name}.txt", out=files / "out", **flags)
-        fails_clearly(result, f"{name}.txt is not UTF-8: byte 0x", "--encoding", "--on_error")
+        advice = "--on_error skip", "where all files are in another encoding", "--encoding"
+        fails_clearly(result, f"{name}.txt is not UTF-8: byte 0x", *advice)
     for way in ({"on_error": "replace"}, {"clean": True}):
         out = files / next(iter(way))
         rule = "not UTF-8: taken with U+FFFD"
@@ -77,7 +78,9 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
         '{"text": "a café in Latin-1"}\n{"text": "lone \\ud83d surrogate"}'.encode("cp1252")
     )
     fails_clearly(
-        prepare(lines, **plain, overwrite=True), "line 1: not UTF-8 at byte", "--encoding"
+        prepare(lines, **plain, overwrite=True),
+        "line 1: not UTF-8 at byte",
+        "of all files with --encoding",
     )
     replaced = ok(prepare(lines, on_error="replace", overwrite=True, val_fraction=0, **plain))
     assert "not UTF-8: taken" in replaced.stdout and "surrogates: taken" in replaced.stdout
