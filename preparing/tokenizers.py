@@ -5,6 +5,7 @@ How a tokenizer works is in tokenizer_bpe.py.
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ from preparing.remote import Cache
 from preparing.sources import Source
 from tokenizer_bpe import Tokenizer
 
+# Characters in a row of one kind, such as letters, after which a sample's word is broken: training
+# takes the square of a word's length.
+LONG_WORD = 1024
+ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
+FAST_FROM = 100  # bytes for each id: from less, gigatoken takes longer than `tokenizers`
 FETCHED_SAMPLES = 10  # times the sample that remote files for it may take, or else one file
 
 
@@ -60,20 +66,35 @@ def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
     with Cache(sources, cache, plan.cache_bytes) as files, Progress(size, "sampling") as bar:
         chunks = read_chunks(sources, Position(), plan.options, files.path)
         sample = spread_sample(_watched(chunks, bar), plan.args.sample_bytes)
-    size = f"{sum(part.size for part in sample) / 1e6:,.1f} MB"
-    print(f"training the tokenizer on {size} ...", file=sys.stderr, flush=True)
-    size_asked = plan.args.vocab_size
-    tokenizer = fast_bpe.train(texts_of(sample, plan.options), size_asked)
+    size = sum(part.size for part in sample)
+    described = f"{size / 1e6:,.1f} MB"
+    print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
+    vocab_size = plan.args.vocab_size
+    tokenizer = None
+    if size > FAST_FROM * vocab_size:
+        tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
     if not tokenizer:
         texts = texts_of(sample, plan.options)
-        tokenizer = Tokenizer.train(texts, size_asked, show_progress=sys.stderr.isatty())
+        tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     write_text(path, tokenizer.to_json())
-    return f"trained on {size} spread over the text"
+    return f"trained on {described} spread over the text"
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
-    """The text of each document."""
-    return (document.text for chunk in chunks for document in documents_of(chunk, options)[0])
+    """The text of each document; one with words of more than LONG_WORD characters in parts."""
+    for chunk in chunks:
+        for document in documents_of(chunk, options)[0]:
+            yield from without_long_words(document.text)
+
+
+def without_long_words(text: str) -> Iterator[str]:
+    """A text in parts, none of which holds 2 * LONG_WORD characters of one kind in a row."""
+    start = 0
+    for at in range(0, len(text) - LONG_WORD, LONG_WORD):
+        if ONE_KIND.fullmatch(text, at, at + LONG_WORD):
+            yield text[start : at + LONG_WORD]
+            start = at + LONG_WORD
+    yield text[start:]
 
 
 def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:

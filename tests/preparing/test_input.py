@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import socket
 import threading
 from pathlib import Path
@@ -12,8 +13,9 @@ import pyzstd
 from formats.data_folder import read_meta
 from preparing import InputError, catalog
 from preparing.arguments import default_out
-from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
+from preparing.tokenizers import without_long_words
+from tests.conftest import fails_clearly, prose, run_script
+from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
 from tokenizer_bpe import Tokenizer
 
 
@@ -91,6 +93,26 @@ def test_a_record_is_sampled_whole(tmp_path):
     (tmp_path / "a.jsonl").write_text(book)  # of two slices, without a line end
     ok(prepare(tmp_path / "a.jsonl", vocab_size=600, val_fraction=0, out=tmp_path / "out"))
     assert documents(tmp_path / "out") == [prose() * 2]
+
+
+LETTERS = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=800_000))
+
+
+@pytest.mark.parametrize("word, vocab_size", [(LETTERS, 32000), (" " * 1_100_000, 600)])
+def test_a_long_word_does_not_stall_the_training_of_a_tokenizer(tmp_path, word, vocab_size):
+    write(tmp_path / "a.txt", "txt", [*DOCUMENTS, f"Word: {word}."])
+    words = command(tmp_path / "a.txt", vocab_size=vocab_size, out=tmp_path / "out")[1:]
+    ok(run_script(*words, timeout=100))
+
+
+def test_ordinary_text_is_sampled_in_whole_documents():
+    for text in (*DOCUMENTS, prose(), "汉字和かな、12 345。" * 900, "", "x" * 1024):
+        assert list(without_long_words(text)) == [text]
+    for length in (1025, 2047, 2048, 4096, 5000):
+        for word in ("x" * length, "ACGT" * (length // 4), "1" * length, "-_" * (length // 2)):
+            parts = list(without_long_words(f"A word: {word}."))
+            assert "".join(parts) == f"A word: {word}."
+            assert max(map(len, parts)) < 2048 + len("A word: .")
 
 
 def test_the_folder_is_named_after_the_input(tmp_path):
