@@ -6,6 +6,7 @@ They change no weights: their learning rate is 0.
 import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from training.signals import Stop
 from training.step import forward_backward
 
 TOKENS = 4096  # of a micro-batch on a CPU: from here on the time a token does not change
+LONG_S = 0.5  # of a forward and backward on a CPU: a larger micro-batch would tell little more
 STEPS = 20  # at most
 
 
@@ -30,54 +32,57 @@ class Trial:
     micro_batch: int
 
 
-def measure(run: Run, seconds: float = 20.0) -> Trial | None:
-    """Time a few steps, for `seconds` or two steps, compilation not counted.
+def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial | None:
+    """Time steps for `seconds`, compilation not counted.
 
-    None where a signal came before two steps were done. Raises RunError where one sequence is too
-    much for the memory.
+    compiled: as the run is; False: never. None where a signal came before a step was done. Raises
+    RunError where one sequence is too much for the memory.
     """
-    micro_batch, trainer = run.micro_batch, run.trainer
-    if run.device.type == "cpu":
-        limit = min(micro_batch.training, TOKENS // run.config.block_size)
-        micro_batch.training = micro_batch.fitting(limit)
-    step_s = None
+    trainer, trial = run.trainer, None
     bar_format = "{desc}, {elapsed}"
     with (
         contextlib.suppress(Stop),
         tqdm(desc="measuring here", bar_format=bar_format, leave=False, disable=None) as bar,
     ):
-        if run.compiles:
+        if compiled and run.compiles:
             bar.set_description_str("compiling, to measure a few steps here")
             trainer.compile()  # without tuning, which would take minutes
         while True:
             with catch_out_of_memory() as memory:
-                step_s = time_steps(run, seconds, bar)
+                for trial in time_steps(run, seconds):
+                    words = f"measuring here, {trial.step_s:.3f} s a step; Ctrl-C ends it"
+                    bar.set_description_str(words)
             if not memory.caught:
                 break
             trainer.halve("training")
-    return Trial(step_s, micro_batch.training) if step_s else None
+    return trial
 
 
-def time_steps(run: Run, seconds: float, bar: tqdm) -> float | None:
-    """Seconds of an optimiser step. A signal ends it early; None where that came too early."""
-    c, state, trainer, size = run.config, run.state, run.trainer, run.micro_batch.training
-    x, y = run.data.train.batch(0, size, c.seed)
+def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
+    """What is known after each of a few steps: one at least, the others while `seconds` last.
+
+    A CPU begins with one sequence, which may take all of them, and doubles from there.
+    """
+    c, state, trainer, limit = run.config, run.state, run.trainer, run.micro_batch.training
+    size = limit
+    if run.device.type == "cpu":
+        limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
     forward_s, update_s = [], []
     begun = time.perf_counter()
-    with contextlib.suppress(Stop):
-        while len(update_s) < 2 or time.perf_counter() - begun < seconds:
-            if len(update_s) == STEPS:
-                break
-            bar.set_description_str(f"measuring here, step {len(update_s) + 1}; Ctrl-C ends it")
-            with timed(run.device.torch, forward_s):
-                forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
-            with timed(run.device.torch, update_s):
-                optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
-    if len(update_s) < 2:
-        return None
-    # The first of each warms up.
-    micro_batches = run.micro_batch.batch / size
-    return statistics.median(forward_s[1:]) * micro_batches + statistics.median(update_s[1:])
+    while len(update_s) < STEPS:
+        x, y = run.data.train.batch(0, size, c.seed)
+        with timed(run.device.torch, forward_s):
+            forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
+        with timed(run.device.torch, update_s):
+            optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
+        # The first of each warms up.
+        forward, update = (statistics.median(s[1:] or s) for s in (forward_s, update_s))
+        yield Trial(forward * run.micro_batch.batch / size + update, size)
+        if size < limit and forward_s[-1] < LONG_S:
+            size, forward_s, update_s = min(2 * size, limit), [], []
+            begun = time.perf_counter()
+        elif time.perf_counter() - begun > seconds:
+            return
 
 
 @contextlib.contextmanager
