@@ -88,11 +88,10 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
             recorder.begin()
         outcome = loop(run, signals, recorder, saver)
         with signals.held():
-            saved = saver.save_now()
-        if not saved:
-            raise RunError(not_saved(run, saver))
-        if distributed.is_main:
-            recorder.summary(outcome, saver.best)
+            if not saver.save_now():
+                raise RunError(not_saved(run, saver))
+            if distributed.is_main:
+                recorder.summary(outcome, saver.best)
     except (Stop, RuntimeError) as error:
         lost = distributed.connection_lost(error)
         if not isinstance(error, Stop) and not lost:
@@ -285,11 +284,9 @@ def fail(status: int, message: str) -> None:
 
 
 if __name__ == "__main__":
+    status = 0
     try:
         main(sys.argv[1:])
-        startup.done()
-        distributed.exit_process(0)
     except SystemExit as end:
-        startup.done()
-        distributed.exit_process(end.code)
-        raise
+        status = end.code
+    distributed.exit_process(status)

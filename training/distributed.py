@@ -6,6 +6,7 @@ Knows no model and no run.
 """
 
 import contextlib
+import json
 import math
 import os
 import sys
@@ -146,7 +147,7 @@ def connection_lost(error: BaseException) -> bool:
 def print_error(message: str) -> None:
     """Write an error to stderr, from the first process that has one.
 
-    The others wait until it is written.
+    The others wait until it is written. torchrun repeats it at the end of its own report.
     """
     if world_size == 1:
         print(message, file=_stderr, flush=True)
@@ -154,19 +155,26 @@ def print_error(message: str) -> None:
     with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
         if _store.add("failed", 1) == 1:
             print(message, file=_stderr, flush=True)
+            report_to_torchrun(message)
             _store.set("said", "")
         else:
             _store.wait(["said"], timedelta(seconds=10))
 
 
-def exit_process(status: int) -> None:
-    """End one of several processes with an exit status, once its output is written.
+def report_to_torchrun(message: str) -> None:
+    """Have torchrun name this process as the first that failed, with `message` as its traceback."""
+    more = {"py_callstack": message, "timestamp": int(time.time()) - 1}
+    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError), open(report, "w") as file:
+            json.dump({"message": {"message": message, "extraInfo": more}}, file)
 
-    At once: in Python's own end, and in destroy_process_group, gloo's threads now and then abort
-    the process.
+
+def exit_process(status: int) -> None:
+    """End the process with an exit status, once its output is written.
+
+    At once: Python's own end waits for compilers that still run, and in it, as in
+    destroy_process_group, gloo's threads now and then abort the process.
     """
-    if world_size == 1:
-        return
     sys.stdout.flush()
-    _stderr.flush()
+    sys.stderr.flush()
     os._exit(status)

@@ -14,15 +14,22 @@ def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_pat
     torture(char_data, tmp_path, kills=3, steps=60)
 
 
-def test_a_signal_while_compiling_is_honoured(char_data, tmp_path):
-    cache = tmp_path / "cache"
+def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp_path):
+    compiler, at_work = tmp_path / "c++", tmp_path / "at_work"
+    compiler.write_text(
+        f"""#!/bin/sh
+        case "$*" in *.main.cpp*) touch {at_work}; sleep 100;; esac
+        exec c++ "$@"
+        """
+    )
+    compiler.chmod(0o755)
     process = start(
         char_data,
         tmp_path / "run",
         "--compile=True",
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)},
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "CXX": str(compiler)},
     )
-    wait_until(process, lambda: list(cache.glob("**/*.cpp")))
+    wait_until(process, at_work.exists)
     assert "no step was done yet" in terminated(process)
 
 
