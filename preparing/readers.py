@@ -19,7 +19,7 @@ from preparing.arguments import Options
 from preparing.chunks import CHUNK, Chunk, Position, cut_documents, cut_lines
 from preparing.sources import Source
 
-LONGEST_LINE = 256 * CHUNK
+LONGEST = 256 * CHUNK
 BOM = b"\xef\xbb\xbf"
 
 
@@ -82,9 +82,9 @@ def _cut(source, buffer, ended, at):
     if source.kind == "txt":
         return cut_documents(buffer, ended, at.inside)
     end = cut_lines(buffer, ended)
-    if not end and len(buffer) > LONGEST_LINE:
+    if not end and len(buffer) > LONGEST:
         raise InputError(
-            f"{source.path}, line {at.line + 1:,}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
+            f"{source.path}, line {at.line + 1:,}: longer than {LONGEST >> 20} MB; JSON Lines"
             " has one object a line (jq -c . converts)"
         )
     return end, True
@@ -170,9 +170,15 @@ def _read_rows(source, raw, at, options):
             )
         for rows in _documents(_values(file, column, row), source.heading):
             value = "".join(value or "" for value in rows) if source.heading else rows[0]
+            length = len(str(value))
+            if length > LONGEST:
+                raise InputError(
+                    f"{source.path}, row {row + 1:,}: longer than {LONGEST >> 20} MB; make several"
+                    " rows of it"
+                )
             documents.append({column: value})
             row += len(rows)
-            size += len(str(value))
+            size += length
             if size >= CHUNK:
                 end = Position(at.source, row)
                 yield Chunk(source.path, source.kind, documents, at, end)
@@ -197,11 +203,20 @@ def _documents(values, heading):
         yield rows
 
 
-def _values(file, column, first):
-    """The values of a column from row number `first` on."""
+def _values(file, name, first):
+    """The values of a column from row number `first` on; bytes where one is not UTF-8."""
+    import pyarrow
+
     groups = list(range(file.metadata.num_row_groups))
     while groups and first >= file.metadata.row_group(groups[0]).num_rows:
         first -= file.metadata.row_group(groups.pop(0)).num_rows
-    for batch in file.iter_batches(64, groups, [column], use_threads=False):
-        yield from batch.column(0).slice(first).to_pylist()
+    largest = max((file.metadata.row_group(n).total_byte_size for n in groups), default=1)
+    at_a_time = max(1, min(64, LONGEST // max(1, largest)))  # each may be all that a group holds
+    for batch in file.iter_batches(at_a_time, groups, [name], use_threads=False):
+        column = batch.column(0).slice(first)
+        try:
+            values = column.to_pylist()
+        except UnicodeDecodeError:
+            values = column.cast(pyarrow.binary()).to_pylist()
+        yield from values
         first = max(0, first - len(batch))

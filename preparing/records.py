@@ -113,26 +113,31 @@ def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
     for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
         if not line.strip():
             continue
-        at = _broken_byte(line)
         try:
-            if at is not None and options.on_error != "replace":
-                raise InputError(
-                    f"{_not_the_encoding(options)} at byte {at:,} of the line; take it with U+FFFD"
-                    " with --on_error replace, or name the encoding of all files with --encoding"
-                )
-            document = record_document(_parsed(line), options, report)
+            text = _decoded(line, chunk, options, report)
+            yield record_document(_parsed(text), options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, line {number:,}: {error}", len(line), options, report)
-        else:
-            if at is not None:
-                _report_replaced(report, chunk, line, at, options)
-            yield document
 
 
-def _parsed(line):
+def _decoded(data, chunk, options, report):
+    """The text of a record; what is not UTF-8 in it is reported, or raises InputError."""
+    at = _broken_byte(data)
+    if at is not None:
+        if options.on_error != "replace":
+            other = "" if chunk.kind == "parquet" else ", or name the --encoding of all files"
+            raise InputError(
+                f"{_not_the_encoding(options)} at byte {at:,}; take it with U+FFFD by --on_error"
+                f" replace{other}"
+            )
+        _report_replaced(report, chunk, data, at, options)
+    return data.decode("utf-8", "replace")
+
+
+def _parsed(text):
     """The JSON value of a line."""
     try:
-        return json.loads(line.decode("utf-8", "replace"))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
         raise InputError(f"not valid JSON ({error})") from None
 
@@ -141,6 +146,9 @@ def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
     """The documents in the rows of a parquet file."""
     for number, row in enumerate(chunk.data, chunk.start.offset + 1):
         try:
+            [(name, value)] = row.items()
+            if isinstance(value, bytes):
+                row = {name: _decoded(value, chunk, options, report)}
             yield record_document(row, options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, row {number:,}: {error}", 0, options, report)

@@ -80,10 +80,30 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     fails_clearly(
         prepare(lines, **plain, overwrite=True),
         "line 1: not UTF-8 at byte",
-        "of all files with --encoding",
+        "name the --encoding of all files",
     )
     replaced = ok(prepare(lines, on_error="replace", overwrite=True, val_fraction=0, **plain))
     assert "not UTF-8: taken" in replaced.stdout and "surrogates: taken" in replaced.stdout
+
+
+def test_broken_text_in_a_parquet_file_is_treated_as_in_others(tmp_path, tokenizer):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    data = pyarrow.array([b"good one", b"bad caf\xe9 here", b"good two", None])
+    texts = pyarrow.StringArray.from_buffers(3, *data.buffers()[1:])
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    given = {"tokenizer": tokenizer, "val_fraction": 0}
+    stopped = prepare(tmp_path / "a.parquet", out=tmp_path / "out", **given)
+    fails_clearly(stopped, "a.parquet, row 2: not UTF-8 at byte 7", "--on_error skip")
+    ok(prepare(tmp_path / "a.parquet", out=tmp_path / "skip", on_error="skip", **given))
+    assert documents(tmp_path / "skip") == ["good one", "good two"]
+    result = ok(prepare(tmp_path / "a.parquet", out=tmp_path / "out", on_error="replace", **given))
+    assert documents(tmp_path / "out") == ["good one", "bad caf\ufffd here", "good two"]
+    assert "not UTF-8: taken with U+FFFD: 1 documents, 1 bytes" in result.stdout
+    parquet.write_table(pyarrow.table({"text": data}), tmp_path / "bytes.parquet")
+    ok(prepare(tmp_path / "bytes.parquet", out=tmp_path / "bytes", on_error="skip", **given))
+    assert documents(tmp_path / "bytes") == documents(tmp_path / "skip")
 
 
 def test_a_character_cut_off_with_its_file_is_broken_text(files, tokenizer):

@@ -169,7 +169,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         (b'{"body": 1}', ["no field 'text'", "'body'", "--text_field"]),
         (b'{"text": 1}', ["'text' is 1, not a text"]),
         (b"[]", ["[] is not an object"]),
-        (b'{"text": "\xff"}', ["not UTF-8 at byte 10 of the line"]),
+        (b'{"text": "\xff"}', ["not UTF-8 at byte 10;"]),
     ):
         inputs[0].write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
         fails("bad.jsonl, line 3", *words)
@@ -189,6 +189,25 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{tmp_path}/pictures/**/*.md'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
+
+
+def test_the_rows_of_a_parquet_file_are_read_in_bounded_memory(tmp_path, tokenizer):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    texts = pyarrow.array(["x" * (1 << 20) + "\n", "y" * (257 << 20)])
+    rows = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] + [1] * 20, pyarrow.int32()), texts
+    )
+    table = pyarrow.table({"text": rows})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", write_statistics=False)
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+    limited = (
+        "import resource as r, sys, prepare_data as p; r.setrlimit(r.RLIMIT_DATA, (3 << 30,) * 2);"
+    )
+    words = command(tmp_path / "a.parquet", tokenizer=tokenizer, out=tmp_path / "out")[2:]
+    result = run_script("-c", f"{limited} sys.exit(p.main(sys.argv[1:]))", *words)
+    fails_clearly(result, "a.parquet, row 2: longer than 256 MB")
 
 
 def test_bad_arguments_are_named(tmp_path, tokenizer):
