@@ -6,6 +6,7 @@ the files. Knows neither text nor tensors, so that preparing need not import tor
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import math
 import re
@@ -26,6 +27,7 @@ LARGEST_VOCABULARY = {"uint16": 1 << 16, "int32": 1 << 31}  # that a .bin of the
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
 CHUNK = 1 << 24  # bytes unpacked at a time
+BLOCKS, BLOCK = 32, 1 << 16  # of a file that are compared whenever it is opened, and their bytes
 
 
 class DataError(ValueError):
@@ -37,7 +39,7 @@ class Mask:
     """The file next to a .bin that holds conversations: a byte for each token, of the bits above.
 
     tokens, text_bytes: how many of the tokens are in replies, and their UTF-8 bytes of text.
-    compressed: as of a Split.
+    compressed, blocks_sha256: as of a Split.
     """
 
     file: str
@@ -45,6 +47,7 @@ class Mask:
     text_bytes: int
     sha256: str
     compressed: dict | None = None
+    blocks_sha256: str | None = None
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Split:
 
     text_bytes: UTF-8 bytes of the text that the tokens stand for. compressed: {"file", "bytes",
     "sha256"} of a .gz copy, which can stand in for the file. mask: where the data holds
-    conversations.
+    conversations. blocks_sha256: as the function of that name has it; None in older folders.
     """
 
     file: str
@@ -63,6 +66,7 @@ class Split:
     sha256: str
     compressed: dict | None = None
     mask: Mask | None = None
+    blocks_sha256: str | None = None
 
     def counted(self, loss_on: str) -> "Split | Mask":
         """The tokens that a loss counts. loss_on: the setting of that name."""
@@ -159,7 +163,9 @@ def _split(values):
 
 
 def _check_file(folder, described, tokens, dtype):
-    """Raises DataError unless a .bin, or the .gz that stands in for it, is there in its size.
+    """Raises DataError unless a .bin, or the .gz that stands in for it, is there and undamaged.
+
+    Compares the size, and of a .bin some blocks.
 
     described: a Split or its Mask.
     """
@@ -178,6 +184,22 @@ def _check_file(folder, described, tokens, dtype):
             " cut off, still being copied, or not the file that meta.json describes; copy both"
             " again, or prepare the data again"
         )
+    if path.name == described.file and described.blocks_sha256 not in (None, blocks_sha256(path)):
+        raise DataError(
+            f"{path} is damaged: its bytes are not those that meta.json describes; copy it here"
+            " again, or prepare the data again"
+        )
+
+
+def blocks_sha256(path: Path) -> str:
+    """Checksum of BLOCKS blocks of a file, evenly spread, the first and the last among them."""
+    digest = hashlib.sha256()
+    last = max(0, path.stat().st_size - BLOCK)
+    with open(path, "rb") as file:
+        for n in range(BLOCKS):
+            file.seek(last * n // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()
 
 
 def unpacked(folder: Path, described: Split | Mask, size: int) -> Path:

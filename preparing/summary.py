@@ -15,6 +15,7 @@ from formats.data_folder import (
     Mask,
     Meta,
     Split,
+    blocks_sha256,
     dtype_for,
     read_meta,
     write_meta,
@@ -100,6 +101,7 @@ def scan(
         documents=int(counts[tokenizer.eot_id]) + int(ids[-1] != tokenizer.eot_id),
         text_bytes=int(counts @ lengths),
         sha256=digest.hexdigest(),
+        blocks_sha256=blocks_sha256(path),
     )
     if has_mask:
         split.mask = Mask(
@@ -107,6 +109,7 @@ def scan(
             tokens=int(in_replies.sum()),
             text_bytes=int(in_replies @ lengths),
             sha256=mask_digest.hexdigest(),
+            blocks_sha256=blocks_sha256(mask_path),
         )
     return split, counts > 0
 
@@ -217,12 +220,18 @@ def verify(folder: Path) -> str:
             if split.file in found and not damaged:
                 # A mask has its checksum alone, and a stray one is not the dataset's.
                 read, _ = scan(folder, name, meta.dtype, tokenizer, bar, has_mask=False)
-                if read.text_bytes != split.text_bytes:
+                if (read.documents, read.text_bytes) != (split.documents, split.text_bytes):
                     damaged.append(split.file)
     if damaged:
         raise DataError(
             f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; copy it"
             " again, or prepare it again with --overwrite"
+        )
+    described = (meta.tokenizer["kind"], meta.vocab_size, meta.eot_id)
+    if described != (tokenizer.kind, tokenizer.vocab_size, tokenizer.eot_id):
+        raise DataError(
+            f"{folder}: meta.json describes another tokenizer than {meta.tokenizer['file']} in its"
+            " kind, vocab_size or eot_id; copy both again, or prepare it again with --overwrite"
         )
     report = read_json(folder / "cleaning.json") or {}
     return "\n".join(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
-from tests.conftest import fails_clearly, prose
+from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -174,9 +174,43 @@ def test_compressed_copies_and_verify(tmp_path, tokenizer):
     assert "is good: train.bin.gz, val.bin.gz" in ok(prepare(verify=tmp_path / "sent")).stdout
     (out / "train.mask.bin").write_bytes(b"of another dataset")
     assert "is good" in ok(prepare(verify=out)).stdout
-    data = bytearray((out / "train.bin").read_bytes())
-    data[1000] ^= 1
-    (out / "train.bin").write_bytes(data)
-    fails_clearly(prepare(verify=out), "train.bin is damaged", status=1)
+    data = (out / "train.bin").read_bytes()
     (out / "train.bin").write_bytes(data[:-2])
     fails_clearly(prepare(verify=out), "cut off", status=1)
+
+
+def test_changed_bytes_are_found_when_the_data_is_opened(tmp_path, tokenizer):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS * 100)
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out))
+    data = (out / "train.bin").read_bytes()
+    assert len(data) > 4_000_000  # so that there are bytes between the blocks
+    training = ["train.py", "config/shakespeare_char.py", f"--data_dir={out}", "--dry_run"]
+    for at in (0, len(data) // 31, len(data) - 1):
+        damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        (out / "train.bin").write_bytes(damaged)
+        fails_clearly(run_script(*training), "train.bin is damaged", "copy it here again")
+        fails_clearly(prepare(verify=out), "train.bin is damaged", status=1)
+    damaged = data[:70_000] + bytes([data[70_000] ^ 1]) + data[70_001:]
+    (out / "train.bin").write_bytes(damaged)
+    read_meta(out)
+    fails_clearly(prepare(verify=out), "train.bin is damaged", status=1)
+    meta = json.loads((out / "meta.json").read_text())
+    del meta["splits"]["train"]["blocks_sha256"]  # as folders of former versions lack it
+    (out / "meta.json").write_text(json.dumps(meta))
+    (out / "train.bin").write_bytes(data)
+    assert "is good" in ok(prepare(verify=out)).stdout
+
+
+def test_verify_compares_with_the_tokenizer(tmp_path, tokenizer):
+    write(tmp_path / "a.txt", "txt", DOCUMENTS)
+    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
+    meta = json.loads((tmp_path / "out/meta.json").read_text())
+    for changed in (
+        {"vocab_size": 700},
+        {"eot_id": 5},
+        {"tokenizer": meta["tokenizer"] | {"kind": "char"}},
+    ):
+        (tmp_path / "out/meta.json").write_text(json.dumps(meta | changed))
+        described = "meta.json describes another tokenizer than tokenizer.json"
+        fails_clearly(prepare(verify=tmp_path / "out"), described, status=1)
