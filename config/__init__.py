@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.loader import ConfigError, help_text, read_argument, read_preset, setting
+from config.loader import ConfigError, help_text, presets, read_argument, read_preset, setting
 
 __all__ = ["SETTINGS", "Config", "ConfigError", "load"]
 
@@ -147,11 +147,17 @@ def load(argv: list[str]) -> Config:
     if "--help" in argv or "-h" in argv:
         print(help_text(SETTINGS, Config()))
         sys.exit(0)
-    presets = [Path(arg) for arg in argv if not arg.startswith("--")]
-    if len(presets) > 1:
-        raise ConfigError(f"a run takes one preset, not {presets[0]} and {presets[1]}")
-    values = read_preset(presets[0], SETTINGS) if presets else {}
+    if not argv:
+        names = ", ".join(path.name for path in presets())
+        raise ConfigError(
+            "which run? Name a preset, as in python train.py config/demo.py; config/ has"
+            f" {names}; --help lists the settings"
+        )
     typed = dict(read_argument(arg, SETTINGS) for arg in argv if arg.startswith("--"))
+    paths = [Path(arg) for arg in argv if not arg.startswith("--")]
+    if len(paths) > 1:
+        raise ConfigError(f"a run takes one preset, not {paths[0]} and {paths[1]}")
+    values = read_preset(paths[0], SETTINGS) if paths else {}
     if typed.get("max_steps") or typed.get("epochs"):  # replaces both of the preset
         values |= {"max_steps": None, "epochs": None}
     values |= typed
@@ -160,7 +166,7 @@ def load(argv: list[str]) -> Config:
     if config.max_steps is None and config.epochs is None:
         config.epochs = 1.0
     if config.checkpoint_dir is None:
-        run = presets[0].stem if presets else "run"
+        run = paths[0].stem if paths else "run"
         config.checkpoint_dir = f"checkpoints/{run}"
     check(config)
     return config

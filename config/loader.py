@@ -4,11 +4,11 @@ Knows how a value is written, checked and explained; config/__init__.py has the 
 """
 
 import ast
+import codecs
 import dataclasses
 import difflib
 import math
 import re
-import runpy
 import traceback
 import typing
 from dataclasses import Field
@@ -124,24 +124,30 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
 
     A relative path counts from here, or else from the folder of train.py.
     """
-    if path.suffix != ".py":
-        raise ConfigError(f"{path}: a preset is a Python file of assignments, as config/demo.py is")
     installed = Path(__file__).parent.parent / path
     if not path.exists() and installed.exists():
         path = installed
     if not path.exists():
         names = [preset.name for preset in presets()]
-        near = difflib.get_close_matches(path.name, names, 1)
+        near = difflib.get_close_matches(f"{path.stem}.py", names, 1)
         hint = f"did you mean config/{near[0]}?" if near else f"config/ has {', '.join(names)}"
         raise ConfigError(f"no preset {path}; {hint}")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path}: a preset is a Python file of assignments, as config/demo.py is")
+    assigned = {"__name__": path.stem, "__file__": str(path)}
     try:
-        assigned = runpy.run_path(str(path))
+        source = path.read_bytes()
+        if source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as PowerShell writes
+            source = source.decode("utf-16")
+        exec(compile(source, str(path), "exec"), assigned)
     except Exception as error:  # a preset is a program, and may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [f", line {frame.lineno}" for frame in frames if frame.filename == str(path)]
-        where = f"{path}{''.join(lines[:1])}"  # a SyntaxError says its line itself
-        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from None
-    text = path.read_text(encoding="utf-8", errors="replace")
+        lines, why = [f.lineno for f in frames if f.filename == str(path)], error
+        if isinstance(error, SyntaxError):
+            lines, why = [error.lineno or 1], error.msg
+        where = f"{path}, line {lines[0]}" if lines else path
+        raise ConfigError(f"{where}: {type(error).__name__}: {why}") from None
+    text = source if isinstance(source, str) else source.decode("utf-8-sig", errors="replace")
     # The last line that begins with a name is the one that set it.
     lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(text.splitlines(), 1)}
     values = {}
@@ -161,6 +167,10 @@ def check_name(name: str, table: dict[str, Field], where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name in table:
         return
+    if name == "vocab_size":
+        raise ConfigError(
+            f"{where}: vocab_size comes from the data; python prepare_data.py --vocab_size sets it"
+        )
     near = [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, table, 1, 0.65)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(

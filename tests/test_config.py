@@ -67,7 +67,11 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
         ('--sample_prompts=["a"', ["sample_prompts", "list of texts"]),
         ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
-        ("config/demo.yaml", ["config/demo.yaml: a preset is a Python file of assignments"]),
+        ("config/demo.yaml", ["no preset config/demo.yaml; did you mean config/demo.py?"]),
+        ("laptop", ["no preset laptop; did you mean config/laptop.py?"]),
+        ("config/laptop", ["no preset config/laptop; did you mean config/laptop.py?"]),
+        ("README.md", ["README.md: a preset is a Python file of assignments"]),
+        ("--vocab_size=5000", ["comes from the data", "prepare_data.py --vocab_size"]),
         ("--init_from=scratch", ["leave init_from out", "new weights"]),
         ("--init_from=resume", ["leave init_from out", "continues it"]),
         ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
@@ -92,7 +96,8 @@ def test_a_bare_flag_is_true():
         ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
         ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
         ("compile = 1\n", ["mine.py, line 1", "True or False"]),
-        ("n_layer = 2\nn_head = = 3\n", ["SyntaxError", "mine.py, line 2"]),
+        ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2: SyntaxError: invalid syntax"]),
+        ("n_layer = 2\nvocab_size = 5000\n", ["mine.py, line 2", "prepare_data.py --vocab_size"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3: NameError", "undefined"]),
         ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
         (
@@ -106,6 +111,28 @@ def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
     with pytest.raises(ConfigError) as error:
         config.load([preset(tmp_path, text)])
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path, encoding):
+    path = tmp_path / "mine.py"
+    path.write_text("n_layer = 3\n", encoding=encoding)
+    assert config.load([str(path)]).n_layer == 3
+    path.write_text("n_layr = 3\n", encoding=encoding)
+    with pytest.raises(ConfigError, match=r"mine.py, line 1: no setting is called 'n_layr'"):
+        config.load([str(path)])
+
+
+def test_without_arguments_it_says_how_to_choose_a_preset():
+    with pytest.raises(
+        ConfigError, match=r"Name a preset, .* config/demo.py; config/ has chat.py, "
+    ):
+        config.load([])
+
+
+def test_a_value_after_a_space_is_no_preset():
+    with pytest.raises(ConfigError, match=r"--batch_size has no value; write --batch_size=VALUE"):
+        config.load([*PRESETS[:1], "--batch_size", "8"])
 
 
 def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):
@@ -130,7 +157,7 @@ def test_a_length_on_the_command_line_replaces_both_of_a_preset(
 
 
 def test_a_run_of_no_given_length_is_an_epoch():
-    assert config.load([]).epochs == 1.0
+    assert config.load(["--n_layer=2"]).epochs == 1.0
 
 
 def test_two_presets_are_refused():
