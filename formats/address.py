@@ -17,6 +17,11 @@ from filelock import FileLock
 from formats.files import check_room, in_words, whole
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
+# What opens an address: a user and password before its host, keys after its "?".
+LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
+KEY = re.compile(
+    r"([?&][^=&#]*(?:token|sig|key|secret|pass|cred|auth)[^=&#]*=)[^&#]*", re.IGNORECASE
+)
 # What to do about a permission that is missing, for each protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
@@ -37,6 +42,19 @@ def protocol_of(address: str) -> str:
     """The protocol of an address such as s3://bucket/file; "" of a path."""
     found = ADDRESS.match(address)
     return found[1] if found else ""
+
+
+def without_credentials(address: str) -> str:
+    """An address, or any other text, as files record it: without what opens it to whoever reads."""
+    return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
+
+
+def recorded(settings: dict) -> dict:
+    """Settings as the files of a run record them: addresses without credentials."""
+    return {
+        name: without_credentials(value) if isinstance(value, str) else value
+        for name, value in settings.items()
+    }
 
 
 class Folder:
@@ -148,7 +166,7 @@ class Folder:
 @contextlib.contextmanager
 def copy_of(there: Folder) -> Iterator[Path]:
     """The folder of this disk for copies of what is at an address; one process at a time has it."""
-    here = FETCHED / there.address.replace("://", "/")
+    here = FETCHED / without_credentials(there.address).replace("://", "/")
     here.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(here.with_name(f".{here.name}.lock")):
         yield here

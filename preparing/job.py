@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from formats.address import recorded
 from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import write_json
 from preparing import InputError, PrepareError, need, ray_engine
@@ -116,7 +117,7 @@ class Plan:
 
     def listed_sources(self) -> list[dict]:
         """The sources as meta.json lists them."""
-        return [{"path": source.path, "bytes": source.size} for source in self.sources]
+        return [recorded({"path": source.path, "bytes": source.size}) for source in self.sources]
 
 
 def _without_effect(args):
@@ -201,7 +202,7 @@ class WorkFolder:
         path = self.path / "plan.json"
         plan = {
             "settings": self.plan.settings,
-            "sources": [dataclasses.asdict(source) for source in self.plan.sources],
+            "sources": [recorded(dataclasses.asdict(source)) for source in self.plan.sources],
         }
         former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else plan
         if former["settings"]["on_error"] == "stop":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from config import Config, ConfigError
 from formats import files
+from formats.address import recorded
 
 CURVES = {
     "loss": "loss/training",
@@ -114,7 +115,7 @@ class WeightsAndBiases:
             "id": known["id"],
             "resume": "allow",
             "dir": str(folder),
-            "config": asdict(config),
+            "config": recorded(asdict(config)),
             "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
         }
         mode = os.environ.get("WANDB_MODE", "online")

@@ -17,6 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from formats import files, run_folder, run_log
+from formats.address import recorded
 from training import distributed, terminal
 from training.loggers import Loggers
 from training.setup import Run
@@ -45,7 +46,7 @@ class Recorder:
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
         run = self.run
-        files.write_json(run.folder / "config.json", asdict(run.config))
+        files.write_json(run.folder / "config.json", recorded(asdict(run.config)))
         run_log.write(run.folder, run.log)
         self.loggers = Loggers(run.config, run.folder, run.state.progress.step)
         start = {

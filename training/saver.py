@@ -16,7 +16,7 @@ from dataclasses import asdict
 import torch
 
 from formats import files, run_folder, run_log
-from formats.address import AddressError
+from formats.address import AddressError, recorded
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError, tensors_in
 from training import distributed, shard, terminal
@@ -109,7 +109,7 @@ class Saver:
             "progress": asdict(run.state.progress),
             "model": asdict(run.state.model.config),
             "data": run.data.meta.identity(),
-            "settings": asdict(run.config),
+            "settings": recorded(asdict(run.config)),
             "versions": run.versions(),
         }
 

@@ -14,6 +14,7 @@ import torch
 import hardware
 from config import Config, ConfigError
 from formats import files, pretrained, run_folder, run_log
+from formats.address import recorded
 from formats.data_folder import DataError, Meta, read_meta
 from hardware import Device
 from model import GPT, GPTConfig
@@ -195,7 +196,7 @@ def open_model(
     shape = model_shape(config, data.meta.vocab_size, checkpoint, weights)
     if checkpoint:
         check_same(checkpoint, config, shape, data.meta.identity())
-        print(changed_settings(checkpoint.state["settings"], asdict(config)), end="")
+        print(changed_settings(checkpoint.state["settings"], recorded(asdict(config))), end="")
 
     torch.manual_seed(config.seed)
     model = GPT(shape, config.zero_init)

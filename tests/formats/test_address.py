@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from formats import address
-from formats.address import AddressError, Folder
+from formats.address import AddressError, Folder, without_credentials
 from formats.files import in_words
 
 fsspec = pytest.importorskip("fsspec")
@@ -25,6 +25,23 @@ def test_a_web_server_lists_names_without_sizes(tmp_path):
         there = address.Folder(f"http://127.0.0.1:{server.server_port}/run")
         assert there.list() == {"state.json": 0} and there.read("state.json") == b"{}"
         server.shutdown()
+
+
+def test_credentials_are_left_out_of_what_is_recorded():
+    for given, expected in (
+        ("https://me:p@ss@host/a.txt", "https://host/a.txt"),
+        (
+            "https://host/a?id=1&X-Amz-Signature=ab%2F&x=2",
+            "https://host/a?id=1&X-Amz-Signature=...&x=2",
+        ),
+        ("https://host/a?token=ab#part", "https://host/a?token=...#part"),
+        ("s3://key:secret@bucket/a", "s3://bucket/a"),
+        ("hf://datasets/ORG/NAME@refs/convert/parquet/a.parquet", None),
+        ("hf://gpt2@main/a", None),
+        ("https://host/~me@home/a.txt?download=true", None),
+        ("texts/me@home?token=a.txt", None),
+    ):
+        assert without_credentials(given) == (expected or given)
 
 
 def test_a_web_address_that_nobody_answers_at_says_so():

@@ -89,6 +89,12 @@ def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
     inputs = [f"{web}{n}.jsonl?download=true" for n in (0, 1)]
     ok(fetch(hub, *inputs, tokenizer="char", out=tmp_path / "web"))
     assert sha(tmp_path / "local") == sha(tmp_path / "web")
+    for key in ("abc", "def"):
+        inputs = [f"{web}{n}.jsonl?token={key}" for n in (0, 1)]
+        result = ok(fetch(hub, *inputs, tokenizer="char", out=tmp_path / "keys"))
+        expected = [f"{web}{n}.jsonl?token=..." for n in (0, 1)]
+        assert [source["path"] for source in read_meta(tmp_path / "keys").sources] == expected
+    assert "is finished already" in result.stdout
 
 
 def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():

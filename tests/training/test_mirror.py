@@ -1,5 +1,6 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
+import json
 import shutil
 import signal
 
@@ -155,6 +156,16 @@ def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, c
     run_folder.read_state(empty / "step_00000003")
     save(empty, 4)
     assert fetch(empty, place) == [2, 3, 4]
+
+
+def test_the_files_of_a_run_hold_no_credentials(char_data, tmp_path):
+    settings = ["--max_steps=2", "--mirror=memory://key:secret@bucket/runs"]
+    assert train_small(char_data, tmp_path / "run", *settings).returncode == 0
+    for file in (tmp_path / "run").rglob("*.json*"):
+        assert "secret" not in file.read_text()
+    assert (
+        json.loads((tmp_path / "run/config.json").read_text())["mirror"] == "memory://bucket/runs"
+    )
 
 
 def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
