@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -235,11 +236,13 @@ def _what_to_run(folder, weights):
     """The command for a folder that holds no prepared data. weights: as in read_meta."""
     out = folder.as_posix()
     presets = sorted((Path(__file__).parent.parent / "config").glob("*.py"))
-    comments = "\n".join(path.read_text(encoding="utf-8") for path in presets)
+    comments = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in presets)
     found = re.search(rf"python prepare_data.py .*--out {re.escape(out)}$", comments, re.MULTILINE)
-    command = found[0] if found else f"python prepare_data.py YOUR_TEXT --out {out}"
+    quoted = shlex.quote(out)
+    command = found[0] if found else f"python prepare_data.py YOUR_TEXT --out {quoted}"
     if weights:
-        command = f"python prepare_data.py YOUR_TEXT --tokenizer {weights} --out {out}"
+        tokenizer = shlex.quote(weights)
+        command = f"python prepare_data.py YOUR_TEXT --tokenizer {tokenizer} --out {quoted}"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
     return (
         f"{out} holds no prepared data (no meta.json); run\n  {command}\n"

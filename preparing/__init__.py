@@ -18,6 +18,11 @@ class PrepareError(RuntimeError):
     """A failure while running; what was finished before is kept. The command ends with status 1."""
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things, such as 1 file or 1,000 files."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def need(what: str, *packages: str) -> None:
     """Raises InputError where a package is missing that `what` needs."""
     missing = " ".join(name for name in packages if not importlib.util.find_spec(name))

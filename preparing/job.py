@@ -250,8 +250,8 @@ class WorkFolder:
         free = shutil.disk_usage(self.out).free
         if size > free:
             raise InputError(
-                f"{self.out} needs about {size / 1e9:,.1f} GB more on disk, {cache / 1e9:,.1f} GB"
-                f" of it for fetched files (--cache_gb), and {free / 1e9:,.1f} GB are free: make"
+                f"{self.out} needs about {size / 1e6:,.1f} MB more on disk, {cache / 1e6:,.1f} MB"
+                f" of it for fetched files (--cache_gb), and {free / 1e6:,.1f} MB are free: make"
                 " room, or give an --out on another disk"
             )
 

@@ -8,6 +8,7 @@ import difflib
 import glob
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from formats.address import protocol_of
 from formats.files import sha256
-from preparing import InputError, need
+from preparing import InputError, need, plural
 from preparing.catalog import CATALOG, SHAKESPEARE, shakespeare, standard_library
 from preparing.remote import list_files
 
@@ -97,7 +98,13 @@ def _sources_of(given) -> Iterator[Source]:
                 yield _source(address, size, 0, tag=tag, heading=heading)
     else:
         for path in _expand(given):
-            stat = os.stat(path)
+            try:
+                stat = os.stat(path)
+            except OSError as error:
+                link = f", a link to {os.readlink(path)}," if os.path.islink(path) else ""
+                raise InputError(
+                    f"{path}{link} cannot be read: {error.strerror}; delete it or mend it"
+                ) from None
             if stat.st_size:
                 yield _source(path, stat.st_size, stat.st_mtime_ns)
             elif path == given:
@@ -159,11 +166,15 @@ def _files_of_folder(folder):
         path.suffix.lower() or "without ending" for path in others if path.name[0] != "."
     )
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
-    hint = f"a glob in quotes takes other text, as in '{Path(folder).as_posix()}/**/*.md'"
+    example = shlex.quote(f"{Path(folder).as_posix()}/**/*.md")
+    hint = f"a glob in quotes takes other text, as in {example}"
     if not known:
         raise InputError(f"folder {folder} holds no {FORMATS}, but {counts or 'nothing'}; {hint}")
     if skipped:
-        print(f"folder {folder}: {len(known):,} files, skipping {counts}; {hint}", file=sys.stderr)
+        print(
+            f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}; {hint}",
+            file=sys.stderr,
+        )
     return known
 
 

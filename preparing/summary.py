@@ -21,7 +21,7 @@ from formats.data_folder import (
     write_meta,
 )
 from formats.files import read_json, sha256, whole
-from preparing import PrepareError
+from preparing import PrepareError, plural
 from preparing.chunks import CHUNK
 from preparing.encoder import token_lengths
 from preparing.engines import Pool
@@ -133,13 +133,14 @@ def summary(
     read = journal.read / 1e6
     lines = [
         f"{plan.out}: {tokens:,} tokens of {journal.text_bytes / 1e6:,.1f} MB of text from"
-        f" {len(meta.sources):,} files, {journal.text_bytes / tokens:.2f} bytes a token,"
+        f" {plural(len(meta.sources), 'file')}, {journal.text_bytes / tokens:.2f} bytes a token,"
         f" {meta.dtype}"
     ]
     for name, split in meta.splits.items():
         in_replies = f", {split.mask.tokens:,} tokens in replies" if split.mask else ""
         lines.append(
-            f"  {name:10} {split.tokens:>14,} tokens, {split.documents:,} documents{in_replies}"
+            f"  {name:10} {split.tokens:>14,} tokens, {plural(split.documents, 'document')}"
+            f"{in_replies}"
         )
     ids = np.fromfile(plan.out / "train.bin", meta.dtype, FIRST_TOKENS)
     document = tokenizer.decode(ids).partition(EOT)[0]
@@ -155,7 +156,8 @@ def summary(
     if journal.report.rules:
         lines.append("left out or corrected:")
     for rule, counts in sorted(journal.report.rules.items()):
-        lines.append(f"  {rule}: {counts['documents']:,} documents, {counts['bytes']:,} bytes")
+        documents = plural(counts["documents"], "document")
+        lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}")
         lines += [f"    {example!r}" for example in counts["examples"]]
     return "\n".join(lines)
 

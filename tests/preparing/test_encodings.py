@@ -72,7 +72,7 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     fails_clearly(prepare(path, encoding="ascii", **plain), "is not ascii: broken after 0 bytes")
     fails_clearly(prepare(path, encoding="utf-16", **plain), "byte order mark", "utf-16-le")
     replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
-    assert "not ascii: taken with U+FFFD: 1 documents, 120 bytes" in replaced.stdout
+    assert "not ascii: taken with U+FFFD: 1 document, 120 bytes" in replaced.stdout
     lines = files / "lines.jsonl"
     lines.write_bytes(
         '{"text": "a café in Latin-1"}\n{"text": "lone \\ud83d surrogate"}'.encode("cp1252")
@@ -100,7 +100,7 @@ def test_broken_text_in_a_parquet_file_is_treated_as_in_others(tmp_path, tokeniz
     assert documents(tmp_path / "skip") == ["good one", "good two"]
     result = ok(prepare(tmp_path / "a.parquet", out=tmp_path / "out", on_error="replace", **given))
     assert documents(tmp_path / "out") == ["good one", "bad caf\ufffd here", "good two"]
-    assert "not UTF-8: taken with U+FFFD: 1 documents, 1 bytes" in result.stdout
+    assert "not UTF-8: taken with U+FFFD: 1 document, 1 byte" in result.stdout
     parquet.write_table(pyarrow.table({"text": data}), tmp_path / "bytes.parquet")
     ok(prepare(tmp_path / "bytes.parquet", out=tmp_path / "bytes", on_error="skip", **given))
     assert documents(tmp_path / "bytes") == documents(tmp_path / "skip")

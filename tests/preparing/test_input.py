@@ -153,6 +153,10 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         fails_clearly(result, *words, status=status)
         return result.stderr
 
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/a.txt").symlink_to("/nowhere")
+    inputs = [tmp_path / "links"]
+    fails("links/a.txt, a link to /nowhere, cannot be read: No such file")
     bad = tmp_path / "bad.txt"
     inputs = [bad]
     fails("no such file", "bad.txt")
@@ -182,11 +186,11 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     inputs = [tmp_path / "cut.parquet"]
     inputs[0].write_bytes(b"PAR1 no table")
     fails("cut.parquet cannot be read as parquet")
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
-    inputs = [tmp_path / "pictures"]
-    (tmp_path / "pictures" / "b.md").write_bytes(b"x")
-    fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{tmp_path}/pictures/**/*.md'")
+    inputs = [tmp_path / "my pictures"]
+    inputs[0].mkdir()
+    (inputs[0] / "a.png").write_bytes(b"x")
+    (inputs[0] / "b.md").write_bytes(b"x")
+    fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{inputs[0]}/**/*.md'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
 

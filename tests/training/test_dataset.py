@@ -109,6 +109,8 @@ def test_what_does_not_fit_together_is_named(tmp_path):
         (folder / "meta.json").write_text(damaged)
         with pytest.raises(DataError, match="cannot be used"):
             read_meta(folder)
+    with pytest.raises(DataError, match=r"(?s)holds no prepared data.*--out '.*/my data'"):
+        read_meta(folder / "my data")
     with pytest.raises(DataError, match="holds no prepared data"):
         read_meta(tmp_path / "none")
     assert dtype_for(65536) == "uint16" and dtype_for(65537) == "int32"
