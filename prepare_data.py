@@ -69,10 +69,8 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
             encode_chunk, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
         )
         total = plan.most_bytes if is_limited else plan.input_size
-        with (
-            work.map_text(encode, journal.position) as parts,
-            Progress(total, "tokenising", output.done) as bar,
-        ):
+        bar = Progress(total, "tokenising", output.done)
+        with work.map_text(encode, journal.position) as parts, bar:
             output.start_clock()  # the workers are up
             for part in parts:
                 output.add(part)

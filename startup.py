@@ -19,10 +19,17 @@ handlers = {}  # of each signal, before `begin`
 
 
 def begin(*packages: str) -> None:
-    """From here on Ctrl-C and SIGTERM end the script quietly. A missing package ends it now."""
+    """From here on Ctrl-C and SIGTERM end the script quietly.
+
+    An older Python, or a missing package, ends it now.
+    """
+    script, version = Path(sys.argv[0]).name, ".".join(map(str, sys.version_info[:2]))
+    if sys.version_info < (3, 11):  # noqa: UP036 - that a user may start it with
+        print(f"{script}: this is Python {version}; 3.11 or newer is needed", file=sys.stderr)
+        sys.exit(2)
     missing = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
     if missing:
-        script, python = Path(sys.argv[0]).name, Path(__file__).parent / ".venv/bin/python"
+        python = Path(__file__).parent / ".venv/bin/python"
         advice = "pip install -r requirements.txt -c constraints.txt"
         if python.exists():
             advice += f"\nor use {python}, which make demo has set up"

@@ -64,7 +64,7 @@ def train(config: Config) -> None:
         if run.schedule.done and not run.schedule.evaluation_due:
             print(
                 f"finished already, at step {run.state.progress.step:,}. To train longer raise "
-                f"epochs or max_steps. To generate:\n  {generate_command(folder)}"
+                f"epochs or max_steps. To generate:\n  {generate_command(run)}"
             )
             Saver(run).finish()
             return

@@ -246,5 +246,5 @@ def _what_to_run(folder, weights):
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
     return (
         f"{out} holds no prepared data (no meta.json); run\n  {command}\n"
-        f"prepared here: {', '.join(prepared) or 'nothing'}"
+        f"prepared in {Path('data').absolute()}: {', '.join(prepared) or 'nothing'}"
     )

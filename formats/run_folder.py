@@ -184,7 +184,8 @@ def find(path: str | Path | None) -> Path:
         runs = runs_with_steps()
         if not runs:
             raise CheckpointError(
-                f"no checkpoint under {ROOT}/ yet; train one: python train.py config/demo.py"
+                f"no checkpoint under {ROOT}/ of {Path.cwd()} yet; train one: python train.py"
+                " config/demo.py"
             )
         path = max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
     path = Path(path)
@@ -210,7 +211,7 @@ def what_is_there(path: Path) -> str:
     runs = ", ".join(run.as_posix() for run in runs_with_steps())
     if runs:
         return f"{here}; runs with checkpoints: {runs}"
-    return f"{here}; there are none under {ROOT}/ either"
+    return f"{here}; there are none under {ROOT}/ of {Path.cwd()} either"
 
 
 def best_of(run: Path) -> int | None:

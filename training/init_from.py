@@ -1,6 +1,7 @@
 """Whether the weights of init_from fit the settings and the data of a run; their shape."""
 
 import dataclasses
+from shlex import quote
 
 from config import Config
 from formats.pretrained import Pretrained
@@ -43,10 +44,13 @@ def check_tokenizer(weights: Pretrained, data_dir: str, tokenizer: Tokenizer) ->
     if weights.tokenizer:
         fits = weights.tokenizer.same_as(tokenizer)
     if not fits:
+        how = f"{tokenizer.vocab_size:,} ids against {weights.config.vocab_size:,}"
+        if padding == 0:
+            how = "other tokens for the same ids"
         raise CheckpointError(
-            f"{data_dir} has another tokenizer ({tokenizer.vocab_size:,} ids) than the weights of"
-            f" {weights.path} ({weights.config.vocab_size:,}); prepare the text with theirs:\n"
-            f"  python prepare_data.py TEXT --tokenizer {weights.path} --out data/NAME"
+            f"{data_dir} has another tokenizer than the weights of {weights.path} ({how});"
+            " prepare the text with theirs:\n"
+            f"  python prepare_data.py TEXT --tokenizer {quote(str(weights.path))} --out data/NAME"
         )
 
 

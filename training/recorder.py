@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 
 from tqdm import tqdm
 
@@ -239,12 +240,12 @@ class Recorder:
             print(f"best validation loss {best:.4f}, kept in {run_folder.find(folder)}")
         else:
             print(f"the last checkpoint is {run_folder.find(folder)}")
-        print(f"  {generate_command(folder)}", flush=True)
+        print(f"  {generate_command(run)}", flush=True)
         if curve and steps >= WORTH_A_REPORT and draw_report(folder):
             print(f"  report: {folder / 'report.html'}")
         elif curve:
             tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
-            print(f"  python -m tools.{tool} {folder}")
+            print(f"  python -m tools.{tool} {quote(str(folder))}")
 
 
 def loss_curve(folder: Path) -> str:
@@ -258,9 +259,10 @@ def loss_curve(folder: Path) -> str:
     return terminal.curve(training, validation)
 
 
-def generate_command(folder: Path) -> str:
-    """The command that generates from a run."""
-    return f"python generate.py --checkpoint {folder} --prompt TEXT"
+def generate_command(run: Run) -> str:
+    """The command that generates from a run, or chats where it was trained on conversations."""
+    how = "--chat" if run.data.meta.splits["train"].mask else "--prompt TEXT"
+    return f"python generate.py --checkpoint {quote(str(run.folder))} {how}"
 
 
 def draw_report(folder: Path, timeout_s: float = 60) -> bool:

@@ -214,7 +214,8 @@ class Trainer:
         if self.device.dtype == torch.float16:
             fp16 = ", dtype = bfloat16 instead of float16"
         return (
-            f"{in_a_row} steps in a row, by step {step:,}, had NaN or infinite loss or "
-            "gradients; the weights took none of them. What helps: a lower learning_rate (now "
-            f"{config.learning_rate}), a longer warmup_steps{fp16}, or another look at the data"
+            f"{in_a_row} steps in a row, by step {step:,}, had NaN or infinite loss or gradients, "
+            f"and max_bad_steps = {config.max_bad_steps}; the weights took none of them. What "
+            f"helps: a lower learning_rate (now {config.learning_rate}), a longer "
+            f"warmup_steps{fp16}, or another look at the data"
         )

@@ -160,6 +160,7 @@ def test_micro_batches_processes_and_stops_change_no_loss(chat_data, tmp_path):
     for more in (["--max_steps=10"], ["--max_steps=20", "--loss_chunks=3"]):
         result = run_script(*one, *replies, *more)
         assert result.returncode == 0, result.stderr
+        assert f"python generate.py --checkpoint {tmp_path / 'one'} --chat\n" in result.stdout
     more = ["--max_steps=20", "--micro_batch_size=1"]
     result = train_on(2, chat_data, tmp_path / "two", *replies, *more)
     assert result.returncode == 0, result.stderr

@@ -141,7 +141,8 @@ def test_a_run_goes_on_after_the_cause_of_many_bad_steps_is_mended(char_data, tm
     assert run.trainer.bad_numbers() is None
     run.trainer.counts = StepCounts(saved, torch.device("cpu"))
     run.trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
-    assert "14 steps in a row" in run.trainer.bad_numbers()
+    said = run.trainer.bad_numbers()
+    assert "14 steps in a row" in said and "max_bad_steps = 10" in said
 
 
 def test_a_step_that_is_evaluated_has_one_line(char_data, tmp_path, capsys):

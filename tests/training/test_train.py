@@ -260,8 +260,19 @@ def test_no_data(finished, tmp_path):
         f"prepare_data.py YOUR_TEXT --tokenizer {finished[0]} --out {tmp_path}/none",
     )
     assert not (tmp_path / "run").exists()
+    spaced = train_small(tmp_path / "my data", tmp_path / "run")
+    fails_clearly(spaced, f"--out '{tmp_path}/my data'", f"prepared in {ROOT / 'data'}: ")
     unprepared = run_script(ROOT / "train.py", "--data_dir=data/mine", cwd=tmp_path)
     fails_clearly(unprepared, "prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine")
+
+
+def test_no_data_and_a_file_among_the_presets_that_is_no_utf_8(tmp_path):
+    for name in ("config", "formats"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "config/mine.py").write_bytes("# künstlich\n".encode("latin-1"))
+    code = "from formats.data_folder import read_meta; read_meta('data/main')"
+    result = run_script("-c", code, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "python prepare_data.py YOUR_TEXT --out data/main" in result.stderr
 
 
 @pytest.mark.parametrize(
