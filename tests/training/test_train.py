@@ -329,7 +329,7 @@ def test_never_refuses_to_write_over_a_run(finished, char_data):
             lambda d: np.full((d / "train.bin").stat().st_size // 2, 60000, np.uint16).tofile(
                 d / "train.bin"
             ),
-            ["token id 60000"],
+            ["train.bin is damaged"],
         ),
     ],
 )
