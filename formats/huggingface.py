@@ -104,7 +104,7 @@ def read_config(folder: Path) -> GPTConfig:
         else:
             rope = values.get("rope_parameters") or {}
             shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
-        tied = values.get("tie_word_embeddings", TIED[arch])
+        tied = bool(values.get("tie_word_embeddings", TIED[arch]))
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
     except KeyError as error:
         raise CheckpointError(f"{path} lacks {error}") from None

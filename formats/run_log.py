@@ -57,5 +57,7 @@ def iterate(run: Path):
     # newline: "\n" alone ends a line, for a text may hold U+2028.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    yield record

@@ -114,7 +114,10 @@ def main(argv: list[str]) -> None:
         for name, data in packed.items():
             print(f"{f'{name} on {data_dir}':{width}}{8 * len(data) / len(text):>53.3f}")
     if of_all_text:
-        print("Fewer bits per byte are better. Plain text has 8; gzip and xz compress untrained.")
+        print(
+            "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"
+            " model predicts the text better than they do."
+        )
 
 
 def estimate(mean: float, error: float, digits: int) -> str:

@@ -268,7 +268,16 @@ def main(argv: list[str]) -> None:
     out = args.out or default
     if out.suffix != ".html":
         parser.error(f"--out {out}: the name must end in .html")
-    write([run_here(run) for run in args.runs], out)
+    folders = [run_here(run) for run in args.runs]
+    try:
+        write(folders, out)
+    except history.HistoryError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise history.HistoryError(
+            f"{' or '.join(map(str, folders))} is not as train.py writes it: in log.jsonl or"
+            f" config.json a value is missing or odd ({type(error).__name__}: {error})"
+        ) from error
     print(f"{out} and {out.with_suffix('.png').name}")
 
 

@@ -81,7 +81,7 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
     if not args.preset:
         chosen = [word for word in extra if word.startswith("--device=")]
-        kind = hardware.find_device(settings.load(chosen).device).type
+        kind = hardware.find_device(settings.load([PRESETS["cpu"], *chosen]).device).type
         args.preset = PRESETS["cuda" if kind == "cuda" else "cpu"]
     return args, extra
 

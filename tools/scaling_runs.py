@@ -291,9 +291,10 @@ def small_runs(
             f" {MOST_EPOCHS} times at most; add text, or lower --batch_size"
         )
     minutes = math.ceil(MARGIN * enough[0] / 60)
+    problem = "too few on this machine" if enough[0] > seconds else "too many for this text"
     raise ConfigError(
-        f"{seconds / 60:.3g} minutes are too few on this machine for {LEAST_RUNS} small runs of"
-        f" {LEAST_STEPS} steps; take --minutes {minutes}, or lower --batch_size or --block_size"
+        f"{seconds / 60:.3g} minutes are {problem}: {LEAST_RUNS} small runs of {LEAST_STEPS} steps"
+        f" or more are needed; take --minutes {minutes}, or lower --batch_size or --block_size"
     )
 
 

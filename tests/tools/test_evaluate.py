@@ -58,7 +58,7 @@ def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe
             f"{8 * len(gzip.compress(text, 9)) / len(text):.3f}" in result.stdout
             and "xz -9" in result.stdout
         )
-    assert result.stdout.splitlines()[-1].startswith("Fewer bits per byte are better.")
+    assert result.stdout.splitlines()[-1].startswith("Fewer bits per byte are better:")
 
 
 def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data, monkeypatch):
