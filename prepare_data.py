@@ -105,6 +105,7 @@ def main(argv: list[str]) -> int:
     0, 1 for a failure while running, 2 for bad usage or input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     signal.signal(signal.SIGTERM, terminate)
+    sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
         args = parse_args(argv)
         if args.verify:

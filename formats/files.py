@@ -68,9 +68,13 @@ def delete_folder(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    with whole(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    """Write a small file whole or not at all.
+
+    A lone surrogate, as Python has it in file names that are not UTF-8, becomes JSON's escape.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    with whole(path) as partial:
+        partial.write_bytes(data)
 
 
 def write_json(path: Path, value: dict) -> None:

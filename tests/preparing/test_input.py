@@ -88,6 +88,20 @@ def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
         assert len(documents(tmp_path / "out")) == len(paths)
 
 
+def test_names_of_files_need_not_be_utf_8(tmp_path, tokenizer):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    write(folder / "\udcff.txt", "txt", DOCUMENTS)
+    given = {"tokenizer": tokenizer, "on_error": "replace"}
+    for _ in range(2):
+        ok(prepare(folder, out=tmp_path / "bad\udcff", **given))
+    assert read_meta(tmp_path / "bad\udcff").sources[0]["path"] == f"{folder}/\udcff.txt"
+    (folder / "bad.txt").write_bytes(b"caf\xe9 and more\n")
+    result = prepare(folder, out=tmp_path / "out", tokenizer=tokenizer)
+    fails_clearly(result, "/caf\\udce9/bad.txt is not UTF-8")
+    assert "bad.txt: caf" in ok(prepare(folder, out=tmp_path / "out", **given)).stdout
+
+
 def test_a_record_is_sampled_whole(tmp_path):
     book = json.dumps({"text": prose() * 2})
     (tmp_path / "a.jsonl").write_text(book)  # of two slices, without a line end
