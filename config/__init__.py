@@ -175,9 +175,14 @@ def load(argv: list[str]) -> Config:
 def check(config: Config) -> None:
     """Raises ConfigError where settings contradict each other."""
     c = config
+    if c.batch_size * c.block_size >= 2**31:
+        raise ConfigError(
+            f"batch_size = {c.batch_size} x block_size = {c.block_size}: a step must be below 2**31"
+            " tokens; lower one of them"
+        )
     micro = c.micro_batch_size
     if micro and c.batch_size % micro:
-        fits = max(n for n in range(1, min(micro, c.batch_size) + 1) if c.batch_size % n == 0)
+        fits = next(n for n in range(min(micro, c.batch_size), 0, -1) if c.batch_size % n == 0)
         raise ConfigError(
             f"micro_batch_size = {micro} does not divide batch_size = {c.batch_size}; the next"
             f" smaller that does is {fits}"

@@ -6,6 +6,7 @@ Knows text, JSON, checksums and errors; no format.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -97,6 +98,24 @@ def read_json(path: Path, **fields: type) -> dict | None:
         if type(values.get(name)) is not kind:
             return None
     return values
+
+
+def has_form(value, like) -> bool:
+    """Whether a value from JSON has the types of `like`: in a dict its keys, in a list its length.
+
+    Numbers are from 0 on and finite; where `like` has a fraction, one without is fine too.
+    """
+    if type(like) is dict:
+        known = isinstance(value, dict) and like.keys() <= value.keys()
+        return known and all(has_form(value[key], like[key]) for key in like)
+    if type(like) is list:
+        same = isinstance(value, list) and len(value) == len(like)
+        return same and all(map(has_form, value, like))
+    if type(like) is float:
+        return type(value) in (int, float) and 0 <= value < math.inf
+    if type(like) is int:
+        return type(value) is int and 0 <= value < 2**63
+    return type(value) is type(like)
 
 
 def sync(path: Path) -> None:

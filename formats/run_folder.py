@@ -17,6 +17,7 @@ import torch
 from formats.files import (
     check_room,
     delete_folder,
+    has_form,
     in_words,
     read_json,
     sha256,
@@ -30,6 +31,18 @@ ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
 
+# The form of what is read from state.json: each program takes these values as they come.
+STATE = {
+    "step": 0,
+    "tokens": 0,
+    "seed": 0,
+    "progress": {"step": 0, "sequences": 0, "elapsed_s": 0.0, "running_s": 0.0, "sums": [0.0] * 4},
+    "model": {"bias": True, "tie_weights": True},
+    "data": {"vocab_size": 0, "tokens": {"train": 0, "val": 0}},
+    "settings": {"data_dir": ""},
+    "versions": {"device": "", "dtype": "", "torch": ""},
+}
+
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing or cannot be used, in a sentence for the user."""
@@ -38,7 +51,7 @@ class CheckpointError(ValueError):
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
-    state: plain values, state["step"] among them. model, optimizer: state dicts of tensors and
+    state: plain values, in the form of STATE. model, optimizer: state dicts of tensors and
     plain values. Raises OSError when the disk does not take it; nothing of it is left then.
     """
     final = run / step_name(state["step"])
@@ -113,10 +126,14 @@ def read_state(folder: Path, names=FILES) -> dict:
             )
         if state["sha256"] != fingerprint(state):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
+        if not has_form(state, STATE):
+            raise CheckpointError(f"{path} is damaged: it is not as train.py writes it")
         for name in names:
             file, known = folder / name, state["files"][name]
             if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
                 raise CheckpointError(f"{file} is damaged: it is not what was saved")
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
     except OSError as error:
@@ -124,7 +141,7 @@ def read_state(folder: Path, names=FILES) -> dict:
             f"{folder} cannot be read ({in_words(error)}); start again, or move it away to use an"
             " older one"
         ) from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     return state
 

@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from formats.files import write_text
+from formats.files import has_form, write_text
 
 NAME = "log.jsonl"
 
@@ -50,7 +50,10 @@ def read(run: Path) -> list[dict]:
 
 
 def iterate(run: Path):
-    """The same, one after the other, as a long log takes much memory."""
+    """The same, one after the other, as a long log takes much memory.
+
+    What is no record of ours is passed over too.
+    """
     path = run / NAME
     if not path.exists():
         return
@@ -59,5 +62,12 @@ def iterate(run: Path):
         for line in file:
             with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
-                if isinstance(record, dict):
+                if _is_record(record):
                     yield record
+
+
+def _is_record(value):
+    """Whether it has a step, and losses that are numbers where it has some."""
+    if not has_form(value, {"step": 0}):
+        return False
+    return all(has_form(value.get(name) or 0.0, 0.0) for name in ("loss", "val_loss"))

@@ -62,6 +62,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--out_dir=a", ["'out_dir'", "'checkpoint_dir'"]),
         ("--always_save_checkpoint", ["'always_save_checkpoint' (python train.py --help"]),
         ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
+        ("--batch_size=1e300", ["batch_size = 1000", "below 2**31 tokens"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),

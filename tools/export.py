@@ -198,7 +198,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         drawn=draw_curve(run, out / "curve.png"),
         end_of_text=EOT,
     )
-    (out / "README.md").write_text(text, encoding="utf-8", newline="\n")
+    files.write_text(out / "README.md", text)
 
 
 def draw_curve(run: Path, path: Path) -> bool:

@@ -114,4 +114,4 @@ def release(device: torch.device) -> None:
 
 def largest_divisor(whole: int, limit: int) -> int:
     """The largest divisor of `whole` up to `limit`."""
-    return max(n for n in range(1, min(whole, limit) + 1) if whole % n == 0)
+    return next(n for n in range(min(whole, limit), 0, -1) if whole % n == 0)

@@ -18,7 +18,7 @@ def save(run, step, value=1.0):
     """A small checkpoint."""
     return run_folder.save(
         run,
-        {"step": step},
+        run_folder.STATE | {"step": step},
         {"w": torch.full((100,), value)},
         {"optimizer": {"state": {0: {"m": torch.zeros(3)}}}},
         "{}\n",
@@ -170,6 +170,33 @@ def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     (tmp_path / "best.json").write_text(text)
     assert files.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
     assert run_folder.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"seed": None},
+        {"data": []},
+        {"progress": {}},
+        {"settings": 1},
+        {"tokens": -1},
+        {"step": 1.5},
+    ],
+)
+def test_a_state_of_other_types_is_damaged(tmp_path, values):
+    path = save(tmp_path, 1) / "state.json"
+    state = json.loads(path.read_text()) | values
+    path.write_text(json.dumps(state | {"sha256": run_folder.fingerprint(state)}))
+    with pytest.raises(CheckpointError, match=r"state.json is damaged: it is not as train.py"):
+        run_folder.read_state(path.parent)
+    path.write_text("[" * 100_000)
+    assert run_folder.latest(tmp_path)[0] is None
+
+
+def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
+    lines = ["[" * 100_000, "[1]", "5", '{"step": "a"}', '{"loss": 1}', '{"step": 1, "loss": [1]}']
+    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 2, "loss": null}\n']))
+    assert run_log.read(tmp_path) == [{"step": 2, "loss": None}]
 
 
 def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():

@@ -50,7 +50,7 @@ def save(run, *steps):
             run_log.append(run, {"step": 0, "event": "start", "at": run.as_posix()})
         run_log.append(run, {"step": step, "loss": 1 / step})
         model = {"w": torch.full((1000,), float(step))}
-        run_folder.save(run, {"step": step}, model, {}, "{}")
+        run_folder.save(run, run_folder.STATE | {"step": step}, model, {}, "{}")
 
 
 def upload(run, place, keep_last=2):
