@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from formats.files import check_room, whole, write_json
+from formats.files import check_room, has_form, whole, write_json
 
 FORMAT = 1
 LARGEST_VOCABULARY = {"uint16": 1 << 16, "int32": 1 << 31}  # that a .bin of the dtype can hold
@@ -28,6 +28,18 @@ LARGEST_VOCABULARY = {"uint16": 1 << 16, "int32": 1 << 31}  # that a .bin of the
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
 CHUNK = 1 << 24  # bytes unpacked at a time
+# The form of what is read from meta.json.
+_COUNTED = {"file": "", "tokens": 0, "text_bytes": 0, "sha256": ""}
+_SPLIT = _COUNTED | {"documents": 0}
+META = {
+    "dtype": "",
+    "vocab_size": 0,
+    "eot_id": 0,
+    "tokenizer": {"kind": "", "file": "", "sha256": ""},
+    "splits": {"train": _SPLIT, "val": _SPLIT},
+    "settings": {},
+    "created": "",
+}
 BLOCKS, BLOCK = 32, 1 << 16  # of a file that are compared whenever it is opened, and their bytes
 
 
@@ -139,13 +151,15 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
         raise DataError(_what_to_run(folder, weights))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if not has_form(values, META):
+            raise ValueError("it is not as prepare_data.py writes it")
         splits = {name: _split(values["splits"][name]) for name in ("train", "val")}
         meta = Meta(**(values | {"splits": splits}))
         if meta.format != FORMAT:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
         if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
             raise ValueError(f"dtype {meta.dtype} cannot hold {meta.vocab_size:,} ids")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be used ({type(error).__name__}: {error}); prepare the data again, or"
             " restore the file from a copy"

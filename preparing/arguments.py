@@ -13,6 +13,7 @@ from pathlib import Path
 
 from preparing.catalog import table
 from preparing.engines import usable_cores
+from tokenizer_bpe import LARGEST
 
 DEFAULT_VOCAB_SIZE = 32000
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
@@ -102,7 +103,7 @@ def _add_arguments(add):
     )
     add(
         "--vocab_size",
-        type=number(int, 257),
+        type=number(int, 257, LARGEST),
         help=f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}",
     )
     add(
