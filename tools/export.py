@@ -61,8 +61,8 @@ def main(argv: list[str]) -> None:
         gguf.write(args.gguf, source, args.gguf_type, name, chat)
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
-        print(f"  llama-completion -m {quote(str(args.gguf))} -p 'The' -n 100 -no-cnv")
-        create = f"ollama create {quote(name)} -f {quote(str(modelfile))}"
+        print(f"  llama-completion -m {quote(args.gguf.as_posix())} -p 'The' -n 100 -no-cnv")
+        create = f"ollama create {quote(name)} -f {quote(modelfile.as_posix())}"
         print(f"  {create} && ollama run {quote(name)}")
 
 

@@ -47,10 +47,11 @@ def check_tokenizer(weights: Pretrained, data_dir: str, tokenizer: Tokenizer) ->
         how = f"{tokenizer.vocab_size:,} ids against {weights.config.vocab_size:,}"
         if padding == 0:
             how = "other tokens for the same ids"
+        theirs = quote(weights.path.as_posix())
         raise CheckpointError(
             f"{data_dir} has another tokenizer than the weights of {weights.path} ({how});"
             " prepare the text with theirs:\n"
-            f"  python prepare_data.py TEXT --tokenizer {quote(str(weights.path))} --out data/NAME"
+            f"  python prepare_data.py TEXT --tokenizer {theirs} --out data/NAME"
         )
 
 

@@ -130,7 +130,7 @@ class WeightsAndBiases:
             mode = "offline"
             self.run = wandb.init(**options, mode=mode)
         if mode == "offline":
-            where = f"{quote(str(folder))}/wandb/offline-run-*-{known['id']}"
+            where = f"{quote(folder.as_posix())}/wandb/offline-run-*-{known['id']}"
             print(f"wandb is offline; to upload later: wandb sync {where}", flush=True)
         self.run.define_metric("step")
         # W&B's own counter takes no step twice, and a resumed run repeats some.

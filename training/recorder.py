@@ -245,7 +245,7 @@ class Recorder:
             print(f"  report: {folder / 'report.html'}")
         elif curve:
             tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
-            print(f"  python -m tools.{tool} {quote(str(folder))}")
+            print(f"  python -m tools.{tool} {quote(folder.as_posix())}")
 
 
 def loss_curve(folder: Path) -> str:
@@ -262,7 +262,7 @@ def loss_curve(folder: Path) -> str:
 def generate_command(run: Run) -> str:
     """The command that generates from a run, or chats where it was trained on conversations."""
     how = "--chat" if run.data.meta.splits["train"].mask else "--prompt TEXT"
-    return f"python generate.py --checkpoint {quote(str(run.folder))} {how}"
+    return f"python generate.py --checkpoint {quote(run.folder.as_posix())} {how}"
 
 
 def draw_report(folder: Path, timeout_s: float = 60) -> bool:
