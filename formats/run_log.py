@@ -20,7 +20,7 @@ def append(run: Path, *records: dict) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.write(b"\n")
-        file.write(_lines(records).encode())
+        file.write(_lines(records).encode("utf-8", "backslashreplace"))
 
 
 def write(run: Path, records: list[dict]) -> None:

@@ -147,7 +147,7 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
 def test_a_log_keeps_every_character_of_a_sample(tmp_path):
     record = {
         "step": 1,
-        "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c"}],
+        "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c\udcff"}],
     }
     run_log.append(tmp_path, record, {"step": 2})
     assert run_log.read(tmp_path) == [record, {"step": 2}]
