@@ -37,8 +37,9 @@ def begin(*packages: str) -> None:
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
-    if sys.stdout is None:  # closed, as with >&-
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as with >&-
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     atexit.register(drop_unread)
     for signum in SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as in the background of a shell

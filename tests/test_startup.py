@@ -88,3 +88,8 @@ def test_threads_do_not_spin_for_long():
     assert f"GOMP_SPINCOUNT = '{startup.SPIN}'" in result.stderr
     code = "import os, startup; startup.begin(); print(os.environ['GOMP_SPINCOUNT'])"
     assert run_script("-c", code, GOMP_SPINCOUNT="7").stdout == "7\n"  # the user's choice
+
+
+def test_a_closed_stderr_changes_no_status():
+    command = f"{sys.executable} train.py --no_such_setting=1 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=ROOT).returncode == 2
