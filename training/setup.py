@@ -196,7 +196,8 @@ def open_model(
     shape = model_shape(config, data.meta.vocab_size, checkpoint, weights)
     if checkpoint:
         check_same(checkpoint, config, shape, data.meta.identity())
-        print(changed_settings(checkpoint.state["settings"], recorded(asdict(config))), end="")
+        before = recorded(checkpoint.state["settings"])  # older versions kept credentials
+        print(changed_settings(before, recorded(asdict(config))), end="")
 
     torch.manual_seed(config.seed)
     model = GPT(shape, config.zero_init)
