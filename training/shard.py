@@ -107,9 +107,7 @@ def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    mesh, placements = like.device_mesh, like.placements
-    # The copy lets go of the whole.
-    return distribute_tensor(value, mesh, placements, src_data_rank=None).clone()
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 # -- stacks of parameters that are alike -----------------------------------------------------------
