@@ -30,7 +30,8 @@ ROOT = Path(__file__).parent.parent
 # What the programs import, much of it late.
 IMPORTED = ["train", "generate", "prepare_data", "tools.evaluate", "tools.export", "tools.charts"]
 IMPORTED += ["tools.report", "safetensors.torch", "torch._dynamo", "gigatoken", "pyarrow.parquet"]
-SECONDS = 30  # that a case may take; most take less than one
+SECONDS = 30  # of the processor that a case may take; most take less than one
+PATIENCE = 300  # seconds until a case that hangs is ended
 MEMORY = 1 << 30  # bytes beyond those of this process
 TINY = ["--n_layer=1", "--n_head=1", "--n_embd=16", "--block_size=16", "--batch_size=4"]
 TINY += ["--max_steps=1", "--eval_batches=1", "--compile=False", "--device=cpu"]
@@ -38,8 +39,6 @@ SHORT = ["--prompt", "The", "--max_new_tokens", "2", "--device", "cpu"]
 # What takes the place of a value in JSON.
 ODD = ["x", -1, 10**30, None, [], {}, 1.5, math.nan, True, "\ud800", 10**9, [[]], {"a": {}}, ""]
 DEEP = "[" * 200_000
-# Words in the names of cases of which some fail still: values of other types in this file, a name
-# that is not UTF-8, and a size at which the library `tokenizers` aborts.
 Case = tuple[str, list]  # a name, and a command line
 
 
@@ -53,7 +52,7 @@ def outcome(command: list, folder: Path) -> str:
     pid = os.fork()
     if pid == 0:
         become(list(map(str, command)), output)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while True:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
@@ -61,7 +60,7 @@ def outcome(command: list, folder: Path) -> str:
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
             os.wait4(pid, 0)
-            return f"not done after {SECONDS} s"
+            return f"not done after {PATIENCE} s"
         time.sleep(0.005)
     text = output.read_bytes().decode(errors="replace").strip()
     code = os.waitstatus_to_exitcode(status)
@@ -71,6 +70,8 @@ def outcome(command: list, folder: Path) -> str:
         return f"status {code}, {text[found.start() :][:100]!r} ... {text[-300:]!r}"
     if code not in (0, 1, 2) or (code and not text):
         return f"status {code}: {text[-300:]!r}"
+    if usage.ru_utime + usage.ru_stime > SECONDS:
+        return f"{usage.ru_utime + usage.ru_stime:.0f} s of the processor"
     if 1024 * grown > MEMORY:
         return f"{grown / 1024:,.0f} MB of memory"
     return ""
