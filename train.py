@@ -54,6 +54,7 @@ def train(config: Config) -> None:
     try:
         if distributed.is_main and not config.dry_run:
             lock = Lock(folder)  # before anything in it is read
+            run_folder.delete_partial(folder)  # a kill leaves up to a whole checkpoint
         run = build(config)
         print(banner(run), flush=True)
         if config.dry_run:
@@ -68,7 +69,7 @@ def train(config: Config) -> None:
             )
             Saver(run).finish()
             return
-        if distributed.is_main:
+        if distributed.is_main and not run.schedule.done:
             check_disk(run)
         run_to_the_end(run, signals)
     except Stop as stop:

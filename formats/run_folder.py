@@ -126,6 +126,8 @@ def read_state(folder: Path, names=FILES) -> dict:
             )
         if state["sha256"] != fingerprint(state):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
+        for part in ("progress", "versions"):  # which may have fewer fields in an older version
+            state[part] = STATE[part] | state[part]
         if not has_form(state, STATE):
             raise CheckpointError(f"{path} is damaged: it is not as train.py writes it")
         for name in names:
@@ -247,13 +249,15 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def rotate(run: Path, keep_last: int, spare: Path | None = None) -> None:
-    """Delete all step folders but the newest `keep_last`, the best, and `spare`.
-
-    Interrupted saves are deleted too.
-    """
+    """Delete all step folders but the newest `keep_last`, the best, and `spare`."""
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best and folder != spare:
             delete_folder(folder)
+    delete_partial(run)
+
+
+def delete_partial(run: Path) -> None:
+    """Delete what interrupted saves left."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)

@@ -39,8 +39,8 @@ def warnings(run: Run) -> list[str]:
     more, free, place = disk_space(run)
     if more > free and not run.schedule.done:
         found.append(
-            f"the checkpoints take {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are free at"
-            f" {place}; make room, lower keep_last, or choose another checkpoint_dir"
+            f"the checkpoints take up to {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are"
+            f" free at {place}; make room, lower keep_last, or have them on a larger disk"
         )
     return found
 

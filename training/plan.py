@@ -166,9 +166,13 @@ def check_ram(run: Run) -> None:
 
 
 def disk_space(run: Run) -> tuple[int, int, Path]:
-    """Bytes that a run's checkpoints will take more, bytes that are free, and the folder."""
-    kept = run.config.keep_last + 2  # the best too, and the one that is being written
-    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.state)
+    """Bytes that a run's checkpoints take more at most, bytes that are free, and the folder."""
+    c, left = run.config, run.schedule.steps_left
+    kept = c.keep_last + 2  # the best too, and the one that is being written
+    more = max(1, kept - len(run_folder.steps(run.folder)))
+    if not c.save_minutes:
+        more = min(more, 1 + sum(left // n for n in (c.save_interval, c.eval_interval) if n))
+    more *= checkpoint_bytes(run.state)
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     return more, shutil.disk_usage(folder).free, folder
 
@@ -176,7 +180,7 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 def check_disk(run: Run) -> None:
     """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
     try:
-        files.check_room(run.folder, checkpoint_bytes(run.state), "choose another checkpoint_dir")
+        files.check_room(run.folder, checkpoint_bytes(run.state), "have it on a larger disk")
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
 
@@ -193,7 +197,8 @@ def disk_table(run: Run) -> list[str]:
     verdict = "" if more < free else "  << too little"
     return [
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
-        f"written: {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}{verdict}",
+        f"written: up to {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}"
+        f"{verdict}",
         f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
     ]
 

@@ -177,7 +177,7 @@ def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     [
         {"seed": None},
         {"data": []},
-        {"progress": {}},
+        {"progress": {"sums": [1]}},
         {"settings": 1},
         {"tokens": -1},
         {"step": 1.5},
@@ -191,6 +191,14 @@ def test_a_state_of_other_types_is_damaged(tmp_path, values):
         run_folder.read_state(path.parent)
     path.write_text("[" * 100_000)
     assert run_folder.latest(tmp_path)[0] is None
+
+
+def test_a_state_may_lack_what_newer_versions_count(tmp_path):
+    path = save(tmp_path, 1) / "state.json"
+    state = json.loads(path.read_text()) | {"progress": {"step": 1}, "versions": {}}
+    path.write_text(json.dumps(state | {"sha256": run_folder.fingerprint(state)}))
+    progress = run_folder.read_state(path.parent)["progress"]
+    assert progress == run_folder.STATE["progress"] | {"step": 1}
 
 
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
