@@ -44,9 +44,10 @@ class GPTConfig:
         if self.arch not in ("gpt2", "qwen3"):
             raise ValueError(f"arch = {self.arch!r}: must be gpt2 or qwen3")
         optional = ("n_inner", "n_kv_head", "head_dim")
+        limits = {"n_layer": 1000, "block_size": 1 << 20}  # a mistake must not take all memory
         for name in ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", *optional):
             value = getattr(self, name)
-            most = 1000 if name == "n_layer" else 1 << 19  # a mistake must not take all memory
+            most = limits.get(name, 1 << 19)
             whole = type(value) is int and 1 <= value <= most
             if not (whole or name in optional and not value):
                 raise ValueError(f"{name} = {value!r:.40}: must be an integer from 1 to {most:,}")

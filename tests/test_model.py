@@ -273,3 +273,7 @@ def test_zero_init_begins_with_even_odds_and_still_learns(arch):
 def test_shapes_that_no_architecture_has_say_so(wrong, words):
     with pytest.raises(ValueError, match=words):
         GPTConfig(**TINY | wrong)
+
+
+def test_a_context_of_a_million_tokens_is_allowed():
+    assert GPTConfig(1000, 1_010_000, arch="qwen3").block_size == 1_010_000
