@@ -6,6 +6,7 @@ torch or the package safetensors, and executes nothing. Does not know how models
 """
 
 import dataclasses
+import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -243,10 +244,15 @@ def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tens
 
 
 def needed(names: Iterable[str]) -> list[str]:
-    """Those of the files of a folder in this format that are read."""
+    """Those of the files of a folder in this format that are read.
+
+    Raises CheckpointError where the package that reads them is missing.
+    """
     names = list(names)
     weights = [name for name in names if SAFETENSORS.fullmatch(name)]
-    if not weights:
+    if weights:
+        _check_package()
+    else:
         weights = [name for name in names if BINARIES.fullmatch(name)]
     return [name for name in names if name in BESIDE_WEIGHTS] + weights
 
@@ -284,13 +290,10 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError for a missing or damaged file, and where the package is missing.
     """
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise CheckpointError(
-            f"{path} is read by the package safetensors; pip install safetensors -c constraints.txt"
-        ) from None
+    _check_package()
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -299,3 +302,11 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{path} is damaged, or no safetensors file ({files.in_words(error)})"
         ) from None
+
+
+def _check_package():
+    if not importlib.util.find_spec("safetensors"):
+        raise CheckpointError(
+            "the package safetensors is needed for these weights:"
+            " pip install safetensors -c constraints.txt"
+        )

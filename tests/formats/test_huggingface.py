@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -212,3 +213,10 @@ def test_a_missing_package_is_named_and_pickles_do_without(hf_model, tmp_path):
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     assert run_script("-c", code).returncode == 0
+
+
+def test_a_missing_package_is_named_before_the_weights_are_fetched(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(CheckpointError, match="pip install safetensors"):
+        huggingface.needed(["config.json", "model.safetensors"])
+    assert huggingface.needed(["README.md", "pytorch_model.bin"]) == ["pytorch_model.bin"]
