@@ -20,7 +20,9 @@ ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 # What opens an address: a user and password before its host, keys after its "?".
 LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
 KEY = re.compile(
-    r"([?&][^=&#]*(?:token|sig|key|secret|pass|cred|auth)[^=&#]*=)[^&#]*", re.IGNORECASE
+    r"([?&](?:[^=&#]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
+    r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#]*",
+    re.IGNORECASE,
 )
 # What to do about a permission that is missing, for each protocol.
 PERMISSION = {

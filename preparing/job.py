@@ -303,7 +303,7 @@ def differences(former: dict, present: dict) -> str:
         for name in sorted(was | now)
         if was.get(name) != now.get(name)
     ]
-    before = {source["path"]: source for source in former["sources"]}
+    before = {source["path"]: source for source in map(recorded, former["sources"])}
     after = {source["path"]: source for source in present["sources"]}
     for path in after | before:
         if path not in before:

@@ -38,6 +38,8 @@ def test_credentials_are_left_out_of_what_is_recorded():
         ("s3://key:secret@bucket/a", "s3://bucket/a"),
         ("hf://datasets/ORG/NAME@refs/convert/parquet/a.parquet", None),
         ("hf://gpt2@main/a", None),
+        ("https://host/a?design=3&author=me&monkey=1&assignment=2&key=b", None),
+        ("https://host/a?accessToken=ab&api_key=c", "https://host/a?accessToken=...&api_key=..."),
         ("https://host/~me@home/a.txt?download=true", None),
         ("texts/me@home?token=a.txt", None),
     ):
