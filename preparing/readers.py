@@ -195,6 +195,8 @@ def _documents(values, heading):
     """The rows of each document: one or, with a heading, from one that matches to the next."""
     rows = []
     for value in values:
+        if heading and isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
         if rows and (not heading or re.fullmatch(heading, value or "")):
             yield rows
             rows = []
@@ -204,19 +206,37 @@ def _documents(values, heading):
 
 
 def _values(file, name, first):
-    """The values of a column from row number `first` on; bytes where one is not UTF-8."""
+    """The values of a column from row number `first` on.
+
+    Of text that is not UTF-8, its bytes; in a list, the UnicodeDecodeError.
+    """
     import pyarrow
 
     groups = list(range(file.metadata.num_row_groups))
     while groups and first >= file.metadata.row_group(groups[0]).num_rows:
         first -= file.metadata.row_group(groups.pop(0)).num_rows
-    largest = max((file.metadata.row_group(n).total_byte_size for n in groups), default=1)
-    at_a_time = max(1, min(64, LONGEST // max(1, largest)))  # each may be all that a group holds
+    # Each value may be all that a group holds of the column, as one of a dictionary.
+    largest = max((_column_bytes(file.metadata.row_group(n), name) for n in groups), default=0)
+    at_a_time = max(16, min(64, LONGEST // max(1, largest)))
     for batch in file.iter_batches(at_a_time, groups, [name], use_threads=False):
         column = batch.column(0).slice(first)
-        try:
-            values = column.to_pylist()
-        except UnicodeDecodeError:
-            values = column.cast(pyarrow.binary()).to_pylist()
-        yield from values
+        for n, value in enumerate(column):
+            try:
+                value = value.as_py()
+            except UnicodeDecodeError as error:
+                if pyarrow.types.is_nested(column.type):
+                    value = error
+                else:
+                    value = column[n : n + 1].cast(pyarrow.binary())[0].as_py()
+            yield value
         first = max(0, first - len(batch))
+
+
+def _column_bytes(group, name):
+    """Bytes of a column in a row group before compression; of a nested one, of all its leaves."""
+    leaves = map(group.column, range(group.num_columns))
+    return sum(
+        leaf.total_uncompressed_size
+        for leaf in leaves
+        if f"{leaf.path_in_schema}.".startswith(f"{name}.")
+    )

@@ -149,6 +149,8 @@ def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
             [(name, value)] = row.items()
             if isinstance(value, bytes):
                 row = {name: _decoded(value, chunk, options, report)}
+            if isinstance(value, UnicodeDecodeError):
+                raise InputError(f"{name!r} is not UTF-8")
             yield record_document(row, options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, row {number:,}: {error}", 0, options, report)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.readers import recoded
+from preparing.readers import _documents, recoded
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, sha
 from tokenizer_bpe import EOT
@@ -104,6 +104,30 @@ def test_broken_text_in_a_parquet_file_is_treated_as_in_others(tmp_path, tokeniz
     parquet.write_table(pyarrow.table({"text": data}), tmp_path / "bytes.parquet")
     ok(prepare(tmp_path / "bytes.parquet", out=tmp_path / "bytes", on_error="skip", **given))
     assert documents(tmp_path / "bytes") == documents(tmp_path / "skip")
+
+
+def test_broken_text_in_the_turns_of_a_parquet_file_names_its_row(tmp_path, tokenizer):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    data = pyarrow.array([b"good one", b"bad caf\xe9 here"])
+    texts = pyarrow.StringArray.from_buffers(2, *data.buffers()[1:])
+    turns = pyarrow.StructArray.from_arrays(
+        [pyarrow.array(["user"] * 2), texts], ["role", "content"]
+    )
+    messages = pyarrow.ListArray.from_arrays([0, 1, 2], turns)
+    parquet.write_table(pyarrow.table({"messages": messages}), tmp_path / "a.parquet")
+    given = {"tokenizer": tokenizer, "val_fraction": 0}
+    stopped = prepare(tmp_path / "a.parquet", out=tmp_path / "out", **given)
+    fails_clearly(stopped, "a.parquet, row 2: 'messages' is not UTF-8", "--on_error skip")
+    result = ok(prepare(tmp_path / "a.parquet", out=tmp_path / "skip", on_error="skip", **given))
+    assert "unusable records: 1" in result.stdout
+    assert len(documents(tmp_path / "skip")) == 1
+
+
+def test_broken_text_in_paragraphs_with_headings_is_replaced():
+    values = [b"= A =", b"caf\xe9", "= B ="]
+    assert list(_documents(values, "= . =")) == [["= A =", "caf\ufffd"], ["= B ="]]
 
 
 def test_a_character_cut_off_with_its_file_is_broken_text(files, tokenizer):
