@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from formats import files, run_log
+from formats import run_log
+from formats.files import has_form, read_json
 
 # Of the records of steps. docs/training.md describes the fields.
 COLUMNS = (
@@ -26,6 +27,14 @@ COLUMNS = (
     "elapsed_s",
     "cost",
 )
+# The form of what is shown: records of another form are passed over.
+CONFIG = {"data_dir": "", "n_layer": 0, "n_embd": 0, "block_size": 0}
+START = {"at": "", "device": "", "dtype": "", "torch": "", "python": "", "processes": 0}
+START |= {"parameters": 0, "total_steps": 0}
+START |= {"data": {"tokenizer": "", "vocab_size": 0, "tokens": {}, "sha256": {}}}
+STEP = {"tokens": 0, "epoch": 0.0, "elapsed_s": 0.0}
+EVALUATION = {"val_loss": 0.0, "bits_per_byte": 0.0, "elapsed_s": 0.0}
+SAMPLE = {"prompt": "", "text": ""}
 
 
 class HistoryError(ValueError):
@@ -65,7 +74,7 @@ class History:
     @property
     def data(self) -> tuple:
         """What losses in nats a token depend on: the validation tokens, and which of them count."""
-        return self.start["data"]["sha256"].get("val"), self.config.get("loss_on")
+        return str(self.start["data"]["sha256"].get("val")), str(self.config.get("loss_on"))
 
     def known(self, column: str) -> np.ndarray:
         """The values of a column without NaN and infinity."""
@@ -106,19 +115,20 @@ def read(folder: Path) -> History:
     columns = {name: array("d") for name in COLUMNS}  # a long log takes much memory
     evaluations, samples, events = [], [], []
     for record in run_log.iterate(folder):
-        if "loss" in record:
+        if "loss" in record and has_form(record, STEP):
             for name, column in columns.items():
                 value = record.get(name)
-                column.append(math.nan if value is None else value)
-        elif record.get("val_loss") is not None:
+                column.append(value if has_form(value, 0.0) else math.nan)
+        elif has_form(record, EVALUATION):
             evaluations.append(record)
-        elif "samples" in record:
+        elif isinstance(record.get("samples"), list):
+            record["samples"] = [s for s in record["samples"] if has_form(s, SAMPLE)]
             samples.append(record)
-        elif "event" in record:
+        elif "event" in record and (record["event"] != "start" or has_form(record, START)):
             events.append(record)
-    config = files.read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     started = any(event["event"] == "start" for event in events)
-    if not started or not columns["step"] or not config:
+    if not started or not columns["step"] or not has_form(config, CONFIG):
         problem = f"{folder} is not a run that has logged its start and a step"
         runs = {log.parent for log in folder.parent.glob("*/log.jsonl")} - {folder}
         if runs:

@@ -29,6 +29,7 @@ from training.terminal import duration
 
 ROWS = 30  # of a table
 EVALUATIONS = 8  # whose samples are shown
+PREDICTION = {"recommended": {"run": "", "loss": 0.0, "low": 0.0, "high": 0.0}}
 # Key figures that depend on the tokenizer.
 IN_NATS = ("best validation loss", "perplexity")
 
@@ -66,8 +67,8 @@ def write(folders: list[Path], out: Path) -> None:
 def prediction(run: History) -> dict | None:
     """The final "loss" that tools.scaling predicted for a run, with its interval "low", "high"."""
     folder = run.folder.resolve()
-    found = files.read_json(folder.parent / "scaling.json", recommended=dict)
-    if not found or found["recommended"]["run"] != folder.name:
+    found = files.read_json(folder.parent / "scaling.json")
+    if not files.has_form(found, PREDICTION) or found["recommended"]["run"] != folder.name:
         return None
     return found["recommended"]
 
@@ -269,15 +270,7 @@ def main(argv: list[str]) -> None:
     if out.suffix != ".html":
         parser.error(f"--out {out}: the name must end in .html")
     folders = [run_here(run) for run in args.runs]
-    try:
-        write(folders, out)
-    except history.HistoryError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise history.HistoryError(
-            f"{' or '.join(map(str, folders))} is not as train.py writes it: in log.jsonl or"
-            f" config.json a value is missing or odd ({type(error).__name__}: {error})"
-        ) from error
+    write(folders, out)
     print(f"{out} and {out.with_suffix('.png').name}")
 
 

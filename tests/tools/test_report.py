@@ -253,6 +253,21 @@ def test_costs_are_interpolated_between_known_ones(tmp_path):
     assert np.allclose(history.read(folder).at("cost", [10, 20, 30, 40]), known)
 
 
+def test_records_of_another_form_are_passed_over(tmp_path):
+    folder = made_run(tmp_path / "run", 4, 2)
+    records = read_log(folder)
+    odd = [records[0] | {"device": []}, records[1] | {"tokens": {}}]
+    odd += [{"step": 40, "val_loss": 3.0}, {"step": 40, "samples": 5}]
+    write_log(folder, [*records, *odd, {"step": 40, "samples": [5, {"prompt": "a"}]}])
+    run = history.read(folder)
+    assert run.starts == records[:1] and len(run.evaluations) == 2
+    assert len(run.columns["step"]) == 4 and run.samples == [{"step": 40, "samples": []}]
+    assert report(folder)
+    (folder / "config.json").write_text('{"n_layer": "two"}')
+    with pytest.raises(history.HistoryError, match="is not a run"):
+        history.read(folder)
+
+
 def test_a_long_log_makes_no_large_page(tmp_path):
     page = report(made_run(tmp_path / "long", 30_000, 3000))
     assert len(page) < 2_000_000 and "30 of 3000, evenly spread" in page
