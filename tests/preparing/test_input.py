@@ -241,7 +241,7 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
     fails_clearly(prepare(good, vocab_size=100, out=out), "at least 257")
     good.write_text("x")
     tiny = prepare(good, out=out)
-    fails_clearly(tiny, "a vocabulary of 257 only, not 32,000: use --tokenizer char, or more text")
+    fails_clearly(tiny, "a vocabulary of 257 only, not --vocab_size 32,000: use --tokenizer char")
     fails_clearly(prepare(good, encoding="base64", out=out), "base64 is no encoding")
     good.write_text(prose()[:5000])
     other = tmp_path / "other.json"
