@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .PHONY: demo test lint gpu gpu-report
 demo: .venv/main
-	$(PY) prepare_data.py --vocab_size 4096
+	$(PY) prepare_data.py --vocab_size 512
 	$(PY) train.py config/demo.py
 	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
 	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def read(self" --max_new_tokens 120 --seed 2

@@ -31,7 +31,7 @@ def parse_args(argv):
 def main(argv):
     args, more = parse_args(argv)
     if not (ROOT / DATA / "meta.json").exists():
-        words = [sys.executable, "prepare_data.py", "--vocab_size", "4096"]
+        words = [sys.executable, "prepare_data.py", "--vocab_size", "512"]
         subprocess.run(words, cwd=ROOT, check=True)
     options = [args.preset, f"--data_dir={DATA}", "--sample_prompts=[]", *more]
     log = train(*options, f"--max_steps={FIRST_STEPS}", "--eval_interval=0", "--log_interval=1")

@@ -1,6 +1,6 @@
 # make demo: a small model on the standard library's sources, on a CPU, in about a minute.
-# The modern recipe, as in gpt2_small_modern.py.
-#   python prepare_data.py --vocab_size 4096 --out data/python_stdlib
+# The modern recipe, as in gpt2_small_modern.py. A vocabulary this small suits a run this short.
+#   python prepare_data.py --vocab_size 512 --out data/python_stdlib
 data_dir = "data/python_stdlib"
 arch = "qwen3"
 n_layer = 4
@@ -19,6 +19,6 @@ beta2_tokens = 280_000
 weight_decay = 0.0
 warmup_steps = 0
 lr_schedule = "wsd"
-max_steps = 200
-eval_interval = 50
+max_steps = 320
+eval_interval = 80
 sample_prompts = ["def read("]
