@@ -13,10 +13,14 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
+
+from filelock import FileLock, Timeout
 
 from config import Config
 from formats import files, huggingface, mirror, pretrained, run_folder, run_log
@@ -31,6 +35,27 @@ from training.terminal import duration
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
+    with contextlib.ExitStack() as locks:
+        for target in filter(None, (args.out, args.gguf)):
+            locks.enter_context(locked(target))
+        export(args)
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Only one export at a time writes a target. Raises CheckpointError for another."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(target.with_name(f".{target.name}.lock"), timeout=0):
+            yield
+    except Timeout:
+        raise CheckpointError(
+            f"another export is writing {target}; wait for it, or choose another name"
+        ) from None
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write what the command line asks for."""
     folder = mirror.find(args.checkpoint)
     source = pretrained.load(folder)
     chat = args.chat
@@ -56,7 +81,6 @@ def main(argv: list[str]) -> None:
         print(f"  from transformers import pipeline; print({load}('The'))")
     if args.gguf:
         name = args.gguf.stem
-        args.gguf.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(modelfile, recipe)
         gguf.write(args.gguf, source, args.gguf_type, name, chat)
         megabytes = args.gguf.stat().st_size / 1e6

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from ctranslate2.converters import TransformersConverter
+from filelock import FileLock
 from gguf import GGUFReader
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
@@ -237,6 +238,15 @@ def test_commands_are_quoted_and_a_killed_export_is_repeated(bpe_run, tmp_path):
         path.unlink()  # as a kill before the GGUF file leaves them
     assert gguf_file.with_suffix(".Modelfile").exists()
     assert run_script(*export).returncode == 0 and gguf_file.exists()
+
+
+def test_one_export_at_a_time_writes_a_target(bpe_run, tmp_path):
+    for option, name in (("--out", "folder"), ("--gguf", "file.gguf")):
+        target = tmp_path / name
+        with FileLock(target.with_name(f".{name}.lock")):  # as another export holds it
+            result = run_script("-m", "tools.export", bpe_run, option, target)
+        fails_clearly(result, "another export is writing", target)
+        assert not target.exists()
 
 
 @pytest.mark.parametrize("disk", ["200k"], indirect=True)
