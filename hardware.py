@@ -15,14 +15,15 @@ from pathlib import Path
 
 import torch
 
-# As sold: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), and GB of memory (of
-# the smallest variant). The first key found in a device's name counts.
+# As sold: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added up in float32,
+# and GB of memory (of the smallest variant). The first key found in a device's name counts.
 GPUS = {
     "H200": (989, 141),
     "H100 PCIe": (756, 80),
     "H100": (989, 80),
     "H800": (989, 80),
     "GH200": (989, 96),
+    "GB200": (2500, 186),
     "B200": (2250, 180),
     "A100": (312, 40),
     "A800": (312, 40),
@@ -34,11 +35,24 @@ GPUS = {
     "A6000": (155, 48),
     "V100": (125, 16),
     "T4": (65, 16),
+    "RTX PRO 6000 Blackwell": (504, 96),
+    "RTX 6000 Ada": (364, 48),
+    "RTX 5090": (210, 32),
+    "RTX 5080": (113, 16),
     "RTX 4090": (165, 24),
+    "RTX 4080": (97, 16),
+    "RTX 4070 Ti": (80, 12),
     "RTX 3090": (71, 24),
+    "RTX 3080": (60, 10),
+    "MI300X": (1307, 192),
+    "MI250X": (192, 64),  # one of its two chips, each of which is a device to PyTorch
 }
+# Words after a key that make it another product, with another speed.
+VARIANTS = "Ti|SUPER|D|Laptop|Max-Q|NVL|MIG"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-CUDA_12 = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SYSTEM = Path("/")  # with dev, proc and sys of Linux
 
 # Both are read when PyTorch first allocates, which is after this module's import.
 # Large pages for tensors of megabytes on Linux: 5% off a CPU's step (benchmarks/README.md).
@@ -58,8 +72,8 @@ class Device:
     """The device of a run, and what is known of it; open_device looks it up once.
 
     torch: PyTorch's name of it. dtype: of matrix products. name: for banners and logs. memory:
-    bytes that a GPU has. peak_flops: floating-point operations a second, as sold. Both are None
-    where they are not known.
+    bytes that a GPU may use. peak_flops: its floating-point operations a second, as sold or else
+    measured. Both are None on a CPU.
     """
 
     torch: torch.device
@@ -70,7 +84,7 @@ class Device:
 
     @property
     def type(self) -> str:
-        """cuda, mps or cpu."""
+        """cuda (also with an AMD GPU), xpu (Intel), mps (Apple) or cpu."""
         return self.torch.type
 
 
@@ -81,32 +95,34 @@ def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
     """
     limit_threads_to_cgroup()
     device = find_device(name, local_rank)
+    products = find_dtype(device, dtype)
     return Device(
         torch=device,
-        dtype=find_dtype(device, dtype),
+        dtype=products,
         name=describe(device),
         memory=gpu_memory(device),
-        peak_flops=peak_flops(device),
+        peak_flops=peak_flops(device, products),
     )
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device for a setting of `auto`, cuda, cuda:N, mps or cpu. Raises DeviceError.
+    """The device for a setting of `auto`, cuda, cuda:N, xpu, mps or cpu. Raises DeviceError.
 
     local_rank: as of open_device; GPU 0 where a launcher shows each process only its own.
     """
     if name == "auto":
-        name = _best_device()
+        name = next((kind for kind, count in gpus().items() if count), "cpu")
+        if name == "cpu":
+            _check_build()
     try:
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(
-            f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, mps or cpu"
+            f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
         ) from None
-    counts = {"cuda": torch.cuda.device_count(), "mps": torch.backends.mps.is_available(), "cpu": 1}
-    count = int(counts.get(device.type, 0))
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0 if count == 1 else local_rank)
+    count = (gpus() | {"cpu": 1}).get(device.type, 0)
+    if device.type in ("cuda", "xpu") and device.index is None:
+        device = torch.device(device.type, 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
         raise DeviceError(
             f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this"
@@ -117,23 +133,48 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
-def _best_device():
-    """cuda, mps or cpu. Raises DeviceError where only the installation keeps a GPU from use."""
-    if torch.cuda.is_available():
-        return "cuda"
-    if torch.backends.mps.is_available():
-        return "mps"
-    hidden = "CUDA_VISIBLE_DEVICES" in os.environ
+def gpus() -> dict[str, int]:
+    """How many GPUs of each kind PyTorch finds, in the order in which `auto` prefers them."""
+    return {
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "xpu": torch.xpu.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
+
+
+def left_aside(device: torch.device, processes: int) -> str:
+    """Which GPUs `processes` processes on `device` do not use, and why, for banners; or ""."""
+    found = gpus()
+    others = [kind for kind, count in found.items() if count and kind != device.type]
+    if others:
+        return f"left aside: {', '.join(others)}; device = {others[0]} takes it"
+    if device.type == "cuda" and found["cuda"] > processes:
+        return f"one of {found['cuda']} GPUs; torchrun trains on more"
+    hiding = [f", as {name} is set" for name in HIDING if name in os.environ]
+    nothing = f"PyTorch {torch.__version__} finds no GPU" + "".join(hiding)
+    return nothing if device.type == "cpu" else ""
+
+
+def _check_build():
+    """Raises DeviceError where only the installation keeps a GPU from use."""
     # A notebook without a GPU may have nvidia-smi, but not the driver.
-    driver = os.name == "nt" or Path("/proc/driver/nvidia/version").exists()
-    if shutil.which("nvidia-smi") and driver and not hidden:
-        made_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
-        raise DeviceError(
-            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__}, made for"
-            f" {made_for}, finds no GPU; one that may:\n  {CUDA_12}\n"
-            "device = cpu does without a GPU"
-        )
-    return "cpu"
+    driver = os.name == "nt" or (SYSTEM / "proc/driver/nvidia/version").exists()
+    nvidia = shutil.which("nvidia-smi") and driver
+    # Most of AMD's processors have a GPU, with little memory of its own, that ROCm does not know.
+    memory = (SYSTEM / "sys/class/drm").glob("card*/device/mem_info_vram_total")
+    amd = (SYSTEM / "dev/kfd").exists() and any(int(m.read_text()) > 3 << 30 for m in memory)
+    if not (nvidia or amd) or any(name in os.environ for name in HIDING):
+        return
+    versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+    made_for = " ".join(f"{name} {version}" for name, version in versions.items() if version)
+    remedy = f"one that may:\n  {INSTALL}{'cu126' if nvidia else 'rocm7.2'}"
+    if not nvidia and torch.version.hip:
+        remedy = "may you use it?\n  sudo usermod -aG render,video $USER     # then log in again"
+    raise DeviceError(
+        f"this machine has an {'NVIDIA driver' if nvidia else 'AMD GPU'}, but PyTorch"
+        f" {torch.__version__}, made for {made_for or 'CPUs'}, finds no GPU; {remedy}\n"
+        "device = cpu does without a GPU"
+    )
 
 
 def _check_generation(gpu):
@@ -143,25 +184,35 @@ def _check_generation(gpu):
     if 10 * major + minor < min(map(int, built_for), default=0):
         raise DeviceError(
             f"PyTorch {torch.__version__} no longer supports {torch.cuda.get_device_name(gpu)};"
-            f" one made for CUDA 12 does:\n  {CUDA_12}"
+            f" one made for CUDA 12 does:\n  {INSTALL}cu126"
         )
 
 
 def find_dtype(device: torch.device, name: str) -> torch.dtype:
     """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
 
-    auto: bfloat16 where the hardware multiplies it (Ampere and later; CPUs with AMX or
-    AVX512-BF16), float16 on older GPUs, else float32.
+    auto: bfloat16 where the hardware multiplies it (GPUs of NVIDIA from Ampere on, of AMD with
+    matrix units, of Intel and Apple; CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16), float16 on
+    older GPUs of NVIDIA and AMD, else float32.
     """
     if name != "auto":
         return DTYPES[name]
-    if device.type == "cuda":
-        ampere = torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if ampere else torch.float16
-    if device.type == "cpu":
+    other = torch.float32
+    if device.type == "cuda" and torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName
+        multiplies, other = re.match("gfx(908|90a|9[45]|1[12])", architecture), torch.float16
+    elif device.type == "cuda":
+        multiplies, other = torch.cuda.get_device_capability(device) >= (8, 0), torch.float16
+    elif device.type == "xpu":
+        multiplies = torch.xpu.is_bf16_supported(including_emulation=False)
+    elif device.type == "mps":
+        multiplies = True  # in macOS 14, which PyTorch takes
+    else:
         multiplies = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if multiplies else torch.float32
-    return torch.float32
+        if torch.backends.mkldnn.is_available():  # which knows ARM's; older PyTorch does not tell
+            arm = getattr(torch.cpu, "get_capabilities", dict)()
+            multiplies = multiplies or arm.get("bf16")
+    return torch.bfloat16 if multiplies else other
 
 
 def autocast(device: torch.device, dtype: torch.dtype):
@@ -179,7 +230,7 @@ def should_compile(device: torch.device, flops: float) -> bool:
     """
     if device.type == "cpu":
         return flops > 4e13
-    return device.type == "cuda"
+    return device.type in ("cuda", "xpu")
 
 
 def limit_threads_to_cgroup(path: str = "/sys/fs/cgroup/cpu.max") -> None:
@@ -198,22 +249,40 @@ def limit_threads_to_cgroup(path: str = "/sys/fs/cgroup/cpu.max") -> None:
         return  # no such limits on this system
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Floating-point operations a second that a GPU is sold with; None if not known."""
-    if device.type != "cuda":
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Floating-point operations a second of a GPU, as sold or else measured; None for a CPU."""
+    if device.type == "cpu":
         return None
-    name = torch.cuda.get_device_name(device)
+    return sold_flops(describe(device)) or measured_flops(device, dtype)
+
+
+def sold_flops(name: str) -> float | None:
+    """Floating-point operations a second that a GPU is sold with; None if not known."""
     for key, (tflops, _) in GPUS.items():
-        if re.search(rf"\b{key}\b", name):
+        if re.search(rf"\b{key}\b(?!.*\b({VARIANTS})\b)", name):
             return tflops * 1e12
     return None
 
 
+def measured_flops(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:
+    """Floating-point operations a second of large matrix products."""
+    a, products = torch.randn(size, size, device=device).to(dtype), 20
+    for count in (1, products):  # the first warms up
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            a @ a
+        synchronize(device)
+    return products * 2 * size**3 / (time.perf_counter() - start)
+
+
 def gpu_memory(device: torch.device) -> int | None:
-    """Bytes that a GPU has; None for another device."""
-    if device.type != "cuda":
+    """Bytes that a GPU may use; None for a CPU. On a Mac: up to where macOS would swap."""
+    if device.type == "cpu":
         return None
-    return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return torch.get_device_module(device).get_device_properties(device).total_memory
 
 
 def free_ram() -> int | None:
@@ -236,34 +305,36 @@ def free_ram() -> int | None:
 
 def describe(device: torch.device) -> str:
     """The device in a few words, for banners and logs."""
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
     if device.type == "cpu":
         return f"cpu, {torch.get_num_threads()} threads"
-    return device.type
+    name = "mps"
+    if device.type != "mps":
+        name = torch.get_device_module(device).get_device_name(device)
+    return f"{name}, {gpu_memory(device) / 2**30:.0f} GiB"
 
 
 def synchronize(device: torch.device, timeout: float | None = None) -> bool:
-    """Wait until the device has finished all its work. False where that takes over `timeout` s."""
+    """Wait until the device has finished all its work. False where that takes over `timeout` s.
+
+    Only cuda knows a timeout.
+    """
     if device.type == "mps":
         torch.mps.synchronize()
-    if device.type != "cuda":
-        return True
-    if timeout is None:
-        torch.cuda.synchronize(device)
-        return True
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    deadline = time.monotonic() + timeout
-    while not event.query() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return event.query()
+    elif device.type == "xpu" or (device.type == "cuda" and timeout is None):
+        torch.get_device_module(device).synchronize(device)
+    elif device.type == "cuda":
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        deadline = time.monotonic() + timeout
+        while not event.query() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return event.query()
+    return True
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the memory of the device or the machine is full."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "OUT_OF_DEVICE_MEMORY")
     return any(sign in str(error) for sign in signs)

@@ -274,7 +274,8 @@ def main(argv):
         }
         rounds = in_turn(rungs, args.rounds, lambda r: f"{1e3 * r['step_s']:,.1f} ms")
     tokens = c.batch_size * c.block_size
-    rows = rows_of(rounds, tokens, hardware.peak_flops(device))
+    peak = hardware.peak_flops(device, hardware.find_dtype(device, c.dtype))
+    rows = rows_of(rounds, tokens, peak)
     show(rows)
     figures = {
         "tokens a step": tokens,

@@ -112,7 +112,7 @@ class Config:
     max_cost: float | None = setting(None, "stop with a save when this much is spent", low=0)
     max_hours: float | None = setting(None, "stop with a save after this many hours in all", low=0)
 
-    device: str = setting("auto", "auto, cuda, cuda:1, mps or cpu", section="machine")
+    device: str = setting("auto", "auto, cuda, cuda:1, xpu, mps or cpu", section="machine")
     dtype: str = setting(
         "auto",
         "precision of matrix products; auto: the fastest that the device has",

@@ -73,7 +73,7 @@ def add_options(add) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Where the model runs, as hardware.find_device takes it; tools share it."""
-    text = "auto, cuda, cuda:1, mps or cpu; default %(default)s"
+    text = "auto, cuda, cuda:1, xpu, mps or cpu; default %(default)s"
     parser.add_argument("--device", default="auto", help=text)
 
 

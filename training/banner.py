@@ -1,5 +1,6 @@
 """What is about to run, in a few lines."""
 
+import hardware
 from formats.mirror import address_of
 from training import distributed
 from training.plan import disk_space
@@ -46,13 +47,18 @@ def warnings(run: Run) -> list[str]:
 
 
 def device(run: Run) -> str:
-    """The device, its number, the precision, and whether the model is compiled."""
+    """The device, its number, the precision, whether the model is compiled, what is not used."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
     dtype = str(run.device.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
     if run.compiles == "max":
         compiled += " and tuned"
-    return f"{count}{run.device.name}, {dtype}, {compiled}"
+    text = f"{count}{run.device.name}, {dtype}, {compiled}"
+    peak = run.device.peak_flops
+    if peak and not hardware.sold_flops(run.device.name):
+        text += f"; MFU is of {peak / 1e12:,.1f} TFLOP/s, measured now"
+    aside = hardware.left_aside(run.device.torch, distributed.world_size)
+    return f"{text}; {aside}" if aside else text
 
 
 def data(run: Run) -> str:

@@ -19,7 +19,8 @@ def why_not(
 
     tokens: of a sequence.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+    nvidia = device.type == "cuda" and not torch.version.hip  # AMD's 8 bits are others
+    if not nvidia or torch.cuda.get_device_capability(device) < (8, 9):
         return "it takes a GPU of sm_89 or later: L4, RTX 4090, H100 and newer"
     if dtype != torch.bfloat16:
         return "it takes dtype = bfloat16"

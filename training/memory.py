@@ -106,10 +106,8 @@ class catch_out_of_memory:
 def release(device: torch.device) -> None:
     """Give back the memory that nothing uses."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def largest_divisor(whole: int, limit: int) -> int:

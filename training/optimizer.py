@@ -22,11 +22,25 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
         "lr": config.learning_rate,
         "betas": (config.beta1, beta2),
         "eps": 1e-8,
-        "fused": device.type in ("cuda", "cpu"),
+        "fused": device.type in ("cuda", "cpu")
+        or (device.type in ("xpu", "mps") and skips_bad_steps(device)),
     }
     if config.optimizer == "muon":
         return muon.Muon(muon_groups(model, config, device), **options)
     return torch.optim.AdamW(adamw_groups(model, config), **options)
+
+
+def skips_bad_steps(device: torch.device) -> bool:
+    """Whether fused AdamW leaves a parameter as it is where `found_inf` is set.
+
+    On mps, PyTorch ignored that until the summer of 2026.
+    """
+    p = torch.zeros(1, device=device, requires_grad=True)
+    p.grad = torch.ones_like(p)
+    optimizer = torch.optim.AdamW([p], fused=True)
+    optimizer.found_inf, optimizer.grad_scale = torch.ones((), device=device), None
+    optimizer.step()
+    return p.item() == 0
 
 
 def adamw_groups(model, config) -> list[dict]:

@@ -140,6 +140,12 @@ def memory_table(run: Run, gpus: int = 1) -> list[str]:
             needed = memory(run.config, run.state, micro_batch, device, gpus)
             cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
             lines.append(f"{'':15}{micro_batch:>18}{cells}")
+    if device.type == "mps" and gpus == 1:
+        others = (run.data.train.bytes + checkpoint_bytes(run.state)) / 1e9
+        lines.append(
+            f"{'':15}the GPU may use {device.memory / 1e9:,.1f} GB of the machine's own memory, in"
+            f" which tokens and a save's copy take {others:,.2f} GB too"
+        )
     return lines
 
 

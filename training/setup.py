@@ -126,9 +126,13 @@ def open_device(config: Config) -> Device:
     device = hardware.open_device(config.device, config.dtype, distributed.local_rank)
     if config.allreduce_dtype == "bfloat16" and device.type != "cuda":
         raise ConfigError(f"allreduce_dtype = bfloat16 needs GPUs; {device.type} takes float32")
-    if device.type == "cuda":
-        torch.cuda.set_device(device.torch)
-        distributed.init_nccl(device.torch)
+    if distributed.world_size > 1 and device.type in ("xpu", "mps"):
+        raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
+    if device.type in ("cuda", "xpu"):
+        torch.get_device_module(device.torch).set_device(device.torch)
+    if device.type == "mps":
+        torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
+    distributed.init_nccl(device.torch)
     torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
     return device
 

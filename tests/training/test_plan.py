@@ -1,12 +1,16 @@
 """training/plan.py: what --dry_run prints, and what it computes for GPUs that are not here."""
 
+from dataclasses import replace
+
 import torch
 
 import config
 from model import GPT
 from tests.conftest import train_small
+from tests.training.conftest import small_run
+from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import as_sold, memory
+from training.plan import as_sold, memory, memory_table
 from training.setup import model_shape
 from training.state import Progress, State
 
@@ -38,6 +42,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
     ):
         assert words in result.stdout
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mac_shares_its_memory_and_the_plan_says_so(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run")
+    assert "own memory" not in "\n".join(memory_table(run))
+    run.device = replace(run.device, torch=torch.device("mps"), memory=12 << 30, peak_flops=5e12)
+    assert "may use 12.9 GB of the machine's own memory" in memory_table(run)[-1]
+    assert "5.0 TFLOP/s, measured now" in banner(run)
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():

@@ -14,7 +14,7 @@ from formats import run_log
 from model import GPT, IGNORE, GPTConfig
 from tests.conftest import train_small
 from training import profiling
-from training.optimizer import make_optimizer, optimizer_step, reserve_state
+from training.optimizer import make_optimizer, optimizer_step, reserve_state, skips_bad_steps
 from training.schedule import learning_rate_at
 from training.step import compile_layers, forward_backward, why_it_fails
 from training.terminal import duration
@@ -129,6 +129,15 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights():
     model, _, norm = one_step(poison=True)
     assert not norm.isfinite()
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_fused_optimizer_that_takes_bad_steps_is_found_out(monkeypatch):
+    """As PyTorch's was on mps, which ignored `found_inf`."""
+    assert skips_bad_steps(torch.device("cpu"))
+    step = torch._fused_adamw_
+    ignoring = {"found_inf": None}
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *a, **named: step(*a, **(named | ignoring)))
+    assert not skips_bad_steps(torch.device("cpu"))
 
 
 class Seen(TorchDispatchMode):
