@@ -29,8 +29,8 @@ IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
 CHUNK = 1 << 24  # bytes unpacked at a time
 # The form of what is read from meta.json.
-_COUNTED = {"file": "", "tokens": 0, "text_bytes": 0, "sha256": ""}
-_SPLIT = _COUNTED | {"documents": 0}
+_SPLIT = {"file": "", "tokens": 0, "documents": 0, "text_bytes": 0, "sha256": ""}
+_SPLIT |= {"blocks_sha256": ""}
 META = {
     "dtype": "",
     "vocab_size": 0,
@@ -48,44 +48,27 @@ class DataError(ValueError):
 
 
 @dataclass
-class Mask:
-    """The file next to a .bin that holds conversations: a byte for each token, of the bits above.
-
-    tokens, text_bytes: how many of the tokens are in replies, and their UTF-8 bytes of text.
-    compressed, blocks_sha256: as of a Split.
-    """
-
-    file: str
-    tokens: int
-    text_bytes: int
-    sha256: str
-    compressed: dict | None = None
-    blocks_sha256: str | None = None
-
-
-@dataclass
 class Split:
-    """One .bin file and what is known of it.
+    """A .bin file and what is known of it. A copy of its name and .gz can take its place.
 
-    text_bytes: UTF-8 bytes of the text that the tokens stand for. compressed: {"file", "bytes",
-    "sha256"} of a .gz copy, which can stand in for the file. mask: where the data holds
-    conversations. blocks_sha256: as the function of that name has it; None in older folders.
+    text_bytes: UTF-8 bytes of the text that the tokens stand for. blocks_sha256: as the function of
+    that name has it. mask: where the data holds conversations, the file with a byte for each token,
+    of the bits above; its tokens and text_bytes are those in replies, and it counts no documents.
     """
 
     file: str
     tokens: int
-    documents: int
-    text_bytes: int
-    sha256: str
-    compressed: dict | None = None
-    mask: Mask | None = None
-    blocks_sha256: str | None = None
+    documents: int | None = None
+    text_bytes: int = 0
+    sha256: str = ""
+    blocks_sha256: str = ""
+    mask: "Split | None" = None
 
-    def counted(self, loss_on: str) -> "Split | Mask":
+    def counted(self, loss_on: str) -> "Split":
         """The tokens that a loss counts. loss_on: the setting of that name."""
         if loss_on == "all":
             return self
-        return self.mask or Mask(file="", tokens=0, text_bytes=0, sha256="")
+        return self.mask or Split(file="", tokens=0)
 
 
 @dataclass
@@ -174,19 +157,14 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
 def _split(values):
     """A Split of its values in meta.json."""
     mask = values.get("mask")
-    return Split(**values | {"mask": Mask(**mask) if mask else None})
+    return Split(**values | {"mask": Split(**mask) if mask else None})
 
 
-def _check_file(folder, described, tokens, dtype):
-    """Raises DataError unless a .bin, or the .gz that stands in for it, is there and undamaged.
-
-    Compares the size, and of a .bin some blocks.
-
-    described: a Split or its Mask.
-    """
-    path, expected = folder / described.file, tokens * np.dtype(dtype).itemsize
-    if not path.exists() and described.compressed:
-        path, expected = folder / described.compressed["file"], described.compressed["bytes"]
+def _check_file(folder, split, tokens, dtype):
+    """Raises DataError unless a .bin has its size and some of its blocks, or its .gz is there."""
+    path, expected = folder / split.file, tokens * np.dtype(dtype).itemsize
+    if not path.exists() and gz_of(path).exists():
+        return  # unpacked() checks what is in it
     if not path.exists():
         raise DataError(
             f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare"
@@ -199,7 +177,7 @@ def _check_file(folder, described, tokens, dtype):
             " cut off, still being copied, or not the file that meta.json describes; copy both"
             " again, or prepare the data again"
         )
-    if path.name == described.file and described.blocks_sha256 not in (None, blocks_sha256(path)):
+    if blocks_sha256(path) != split.blocks_sha256:
         raise DataError(
             f"{path} is damaged: its bytes are not those that meta.json describes; copy it here"
             " again, or prepare the data again"
@@ -217,31 +195,38 @@ def blocks_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def unpacked(folder: Path, described: Split | Mask, size: int) -> Path:
+def gz_of(path: Path) -> Path:
+    """The compressed copy of a .bin."""
+    return path.with_name(f"{path.name}.gz")
+
+
+def unpacked(folder: Path, split: Split, size: int) -> Path:
     """The path of a .bin of `size` bytes; it is unpacked first, once, where only its .gz is there.
 
     Raises DataError for a damaged .gz, OSError where the disk has no room.
     """
-    path = folder / described.file
+    path = folder / split.file
     if path.exists():
         return path
     lock = folder / f".{path.name}.lock"
     with FileLock(lock):  # one of torchrun's processes unpacks, the others wait
         if not path.exists():
-            _unpack(folder / described.compressed["file"], path, size)
+            _unpack(path, split, size)
     return path
 
 
-def _unpack(copy, path, size):
-    """Write the content of a .gz, whole or not at all."""
+def _unpack(path, split, size):
+    """Write the content of its .gz to `path`, whole or not at all."""
+    copy = gz_of(path)
     check_room(path.parent, size, f"move {path.parent} to a larger disk")
     try:
         with whole(path) as partial, gzip.open(copy) as source, open(partial, "wb") as file:
             text = f"unpacking {copy}"
             with tqdm.wrapattr(file, "write", total=size, desc=text, disable=None) as shown:
                 shutil.copyfileobj(source, shown, CHUNK)
-            if file.tell() != size:
-                raise EOFError(f"{file.tell():,} bytes instead of {size:,}")
+            file.flush()
+            if file.tell() != size or blocks_sha256(partial) != split.blocks_sha256:
+                raise EOFError("it holds other tokens than meta.json describes")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{copy} is damaged ({error}); copy it again") from None
 

@@ -92,7 +92,7 @@ def _add_arguments(add):
     )
     add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
     add("--overwrite", action="store_true", help="replace what --out holds, finished or not")
-    add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, ids, text")
+    add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, tokenizer")
     add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
     # the tokenizer
     add(

@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,12 @@ import numpy as np
 from formats.data_folder import (
     IN_REPLY,
     DataError,
-    Mask,
     Meta,
     Split,
     blocks_sha256,
     dtype_for,
+    gz_of,
     read_meta,
-    write_meta,
 )
 from formats.files import read_json, sha256, whole
 from preparing import PrepareError, plural
@@ -46,8 +46,7 @@ def describe(
     size = sum((work.path / f"{name}.bin").stat().st_size for name in SPLITS)
     with Progress(size, "checking") as bar:
         for name in SPLITS:
-            has_mask = (work.path / f"{name}.mask.bin").exists()
-            splits[name], found = scan(work.path, name, dtype, tokenizer, bar, has_mask)
+            splits[name], found = scan(work.path, name, dtype, tokenizer, bar)
             occur |= found
     read = {name: split.tokens for name, split in splits.items()}
     text_bytes = sum(split.text_bytes for split in splits.values())
@@ -71,11 +70,12 @@ def describe(
 
 
 def scan(
-    folder: Path, name: str, dtype: str, tokenizer: Tokenizer, bar: Progress, has_mask: bool
+    folder: Path, name: str, dtype: str, tokenizer: Tokenizer, bar: Progress
 ) -> tuple[Split, np.ndarray]:
     """Read a split and its mask through: what is in it, and which ids occur, bool [vocab_size]."""
     path = folder / f"{name}.bin"
     mask_path = folder / f"{name}.mask.bin"
+    has_mask = mask_path.exists()
     digest = hashlib.sha256()
     mask_digest = hashlib.sha256()
     vocab_size = tokenizer.vocab_size
@@ -104,7 +104,7 @@ def scan(
         blocks_sha256=blocks_sha256(path),
     )
     if has_mask:
-        split.mask = Mask(
+        split.mask = Split(
             file=mask_path.name,
             tokens=int(in_replies.sum()),
             text_bytes=int(in_replies @ lengths),
@@ -171,7 +171,7 @@ def _files(meta):
 
 
 def compress(folder: Path, workers: int) -> str:
-    """Write a .gz next to each .bin of a finished folder, and its size and sha256 to meta.json.
+    """Write a .gz next to each .bin of a finished folder.
 
     It is made of blocks, compressed in parallel, each a gzip member; any gunzip reads it. Returns
     what was done, in words.
@@ -182,17 +182,11 @@ def compress(folder: Path, workers: int) -> str:
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
     with Pool(workers, compress_block) as run, Progress(size, "compressing") as bar:
         for file in to_do:
-            path = folder / f"{file.file}.gz"
-            with whole(path) as partial, open(partial, "wb") as target:
-                for data in run(_blocks(folder / file.file)):
+            path = folder / file.file
+            with whole(gz_of(path)) as partial, open(partial, "wb") as target:
+                for data in run(_blocks(path)):
                     target.write(data)
                     bar.update(BLOCK)
-            file.compressed = {
-                "file": path.name,
-                "bytes": path.stat().st_size,
-                "sha256": sha256(path),
-            }
-    write_meta(folder, meta)
     names = ", ".join(f"{file.file}.gz" for file in to_do)
     return f"{folder}: wrote {names or 'nothing'}"
 
@@ -209,32 +203,23 @@ def verify(folder: Path) -> str:
     meta = read_meta(folder)
     expected = {}
     for file in _files(meta):
-        if file.compressed:
-            expected[file.compressed["file"]] = file.compressed["sha256"]
-        expected[file.file] = file.sha256
+        expected |= dict.fromkeys((f"{file.file}.gz", file.file), file.sha256)
     expected[meta.tokenizer["file"]] = meta.tokenizer["sha256"]
     found = [name for name in expected if (folder / name).exists()]
-    damaged = [name for name in found if sha256(folder / name) != expected[name]]
-    tokenizer = Tokenizer.load(folder / meta.tokenizer["file"])
-    tokens = sum(split.tokens for split in meta.splits.values())
-    with Progress(tokens * np.dtype(meta.dtype).itemsize, "verifying") as bar:
-        for name, split in meta.splits.items():
-            if split.file in found and not damaged:
-                # A mask has its checksum alone, and a stray one is not the dataset's.
-                read, _ = scan(folder, name, meta.dtype, tokenizer, bar, has_mask=False)
-                if (read.documents, read.text_bytes) != (split.documents, split.text_bytes):
-                    damaged.append(split.file)
+    damaged = [name for name in found if _content_sha256(folder / name) != expected[name]]
     if damaged:
         raise DataError(
             f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; copy it"
             " again, or prepare it again with --overwrite"
         )
+    tokenizer = Tokenizer.load(folder / meta.tokenizer["file"])
     described = (meta.tokenizer["kind"], meta.vocab_size, meta.eot_id)
     if described != (tokenizer.kind, tokenizer.vocab_size, tokenizer.eot_id):
         raise DataError(
             f"{folder}: meta.json describes another tokenizer than {meta.tokenizer['file']} in its"
             " kind, vocab_size or eot_id; copy both again, or prepare it again with --overwrite"
         )
+    tokens = sum(split.tokens for split in meta.splits.values())
     report = read_json(folder / "cleaning.json") or {}
     return "\n".join(
         [
@@ -242,3 +227,14 @@ def verify(folder: Path) -> str:
             *(f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)),
         ]
     )
+
+
+def _content_sha256(path):
+    """Checksum of a file, of a .gz unpacked; "" for one that is damaged."""
+    if path.suffix != ".gz":
+        return sha256(path)
+    try:
+        with gzip.open(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return ""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import hardware
-from formats.data_folder import DataError, Mask, Meta, Split, unpacked
+from formats.data_folder import DataError, Meta, Split, unpacked
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
 
@@ -63,14 +63,14 @@ class Dataset:
         self.tokens = self._load(meta.splits[split], meta.dtype)
         self._orders = {}  # epoch -> (offset, order of its windows)
 
-    def _load(self, file: Split | Mask, dtype: str) -> torch.Tensor:
+    def _load(self, file: Split, dtype: str) -> torch.Tensor:
         """The numbers of a file, [length], at `location`."""
         path = unpacked(self.folder, file, self.length * np.dtype(dtype).itemsize)
         if self.location == "mmap":
             held_as = HELD_AS[dtype]
             return torch.from_file(str(path), shared=False, size=self.length, dtype=held_as)
         numbers = np.fromfile(path, dtype)
-        if isinstance(file, Split):
+        if dtype == self.meta.dtype:  # not of a mask
             self._check_ids(numbers)
         held = torch.from_numpy(numbers).view(HELD_AS[dtype])
         return held.to(self.device) if self.location == "gpu" else held

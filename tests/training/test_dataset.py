@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from formats.data_folder import (
+    DataError,
+    Meta,
+    Split,
+    blocks_sha256,
+    dtype_for,
+    read_meta,
+    write_meta,
+)
 from training.dataset import Dataset, read_tokens
 
 CPU = torch.device("cpu")
@@ -21,13 +29,12 @@ def make(folder, dtype="uint16", compressed=False, tokens=5000):
     splits = {}
     for name in ("train", "val"):
         ids.tofile(folder / f"{name}.bin")
-        splits[name] = Split(f"{name}.bin", len(ids), 1, len(ids), "0")
+        blocks = blocks_sha256(folder / f"{name}.bin")
+        splits[name] = Split(f"{name}.bin", len(ids), 1, len(ids), "0", blocks)
         if compressed:
             data = gzip.compress(ids.tobytes())
             (folder / f"{name}.bin").unlink()
             (folder / f"{name}.bin.gz").write_bytes(data)
-            copy = {"file": f"{name}.bin.gz", "bytes": len(data), "sha256": "0"}
-            splits[name].compressed = copy
     tokenizer = {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"}
     write_meta(folder, Meta(dtype, 60000, 0, tokenizer, splits, [], {}, "now"))
     return ids
@@ -60,13 +67,12 @@ def test_compressed_tokens_are_unpacked_once_whole_or_not_at_all(tmp_path):
     (tmp_path / "a/train.bin.gz").unlink()
     assert np.array_equal(read_tokens(tmp_path / "a", read_meta(tmp_path / "a"), "train"), ids)
     data = (tmp_path / "a/val.bin.gz").read_bytes()
-    for damaged in (data[:2000] + bytes(20) + data[2020:], data[:-100]):
+    others = gzip.compress(ids[::-1].tobytes())
+    for damaged in (data[:2000] + bytes(20) + data[2020:], data[:-100], others):
         (tmp_path / "a/val.bin.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=r"val.bin.gz is damaged .* copy it again"):
             read_tokens(tmp_path / "a", meta, "val")
         assert not (tmp_path / "a/val.bin").exists()
-    with pytest.raises(DataError, match=r"val.bin.gz has .* cut off"):
-        read_meta(tmp_path / "a")
 
 
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
