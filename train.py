@@ -114,10 +114,10 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     clock.start()
     if run.compiles and not schedule.done:
         recorder.compiling()
-        micro_batch = run.micro_batch.training
+        micro_batch = run.micro_batch.size
         problem = trainer.compile(run.compiles)
         recorder.compiled(clock.lap(), problem)
-        if run.micro_batch.training < micro_batch:
+        if run.micro_batch.size < micro_batch:
             recorder.halved()
     recorder.open_bar()
     gc.collect()

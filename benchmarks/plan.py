@@ -32,7 +32,7 @@ def measure(settings: list[str]) -> dict:
     if problem:
         print(f"compiling failed: {problem}")
     measured = peak_memory(run)
-    micro_batch = run.micro_batch.training
+    micro_batch = run.micro_batch.size
     planned = plan.memory(run.config, run.state, micro_batch, run.device)
     return {
         "micro_batch": micro_batch,

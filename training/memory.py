@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-import hardware
 from config import Config
 from formats import files
 from hardware import Device
@@ -18,62 +17,50 @@ from training import RunError, distributed
 
 
 class MicroBatch:
-    """The micro-batches of training and of evaluation, in sequences of one process.
+    """How many sequences one forward of this process holds, in training and in evaluation.
 
-    batch: sequences a step of this process, which both divide.
+    size: these. batch: sequences a step of this process, which `size` divides.
     """
 
     def __init__(self, config: Config, device: Device, folder: Path):
         self.config, self.device, self.path = config, device, folder / "memory.json"
         self.batch = config.batch_size // distributed.world_size
-        self.training = largest_divisor(self.batch, config.micro_batch_size or self.batch)
-        self.evaluation = self.training
-        known = files.read_json(self.path, micro_batch=int, eval_micro_batch=int) or {}
-        now = self.to_json()
+        self.size = largest_divisor(self.batch, config.micro_batch_size or self.batch)
+        known, now = files.read_json(self.path, micro_batch=int) or {}, self.to_json()
         if all(known.get(name) == now[name] for name in ("device", "micro_batch_size")):
-            self.training = self.fitting(min(self.training, known["micro_batch"]))
-            self.evaluation = self.fitting(min(self.evaluation, known["eval_micro_batch"]))
+            self.size = largest_divisor(self.batch, min(self.size, known["micro_batch"]))
         # Processes with another kind of GPU remember nothing: the smallest counts for all.
-        self.training = int(min(distributed.gather(self.training)))
-        self.evaluation = int(min(distributed.gather(self.evaluation)))
-
-    def fitting(self, limit: int) -> int:
-        """The largest micro-batch up to `limit` that divides the batch."""
-        return largest_divisor(self.batch, max(1, limit))
+        self.size = int(min(distributed.gather(self.size)))
 
     def to_json(self) -> dict:
         """The content of memory.json: what fitted, and where."""
         return {
             "device": self.device.name,
             "micro_batch_size": self.config.micro_batch_size,
-            "micro_batch": self.training,
-            "eval_micro_batch": self.evaluation,
+            "micro_batch": self.size,
         }
 
-    def halve(self, kind: str) -> None:
-        """Halve the micro-batch of `kind`, "training" or "evaluation", and remember it.
+    def halve(self) -> None:
+        """Halve the micro-batch, and remember it.
 
         Raises RunError where it was a single sequence. Also with several processes, which wait for
         each other in the middle of the same backward: the next start goes on with half.
         """
-        before = getattr(self, kind)
+        before = self.size
         if before == 1:
             raise RunError(self.too_small())
-        setattr(self, kind, self.fitting(before // 2))
-        # Evaluation has the same memory, and is compiled for the same shape.
-        self.evaluation = min(self.evaluation, self.training)
+        self.size = largest_divisor(self.batch, before // 2)
         if not self.config.dry_run:
             with contextlib.suppress(OSError):
                 files.write_json(self.path, self.to_json())
-        after = getattr(self, kind)
         what = f"out of memory with a micro-batch of {before} sequences"
         if distributed.world_size > 1:
             raise RunError(
                 f"{what} in one of {distributed.world_size} processes; start the same command "
-                f"again: it continues with {after}, and the same batch_size ("
+                f"again: it continues with {self.size}, and the same batch_size ("
                 f"torchrun --max_restarts=3 does so unasked)"
             )
-        print(f"\n{what}; continuing with {after}, and the same batch_size", flush=True)
+        print(f"\n{what}; continuing with {self.size}, and the same batch_size", flush=True)
 
     def too_small(self) -> str:
         """What to say when one sequence is too much."""
@@ -86,23 +73,6 @@ class MicroBatch:
         )
 
 
-class catch_out_of_memory:
-    """A context that swallows the error of memory that ran out; `caught` says whether it did.
-
-    Once the context is left, the error has let go of the tensors that it held on to.
-    """
-
-    def __enter__(self):
-        self.caught = False
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        self.caught = isinstance(error, RuntimeError | MemoryError) and hardware.out_of_memory(
-            error
-        )
-        return self.caught
-
-
 def release(device: torch.device) -> None:
     """Give back the memory that nothing uses."""
     gc.collect()
@@ -111,5 +81,5 @@ def release(device: torch.device) -> None:
 
 
 def largest_divisor(whole: int, limit: int) -> int:
-    """The largest divisor of `whole` up to `limit`."""
-    return next(n for n in range(min(whole, limit), 0, -1) if whole % n == 0)
+    """The largest divisor of `whole` up to `limit`; 1 at least."""
+    return next(n for n in range(max(1, min(whole, limit)), 0, -1) if whole % n == 0)

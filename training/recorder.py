@@ -92,10 +92,8 @@ class Recorder:
             self.loggers.write(record)
 
     def halved(self) -> None:
-        """Record that memory ran out, and with which micro-batches the run goes on."""
-        batch = self.run.micro_batch
-        sizes = {"micro_batch": batch.training, "eval_micro_batch": batch.evaluation}
-        self.record({"event": "out of memory", **sizes})
+        """Record that memory ran out, and with which micro-batch the run goes on."""
+        self.record({"event": "out of memory", "micro_batch": self.run.micro_batch.size})
 
     # -- while it runs ----------------------------------------------------------------------------
 

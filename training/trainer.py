@@ -16,7 +16,7 @@ from hardware import Device
 from model import IGNORE
 from training import RunError, distributed, shard
 from training.dataset import Data
-from training.memory import MicroBatch, catch_out_of_memory, release
+from training.memory import MicroBatch, release
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import Schedule
 from training.state import State, StepCounts
@@ -83,14 +83,13 @@ class Trainer:
         else:
             forward = compile_whole(model, mode)
         while True:
-            with catch_out_of_memory() as memory:
+            try:
                 reserve_state(self.state.optimizer)
-                size = self.micro_batch.training
-                x, y = self.data.train.batch(0, size, self.config.seed)
+                x, y = self.data.train.batch(0, self.micro_batch.size, self.config.seed)
                 failed = why_it_fails(forward, x, y, self.cast, scaler)
-            if not memory.caught:
                 break
-            self.halve("training")
+            except (RuntimeError, MemoryError) as error:
+                self.halve(error)
         if failed and self.sharded:
             # The other processes may have compiled, and cannot be told to go on without.
             raise RunError(f"the model could not be compiled ({failed}); set compile = False")
@@ -128,25 +127,31 @@ class Trainer:
             predictions = distributed.all_reduce_mean(counted).clamp(min=1 / distributed.world_size)
         scaler, halved = self.state.scaler, False
         while True:
-            with catch_out_of_memory() as memory:
+            try:
                 reserve_state(self.state.optimizer)
                 self.seed_dropout()
-                size = self.micro_batch.training
+                size = self.micro_batch.size
                 loss = forward_backward(self.parallel, x, y, size, self.cast, scaler, predictions)
-            if not memory.caught:
                 break
-            self.halve("training")
-            halved = True
+            except (RuntimeError, MemoryError) as error:
+                self.halve(error)
+                halved = True
         loss = distributed.all_reduce_mean(loss)
         if scaler.is_enabled():  # it reads from the device
             distributed.synchronize(self.device.torch)
         return loss, halved
 
-    def halve(self, kind: str) -> None:
-        """Go on with half the micro-batch, and none of what the attempt that failed has left."""
+    def halve(self, error: Exception) -> None:
+        """After an attempt that ran out of memory: free what it left, and halve the micro-batch.
+
+        Raises any other error again.
+        """
+        if not hardware.out_of_memory(error):
+            raise error
+        error.__traceback__ = None  # its frames hold the attempt's tensors
         self.state.model.zero_grad(set_to_none=True)
         release(self.device.torch)
-        self.micro_batch.halve(kind)
+        self.micro_batch.halve()
 
     def update(self, loss: torch.Tensor) -> None:
         """Have the optimiser step on the gradients, and count the step. loss: the batch's."""
@@ -173,15 +178,15 @@ class Trainer:
         windows = self.config.eval_batches * self.config.batch_size
         halved = False
         while True:
-            with catch_out_of_memory() as memory:
-                size, data = self.micro_batch.evaluation, self.data.val
+            try:
+                size, data = self.micro_batch.size, self.data.val
                 total, count = evaluate(self.forward, data, windows, size, self.cast, check)
                 distributed.synchronize(self.device.torch)
                 total, count = float(total), float(count)
-            if not memory.caught:
                 break
-            self.halve("evaluation")
-            halved = True
+            except (RuntimeError, MemoryError) as error:
+                self.halve(error)
+                halved = True
         total, count = sum(distributed.gather(total)), sum(distributed.gather(count))
         return total / count if count else math.nan, halved
 

@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 import hardware
-from training.memory import catch_out_of_memory
 from training.optimizer import optimizer_step
 from training.setup import Run
 from training.signals import Stop
@@ -48,13 +47,13 @@ def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial | N
             bar.set_description_str("compiling, to measure a few steps here")
             trainer.compile()  # without tuning, which would take minutes
         while True:
-            with catch_out_of_memory() as memory:
+            try:
                 for trial in time_steps(run, seconds):
                     words = f"measuring here, {trial.step_s:.3f} s a step; Ctrl-C ends it"
                     bar.set_description_str(words)
-            if not memory.caught:
                 break
-            trainer.halve("training")
+            except (RuntimeError, MemoryError) as error:
+                trainer.halve(error)
     return trial
 
 
@@ -63,7 +62,7 @@ def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
 
     A CPU begins with one sequence, which may take all of them, and doubles from there.
     """
-    c, state, trainer, limit = run.config, run.state, run.trainer, run.micro_batch.training
+    c, state, trainer, limit = run.config, run.state, run.trainer, run.micro_batch.size
     size = limit
     if run.device.type == "cpu":
         limit, size = max(1, min(limit, TOKENS // c.block_size)), 1

@@ -2,6 +2,7 @@
 
 import math
 import resource
+import weakref
 
 import numpy as np
 import pytest
@@ -81,13 +82,28 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     )
 
 
+def test_a_second_attempt_finds_the_memory_of_the_first_free(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run")
+    held = []
+
+    def too_large(module, inputs, output):
+        if len(output) == run.micro_batch.batch:
+            held.append(weakref.ref(output))
+            raise MemoryError
+        assert held[0]() is None
+
+    run.state.model.ln_f.register_forward_hook(too_large)
+    _, halved = run.trainer.gradients()
+    assert halved and run.micro_batch.size == run.micro_batch.batch // 2
+
+
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run")
-    run.micro_batch.training = run.micro_batch.evaluation = 2
+    run.micro_batch.size = 2
     files.write_json(tmp_path / "run/memory.json", run.micro_batch.to_json())
-    assert small_run(char_data, tmp_path / "run").micro_batch.training == 2
+    assert small_run(char_data, tmp_path / "run").micro_batch.size == 2
     again = small_run(char_data, tmp_path / "run", "--micro_batch_size=4")
-    assert again.micro_batch.training == 4
+    assert again.micro_batch.size == 4
 
 
 def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
