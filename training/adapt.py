@@ -16,6 +16,10 @@ def adapt(model: GPT, config: Config, device: Device) -> None:
     problem = fp8.why_not(device.torch, device.dtype, rows, columns, config.block_size)
     if chunks > 1:
         problem = problem or "its logits need loss_chunks in this memory"
+    if config.compile is False:
+        problem = problem or "it takes a compiled model, and compile = False"
+    if config.fp8_head and not problem:
+        problem = fp8.trial(device.torch)
     if config.fp8_head and problem and distributed.is_main:
         print(f"fp8_head = True, but {problem}; the head's products stay in 16 bits")
 

@@ -31,10 +31,21 @@ def why_not(
     return None
 
 
-class FP8Head(nn.Module):
-    """x w^T, which rounds x, w and the gradient to 8 bits in training mode.
+def trial(device: torch.device) -> str | None:
+    """What small products like those of the head fail with on a device; None where they work."""
+    try:
+        b8, scale = to_float8(torch.ones(16, 16, device=device), E4M3)
+        for dtype in (E4M3, E5M2):
+            scaled_product(*to_float8(torch.ones(16, 16, device=device), dtype), b8, scale)
+    except (RuntimeError, ValueError) as error:
+        return f"a trial of its products failed: {str(error).splitlines()[0]}"
 
-    Without dropout the evaluations of a run are in training mode too (step.evaluate).
+
+class FP8Head(nn.Module):
+    """x w^T, which rounds x, w and the gradient to 8 bits in training mode, in compiled code.
+
+    Uncompiled, rounding the logits' gradient would take twice their memory. Without dropout the
+    evaluations of a run are in training mode too (step.evaluate).
     """
 
     def __init__(self, linear: nn.Linear):
@@ -42,7 +53,7 @@ class FP8Head(nn.Module):
         self.weight = linear.weight
 
     def forward(self, x):  # x: [..., C]
-        if not self.training:
+        if not (self.training and torch.compiler.is_compiling()):
             return F.linear(x, self.weight)
         y = FP8Linear.apply(x.flatten(0, -2), self.weight)
         return y.view(*x.shape[:-1], -1)
@@ -63,16 +74,25 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, gradient):  # [N, V]
         x8, x_scale, w8, w_scale = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
-        g8, g_scale = to_float8(gradient, E5M2)
+        # Of a mean over N tokens no gradient is above 1 / N, or above 16 / N where one in 16 counts.
+        # To look for the largest would be another pass over all of them.
+        largest = torch.full((), 16 / len(gradient), device=gradient.device)
+        g8, g_scale = to_float8(gradient, E5M2, largest)
         x_gradient = scaled_product(g8, g_scale, w8.t().contiguous(), w_scale)
         w_gradient = scaled_product(g8.t().contiguous(), g_scale, x8.t().contiguous(), x_scale)
         return x_gradient.to(x_dtype), w_gradient.to(w_dtype)
 
 
-def to_float8(x, dtype: torch.dtype):
-    """x in 8 bits with its largest value at the dtype's, and the scale that undoes this."""
-    scale = x.abs().amax().float().clamp(min=1e-30) / torch.finfo(dtype).max
-    return (x.float() / scale).to(dtype), scale
+def to_float8(x, dtype: torch.dtype, largest=None):
+    """x in 8 bits with its largest value at the dtype's, and the scale that undoes this.
+
+    largest: a bound for x where one is known, a scalar; values beyond it are cut to it.
+    """
+    if largest is None:
+        largest = x.abs().amax().float().clamp(min=1e-30)
+    limit = torch.finfo(dtype).max
+    scale = largest / limit
+    return (x.float() / scale).clamp(-limit, limit).to(dtype), scale
 
 
 def scaled_product(a, a_scale, b, b_scale):

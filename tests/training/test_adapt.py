@@ -100,29 +100,38 @@ def test_chunks_and_checkpoints_compile():
 # -- the head in 8 bits ---------------------------------------------------------------------------
 
 
-def dequantised(x, dtype):
+def dequantised(x, dtype, largest=None):
     """What 8 bits leave of x."""
-    x8, scale = fp8.to_float8(x, dtype)
+    x8, scale = fp8.to_float8(x, dtype, largest)
     return x8.float() * scale
 
 
 def test_the_products_of_the_head_are_those_of_rounded_numbers():
     torch.manual_seed(0)
     x, w = torch.randn(48, 64, requires_grad=True), torch.randn(96, 64, requires_grad=True)
-    upstream = torch.randn(48, 96) * 1e-5
+    upstream = torch.randn(48, 96).softmax(-1) / 48  # of a mean over 48 tokens
     fp8.FP8Linear.apply(x, w).float().backward(upstream)
     low_x, low_w = (dequantised(t.detach(), fp8.E4M3) for t in (x, w))
-    low_gradient = dequantised(upstream.bfloat16(), fp8.E5M2)
+    low_gradient = dequantised(upstream.bfloat16(), fp8.E5M2, torch.tensor(16 / 48))
     for got, exact in ((x.grad, low_gradient @ low_w), (w.grad, low_gradient.t() @ low_x)):
         assert (got - exact).abs().max() < 0.01 * exact.abs().max()  # bfloat16's rounding
     assert F.cosine_similarity(x.grad.flatten(), (upstream @ w).flatten(), dim=0) > 0.99
+
+
+def test_a_gradient_beyond_its_bound_is_cut_and_one_that_is_no_number_stays():
+    x8, scale = fp8.to_float8(torch.tensor([3.0, -3.0, torch.nan]), fp8.E5M2, torch.tensor(1.0))
+    assert (x8.float() * scale)[:2].tolist() == [1.0, -1.0] and x8.float()[2].isnan()
 
 
 def test_a_head_in_8_bits_trains_and_generates_as_before():
     model, x, y = model_and_batch(tie_weights=False)
     keys, logits, plain = model.state_dict().keys(), model(x), loss_and_gradients(model, x, y)
     model.lm_head = fp8.FP8Head(model.lm_head)
-    loss, gradients = loss_and_gradients(model, x, y)
+    assert_same(plain, loss_and_gradients(model, x, y))  # in 16 bits where it is not compiled
+    compiled = torch.compile(model, backend="eager")
+    loss, gradients = loss_and_gradients(compiled, x, y)
+    gradients = {name.removeprefix("_orig_mod."): g for name, g in gradients.items()}
+    assert loss != plain[0]
     assert loss == pytest.approx(plain[0], abs=1e-2)
     for name, gradient in gradients.items():
         assert F.cosine_similarity(gradient.flatten(), plain[1][name].flatten(), dim=0) > 0.98
@@ -135,6 +144,17 @@ def test_a_head_in_8_bits_takes_multiples_of_16(monkeypatch):
     assert fp8.why_not(gpu, torch.bfloat16, 50304, 768, 512) is None
     assert "50,257 x 768" in fp8.why_not(gpu, torch.bfloat16, 50257, 768, 512)
     assert "block_size = 500" in fp8.why_not(gpu, torch.bfloat16, 50304, 768, 500)
+
+
+def test_a_device_whose_products_in_8_bits_fail_keeps_the_plain_head(monkeypatch):
+    cpu = torch.device("cpu")
+    assert fp8.trial(cpu) is None  # PyTorch's CPU build has them
+
+    def refuse(*_, **__):
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED\nmore")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    assert fp8.trial(cpu) == "a trial of its products failed: CUBLAS_STATUS_NOT_SUPPORTED"
 
 
 def test_two_ways_of_computing_the_head_are_refused():
