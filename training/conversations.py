@@ -41,7 +41,7 @@ class Conversations(Dataset):
 
     def _at(self, index):
         x, y = super()._at(index)
-        mask = self._send(self.mask[index[:, 1:].to(self.mask.device)])
+        mask = self._send(self.mask[index[:, 1:]])
         return x, y.masked_fill_(mask & IN_REPLY == 0, IGNORE)
 
 

@@ -148,7 +148,8 @@ class Dataset:
             part = starts[at : at + micro_batch]
             rows = torch.tensor(part + [0] * (micro_batch - len(part)))
             index = rows[:, None] + torch.arange(T + 1)
-            x, y = self._at(index.clamp(max=self.length - 1))
+            index = index.clamp(max=self.length - 1)
+            x, y = self._at(self._send(index) if self.location == "gpu" else index)
             y[len(part) :] = IGNORE
             if part and part[-1] == whole * T:  # the partial window, which is the last
                 y[len(part) - 1, rest:] = IGNORE
@@ -156,7 +157,7 @@ class Dataset:
 
     def _at(self, index):
         """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
-        chunk = self._widen(self.tokens[index.to(self.tokens.device)])
+        chunk = self._widen(self.tokens[index])
         # The strides of training's targets: a compiled model would be compiled anew for others.
         return chunk[:, :-1], chunk.clone()[:, 1:]
 

@@ -156,6 +156,7 @@ def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, settings):
     with no_waiting():
         for _ in range(3):
             run.trainer.step()
+        assert len(list(run.data.val.evaluation(8, 4))) == 2
 
 
 def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_path):
