@@ -16,6 +16,7 @@ from hardware import Device
 from model import IGNORE
 from training import RunError, distributed, shard
 from training.dataset import Data
+from training.fp8 import FP8Head
 from training.memory import MicroBatch, release
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import Schedule
@@ -71,6 +72,8 @@ class Trainer:
             if not failed:
                 return problem
             problem = f"{mode or 'torch.compile'} failed: {failed}"
+        if isinstance(self.state.model.lm_head, FP8Head):
+            problem += "; the head's products stay in 16 bits"
         return problem
 
     def try_compiled(self, mode: str | None) -> str | None:
@@ -136,10 +139,7 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 self.halve(error)
                 halved = True
-        loss = distributed.all_reduce_mean(loss)
-        if scaler.is_enabled():  # it reads from the device
-            distributed.synchronize(self.device.torch)
-        return loss, halved
+        return distributed.all_reduce_mean(loss), halved
 
     def halve(self, error: Exception) -> None:
         """After an attempt that ran out of memory: free what it left, and halve the micro-batch.
@@ -206,12 +206,12 @@ class Trainer:
         """Why the run must stop, in a sentence: NaN or infinity in too many steps in a row."""
         config, step = self.config, self.state.progress.step
         scaler = self.state.scaler
+        distributed.synchronize(self.device.torch)
         if scaler.is_enabled() and scaler.get_scale() < 1e-3:
             return (
                 f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
                 "took none of them. What helps: dtype = float32, or a lower learning_rate"
             )
-        distributed.synchronize(self.device.torch)
         in_a_row = int(self.counts.most_in_a_row)
         if in_a_row < config.max_bad_steps:
             return None
