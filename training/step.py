@@ -41,7 +41,9 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
 
 def data_parallel(model, allreduce_dtype: str) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes, in "float32" or "bfloat16"."""
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # All processes compute the same buffers, so none are sent.
+    options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+    parallel = DistributedDataParallel(model, **options)
     if allreduce_dtype == "bfloat16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
