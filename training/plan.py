@@ -16,7 +16,7 @@ from config import Config
 from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
-from training import RunError
+from training import RunError, muon
 from training.adapt import loss_chunks
 from training.saver import copied_tensors
 from training.setup import Run
@@ -90,7 +90,10 @@ def memory(
         needed["activations"] += 8 * whole
     if device.dtype.itemsize == 2:
         needed["activations"] += 2 * whole
-    return needed | {"peak": sum(needed.values()) - spared}
+    # The optimiser's step begins when the activations are gone.
+    stepping = muon.temporary_bytes(state.optimizer.param_groups, device.dtype, gpus)
+    more = max(0, stepping - needed["activations"] + spared)
+    return needed | {"peak": sum(needed.values()) - spared + more}
 
 
 def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Device) -> int:

@@ -113,10 +113,14 @@ def distribute(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 # -- stacks of parameters that are alike -----------------------------------------------------------
 
 
-def gather_rows(stack: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[N, rows of this process, C] -> [N, R, C]: N tensors as whole as the parameter `like` is."""
+def gather_rows(stack: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[N, rows of this process, C] -> [N, R, C]: N tensors as whole as the parameter `like` is.
+
+    They travel in bfloat16 where `dtype` has 16 bits: in float16 small numbers would be lost.
+    """
     if not is_dtensor(like):
         return stack
+    stack = stack.bfloat16() if dtype.itemsize == 2 else stack
     from torch.distributed.tensor import DTensor, Shard
 
     shape = torch.Size((len(stack), *like.shape))

@@ -76,6 +76,18 @@ def test_steps_as_pytorch_does(shape):
         assert (p - q).norm() < 0.03 * (q - was).norm()
 
 
+def test_a_device_without_fused_kernels_takes_the_same_steps():
+    ours, other = parameters((64, 32), (64, 32)), parameters((64, 32), (64, 32))
+    optimizer, plain = optimizer_of(ours), optimizer_of(other)
+    plain.defaults["fused"] = False
+    for seed in range(3):
+        set_gradients(ours, seed)
+        set_gradients(other, seed)
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(ours, other)
+
+
 def test_query_key_and_value_are_three_matrices():
     (fused,) = parameters((96, 32))
     separate = [torch.nn.Parameter(p.clone()) for p in fused.detach().split(32)]

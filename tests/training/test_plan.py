@@ -69,3 +69,12 @@ def test_each_of_eight_gpus_holds_an_eighth_of_gpt2_xl():
     for name in ("weights", "gradients", "optimizer"):
         assert each[name] == one[name] // 8
     assert 40e9 < one["peak"] < 50e9 and each["peak"] < 27e9  # as config/gpt2_xl.py says
+
+
+def test_a_small_micro_batch_leaves_muon_the_memory_of_its_step():
+    c, state = planned(32_000, "config/gpt2_small_modern.py")
+    small, large = (memory(c, state, size, as_sold("H200")) for size in (1, 64))
+    held = sum(small[name] for name in ("weights", "gradients", "optimizer"))
+    blocks = sum(p.numel() for p in state.model.h.parameters())
+    assert held + 7 * blocks < small["peak"] < held + 12 * blocks  # bytes
+    assert large["peak"] < held + large["activations"]

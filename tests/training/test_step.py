@@ -156,7 +156,7 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
-@pytest.mark.parametrize(("optimizer", "working"), [("adamw", 20), ("muon", 90)])
+@pytest.mark.parametrize(("optimizer", "working"), [("adamw", 20), ("muon", 85)])
 def test_an_update_is_as_few_operations_for_many_layers_and_never_waits(arch, optimizer, working):
     counts = []
     for layers in (2, 12):
