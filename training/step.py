@@ -41,9 +41,10 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
 
 def data_parallel(model, allreduce_dtype: str) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes, in "float32" or "bfloat16"."""
-    # All processes compute the same buffers, so none are sent.
-    options = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
-    parallel = DistributedDataParallel(model, **options)
+    # Each process computes the same buffers: without this they were sent in every step.
+    buffers = [name for name, _ in model.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     if allreduce_dtype == "bfloat16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import hardware
 from formats import run_folder, run_log
+from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, losses, run_script, train_small
 from tests.training.test_limits import BIG
 from training import distributed
+from training.step import compile_layers, data_parallel
 
 EXACT = [
     *SMALL,
@@ -230,8 +233,18 @@ def test_gradients_averaged_in_bfloat16_train_as_well(char_data, tmp_path):
     assert training != exact
 
 
+def test_a_step_sends_no_rotary_table():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = GPT(GPTConfig(50, 8, 1, 2, 16, arch="qwen3"))
+        assert model.rotary is not None
+        assert not data_parallel(compile_layers(model), "float32").will_sync_module_buffers()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_muon_split_has_the_losses_of_one_process(char_data, tmp_path):
-    more = ["--optimizer=muon", "--max_steps=20"]
+    more = ["--optimizer=muon", "--max_steps=20", "--arch=qwen3"]
     for count in (1, 2):
         result = train_on(count, char_data, tmp_path / str(count), *more)
         assert result.returncode == 0, result.stderr
