@@ -82,19 +82,19 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     )
 
 
-def test_a_second_attempt_finds_the_memory_of_the_first_free(char_data, tmp_path):
-    run = small_run(char_data, tmp_path / "run")
-    held = []
+def test_halving_frees_the_memory_of_the_attempt(char_data, tmp_path):
+    run, held = small_run(char_data, tmp_path / "run"), []
 
-    def too_large(module, inputs, output):
-        if len(output) == run.micro_batch.batch:
-            held.append(weakref.ref(output))
-            raise MemoryError
-        assert held[0]() is None
+    def attempt():
+        activations = torch.ones(8)
+        held.append(weakref.ref(activations))
+        raise MemoryError
 
-    run.state.model.ln_f.register_forward_hook(too_large)
-    _, halved = run.trainer.gradients()
-    assert halved and run.micro_batch.size == run.micro_batch.batch // 2
+    try:
+        attempt()
+    except MemoryError as error:
+        run.trainer.halve(error)
+        assert held[0]() is None and run.micro_batch.size == run.micro_batch.batch // 2
 
 
 def test_what_fitted_is_remembered_until_another_size_is_asked_for(char_data, tmp_path):
