@@ -18,7 +18,6 @@ from hardware import Device
 from model import GPTConfig
 from training import RunError, muon
 from training.adapt import loss_chunks
-from training.saver import copied_tensors
 from training.setup import Run
 from training.state import State
 from training.trial import measure
@@ -125,8 +124,10 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
 
 
 def checkpoint_bytes(state: State) -> int:
-    """Bytes of weights and optimiser's state, which is what a checkpoint holds."""
-    return sum(4 * tensor.numel() for tensor in copied_tensors(state.optimizer))
+    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
+    groups = state.optimizer.param_groups
+    copies = [(2 if group.get("num_fused") else 3, group["params"]) for group in groups]
+    return sum(4 * n * p.numel() for n, params in copies for p in params)
 
 
 def memory_table(run: Run, gpus: int = 1) -> list[str]:
@@ -197,18 +198,14 @@ def check_disk(run: Run) -> None:
 def disk_table(run: Run) -> list[str]:
     """What checkpoints take."""
     c = run.config
-    copy = size = checkpoint_bytes(run.state)
+    size = checkpoint_bytes(run.state)
     more, free, folder = disk_space(run)
-    if run.device.type == "cuda":
-        # PyTorch rounds what it locks in memory for a GPU's copies up to a power of two.
-        copied = copied_tensors(run.state.optimizer)
-        copy = sum(1 << (tensor.nbytes - 1).bit_length() for tensor in copied)
     verdict = "" if more < free else "  << too little"
     return [
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
         f"written: up to {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}"
         f"{verdict}",
-        f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
+        f"{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
     ]
 
 

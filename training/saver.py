@@ -8,19 +8,19 @@ import contextlib
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import torch
 
+import hardware
 from formats import files, run_folder, run_log
 from formats.address import AddressError, recorded
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError, tensors_in
 from training import distributed, shard, terminal
-from training.optimizer import parameter_names
+from training.optimizer import parameter_names, reserve_state
 from training.setup import Run
 
 UPLOADING_S = 20 * 60  # that the end of a run waits for an upload,
@@ -55,7 +55,11 @@ class Saver:
         run_folder.set_aside(run.folder, run.state.progress.step)
         if run.best:  # a crash may have come between a save and its evaluation's mark
             self._write_best(run.best["step"], run.best["val_loss"])
-        self.writing = self.writer.submit(self._reserve)
+        model, optimizer = run.state.model, run.state.optimizer
+        with contextlib.suppress(RuntimeError, MemoryError):  # the first step will say so
+            reserve_state(optimizer)
+        tensors = list(tensors_in([model.state_dict(), optimizer.state_dict()]))
+        self.writing = self.writer.submit(self._reserve, tensors)
         self._upload()  # a kill may have come before the last save was there
 
     @property
@@ -87,12 +91,13 @@ class Saver:
             return
         self.wait()
         try:
-            self.buffers.reserve(distinct(tensors_in([model, optimizer])))
+            self.buffers.reserve(tensors_in([model, optimizer]))
         except (RuntimeError, MemoryError) as error:
             self._report_failure(run.state.progress.step, error)
             shard.gather_to_main(model, optimizer)  # the other processes are at it
             return
         model, optimizer = self.buffers.copy([model, optimizer])
+        hardware.synchronize(run.device.torch)
         self.writing = self.writer.submit(self._write, self._describe(), model, optimizer)
 
     def _describe(self):
@@ -148,8 +153,7 @@ class Saver:
 
     # -- the thread that writes --------------------------------------------------------------------
 
-    def _reserve(self):
-        tensors = copied_tensors(self.run.state.optimizer)
+    def _reserve(self, tensors):
         with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say so
             self.buffers.reserve(tensors)
 
@@ -229,72 +233,36 @@ class Buffers:
     """Memory on the CPU for a copy of the state, kept from one save to the next.
 
     To touch new memory takes longer than a copy. Pinned for what is on a GPU, which copies into
-    that several times faster.
+    that several times faster. A step changes the state in place, so each tensor keeps its buffer,
+    and tensors that share memory share it in the copy.
     """
 
     def __init__(self):
-        self.kept = {}  # {kind: buffers}
+        self.kept = {}  # {a tensor's memory: its buffer}
 
     def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
         """Have a buffer for each of these. Raises RuntimeError or MemoryError."""
-        needed = Counter()
         for t in tensors:
-            kind = _kind(t)
-            needed[kind] += 1
-            buffers = self.kept.setdefault(kind, [])
-            if len(buffers) < needed[kind]:
-                buffers.append(_new_buffer(t))
+            if _memory(t) not in self.kept:
+                self.kept[_memory(t)] = _new_buffer(t)
 
-    def copy(self, state):
+    def copy(self, value):
         """A copy of tensors in nested dicts, lists and tuples, for which there are buffers.
 
-        Tensors that share memory are copied once, and share it in the copy.
+        From a GPU it is only begun.
         """
-        free = {kind: iter(buffers) for kind, buffers in self.kept.items()}
-        copied = self._copy(state, free, {})
-        for device in {t.device for t in tensors_in(state) if t.is_cuda}:
-            torch.cuda.synchronize(device)  # the copies were only begun
-        return copied
-
-    def _copy(self, value, free, copies):
         if isinstance(value, dict):
-            return {k: self._copy(v, free, copies) for k, v in value.items()}
+            return {k: self.copy(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._copy(v, free, copies) for v in value)
+            return type(value)(map(self.copy, value))
         if not isinstance(value, torch.Tensor):
             return value
-        full = shard.full_tensor(value)  # of a second one too, as all processes take part
-        memory = _memory(value)
-        if memory not in copies:
-            copies[memory] = next(free[_kind(value)]).copy_(full, non_blocking=full.is_cuda)
-        return copies[memory]
-
-
-def copied_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Parameters, each as often as a save copies a tensor of its size.
-
-    That is itself and its moments: AdamW's two, or Muon's one.
-    """
-    tensors = []
-    for group in optimizer.param_groups:
-        copies = 2 if group.get("num_fused") else 3
-        for p in group["params"]:
-            tensors += [p] * copies
-    return tensors
-
-
-def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without those that share the memory of one before, as tied weights do."""
-    return list({_memory(t): t for t in tensors}.values())
+        full = shard.full_tensor(value)
+        return self.kept[_memory(value)].copy_(full, non_blocking=full.is_cuda)
 
 
 def _memory(tensor):
-    return shard.local_shard(tensor).data_ptr(), _kind(tensor)
-
-
-def _kind(tensor):
-    """Tensors of one kind can share a buffer, one after the other."""
-    return tensor.shape, tensor.dtype, tensor.device.type
+    return tensor.device, shard.local_shard(tensor).data_ptr(), tensor.shape, tensor.dtype
 
 
 def _new_buffer(tensor):
