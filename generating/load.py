@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 import hardware
 from formats import files, mirror, pretrained
 from generating.cpu_kernels import pack
-from model import GPT
+from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer
 
 
@@ -57,19 +56,17 @@ def load_model(
     Raises CheckpointError for a folder that is not whole.
     """
     weights = pretrained.load(folder)
-    with NoInit():
-        model = GPT(weights.config)
-    model.load_state_dict(weights.tensors, assign=True)
-    if model.config.tie_weights:
+    model = model_of(weights.config, weights.tensors).to(device, dtype).eval()
+    return model, weights.tokenizer, weights.state
+
+
+def model_of(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> GPT:
+    """A model that holds these tensors, on the CPU. Its own are not made: that would take 3 s."""
+    with torch.device("meta"):
+        model = GPT(config)
+    model.load_state_dict(tensors, assign=True)
+    if config.tie_weights:
         model.lm_head.weight = model.wte.weight
-    return model.to(device, dtype).eval(), weights.tokenizer, weights.state
-
-
-class NoInit(TorchFunctionMode):
-    """Modules made under it are not initialised: 3 s less for 134M weights, replaced at once."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"]
-        return function(*args, **kwargs)
+    if model.rotary is not None:
+        model.rotary = rotary_table(config)
+    return model

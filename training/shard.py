@@ -12,7 +12,7 @@ need them.
 import torch
 
 from formats.run_folder import tensors_in
-from generating.load import NoInit
+from generating.load import model_of
 from model import GPT
 from training import distributed
 
@@ -86,12 +86,7 @@ def full_model(model: GPT) -> GPT | None:
         full = full_tensor(tensor)
         if distributed.is_main:
             tensors[name] = full.cpu()
-    if not distributed.is_main:
-        return None
-    with NoInit():
-        copy = GPT(model.config)
-    copy.load_state_dict(tensors)
-    return copy
+    return model_of(model.config, tensors) if distributed.is_main else None
 
 
 def gather_to_main(*states: dict) -> None:
