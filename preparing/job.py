@@ -39,7 +39,6 @@ VAL_BYTES = 20_000_000  # but of large inputs only about this much
 OPTIONS = tuple(option.name for option in dataclasses.fields(Options))
 # What the bytes written depend on besides the input, where it is given.
 SETTINGS = ("tokenizer", "vocab_size", "sample_bytes", "val_fraction", "gigabytes", *OPTIONS)
-NAMED_DIFFERENCES = 3  # at most, in one sentence
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
@@ -296,25 +295,14 @@ def differences(former: dict, present: dict) -> str:
 
     Both are {"settings": {name: value}, "sources": [{"path", ...}]}.
     """
-    was = former["settings"]
-    now = present["settings"]
+    was, now = former["settings"], present["settings"]
     found = [
         f"{name} was {was.get(name)}, is now {now.get(name)}"
         for name in sorted(was | now)
         if was.get(name) != now.get(name)
     ]
-    before = {source["path"]: source for source in map(recorded, former["sources"])}
-    after = {source["path"]: source for source in present["sources"]}
-    for path in after | before:
-        if path not in before:
-            found.append(f"{path} is new")
-        elif path not in after:
-            found.append(f"{path} is gone")
-        elif before[path] != after[path]:
-            found.append(f"{path} changed")
-    if not found and list(before) != list(after):
-        found.append("the order of the inputs changed")
-    more = len(found) - NAMED_DIFFERENCES
-    if more > 0:
-        found[NAMED_DIFFERENCES:] = [f"and {more:,} more"]
+    for before, after in itertools.zip_longest(former["sources"], present["sources"]):
+        if before != after:
+            found.append(f"the input differs from {(after or before)['path']} on")
+            break
     return "; ".join(found)

@@ -68,20 +68,14 @@ class Journal:
 
     @classmethod
     def load(cls, path: Path) -> "Journal":
-        """As it was saved, or a new one where there is none. Raises PrepareError."""
+        """As it was saved, or a new one where there is none."""
         if not path.exists():
             return cls()
         values = json.loads(path.read_text(encoding="utf-8"))
         values["position"] = Position(**values["position"])
         values["report"] = CleaningReport(**values["report"])
         values["long"] = LongDocument(**values["long"])
-        try:
-            return cls(**values)
-        except TypeError:
-            raise PrepareError(
-                f"{path} is of another version of this program: finish the work with that one, or"
-                f" delete {path.parent} and start again"
-            ) from None
+        return cls(**values)
 
 
 class Output:

@@ -13,7 +13,6 @@ import pyzstd
 from formats.data_folder import read_meta
 from preparing import InputError, catalog
 from preparing.arguments import default_out
-from preparing.job import differences
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
@@ -268,10 +267,3 @@ def test_on_error_skip_and_replace(tmp_path, tokenizer):
         documents(tmp_path / "lines") == ["good document"]
         and "unusable records: 3 documents" in result.stdout
     )
-
-
-def test_folders_that_recorded_a_login_are_of_the_same_input():
-    def work(address):
-        return {"settings": {}, "sources": [{"path": address, "bytes": 1}]}
-
-    assert not differences(work("https://me:word@host/a.txt"), work("https://host/a.txt"))
