@@ -76,21 +76,21 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> None:
-    """A line for each checkpoint as it is done, then what compressors make of the same text."""
+    """A row for each checkpoint, then what compressors make of the same text."""
     sys.stdout.reconfigure(errors="replace")
     args = parse_args(argv)
     device = hardware.find_device(args.device)
     if args.dtype and device.type != "cpu":
         raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
-    rows = {}  # label: (checkpoint, data, what of it counts)
+    asked = {}  # label: (checkpoint, data, what of it counts)
     for folder in map(mirror.find, args.checkpoints):
         settings = run_folder.read_state(folder, ())["settings"]
         loss_on = args.loss_on or settings.get("loss_on", Config.loss_on)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
-        rows[label] = (folder, args.data or settings["data_dir"], loss_on)
-    width = max(map(len, rows)) + 2
-    head = f"{'':{width}}{'loss':>17}{'perplexity':>20}{'bits per byte':>16}"
-    for label, (folder, data_dir, loss_on) in rows.items():
+        asked[label] = (folder, args.data or settings["data_dir"], loss_on)
+    rows = []
+    for label, (folder, data_dir, loss_on) in asked.items():
+        print(f"evaluating {label} ...", file=sys.stderr, flush=True)
         try:
             meta, loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
         except (RuntimeError, MemoryError) as problem:
@@ -100,19 +100,21 @@ def main(argv: list[str]) -> None:
             raise RunError(f"out of memory; {advice}") from None
         perplexity = math.exp(loss)
         bits = meta.bits_per_byte(1.0, loss_on)
-        cells = f"{estimate(loss, error, 4):>17}"
-        cells += f"{estimate(perplexity, perplexity * error, 2):>20}"
-        cells += f"{estimate(bits * loss, bits * error, 3):>16}"
-        if head:  # none without a table
-            print(head)
-            head = ""
-        print(f"{label:{width}}{cells}", flush=True)
-    of_all_text = [data_dir for _, data_dir, loss_on in rows.values() if loss_on == "all"]
+        rows.append(
+            [
+                label,
+                estimate(loss, error, 4),
+                estimate(perplexity, perplexity * error, 2),
+                estimate(bits * loss, bits * error, 3),
+            ]
+        )
+    of_all_text = [data_dir for _, data_dir, loss_on in asked.values() if loss_on == "all"]
     for data_dir in dict.fromkeys(of_all_text):
         text = validation_text(data_dir)
         packed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
         for name, data in packed.items():
-            print(f"{f'{name} on {data_dir}':{width}}{8 * len(data) / len(text):>53.3f}")
+            rows.append([f"{name} on {data_dir}", "", "", f"{8 * len(data) / len(text):.3f}"])
+    print(command.table(["", "loss", "perplexity", "bits per byte"], rows))
     if of_all_text:
         print(
             "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"

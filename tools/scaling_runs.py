@@ -255,11 +255,6 @@ def small_runs(
     most_steps = MOST_EPOCHS * unique / tokens_a_step
     shares = [3.0**-n for n in reversed(range(THIRDS))]
 
-    def within(paces, seconds):
-        """The runs that have neither too few steps nor too many. paces: steps for each second."""
-        runs = [(size, round(pace * seconds)) for size, pace in paces]
-        return [(size, steps) for size, steps in runs if LEAST_STEPS <= steps <= most_steps]
-
     chosen, smallest = [], []
     for first in range(len(sizes) - STRIDE * (SIZES - 1)):
         of_time = sizes[first::STRIDE][:SIZES]
@@ -267,11 +262,12 @@ def small_runs(
         if 0 in rates:  # one does not fit into memory
             break
         compute = RUNNING / sum(shares) / sum(1 / rate for rate in rates)  # in each second
-        paces = [
+        paces = [  # the runs, with their steps in each second
             (size, compute * s / (size.flops * tokens_a_step)) for size in of_time for s in shares
         ]
         smallest = smallest or paces
-        runs = within(paces, seconds)
+        runs = [(size, round(pace * seconds)) for size, pace in paces]
+        runs = [(size, steps) for size, steps in runs if LEAST_STEPS <= steps <= most_steps]
         largest = of_time[-1]
         seen = max((steps * tokens_a_step for size, steps in runs if size == largest), default=0)
         if first and (seen < largest.weights or len(runs) < LEAST_RUNS):
@@ -283,18 +279,16 @@ def small_runs(
         raise ConfigError(
             "the small runs do not fit into this memory; lower --batch_size or --block_size"
         )
-    times = sorted(LEAST_STEPS / pace for _, pace in smallest)
-    enough = [time for time in times if len(within(smallest, time)) >= LEAST_RUNS]
-    if not enough:
+    enough = LEAST_STEPS / sorted(pace for _, pace in smallest)[-LEAST_RUNS]
+    if seconds < enough:
         raise ConfigError(
-            f"the text has {unique:,} tokens, too few for {LEAST_RUNS} small runs, which see it"
-            f" {MOST_EPOCHS} times at most; add text, or lower --batch_size"
+            f"{seconds / 60:.3g} minutes are too few on this machine for {LEAST_RUNS} small runs of"
+            f" {LEAST_STEPS} steps; take --minutes {math.ceil(MARGIN * enough / 60)}, or lower"
+            " --batch_size or --block_size"
         )
-    minutes = math.ceil(MARGIN * enough[0] / 60)
-    problem = "too few on this machine" if enough[0] > seconds else "too many for this text"
     raise ConfigError(
-        f"{seconds / 60:.3g} minutes are {problem}: {LEAST_RUNS} small runs of {LEAST_STEPS} steps"
-        f" or more are needed; take --minutes {minutes}, or lower --batch_size or --block_size"
+        f"the text has {unique:,} tokens, too few for small runs of {seconds / 60:.3g} minutes,"
+        f" which see it {MOST_EPOCHS} times at most; add text, or lower --minutes or --batch_size"
     )
 
 
