@@ -191,7 +191,6 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The content of tokenizer.json."""
         return json.dumps(self.description, ensure_ascii=False, indent=1) + "\n"
 
     def same_as(self, other: "Tokenizer") -> bool:

@@ -115,7 +115,6 @@ NANOGPT = {
 
 
 def our_curve(arguments: list[str], seed: int) -> list[tuple[float, float]]:
-    """The curve of a run of train.py."""
     log = train(*arguments, f"--seed={seed}")
     return [(record["elapsed_s"], record["val_loss"]) for record in log if "val_loss" in record]
 

@@ -179,7 +179,6 @@ def check_name(name: str, table: dict[str, Field], where: str) -> None:
 
 
 def presets() -> list[Path]:
-    """The presets that come with the project, by name."""
     files = Path(__file__).parent.glob("*.py")
     return sorted(path for path in files if path.name not in ("__init__.py", "loader.py"))
 

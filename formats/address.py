@@ -102,7 +102,6 @@ class Folder:
         return self._request(self.files.cat_file, f"{self.root}/{name}", start=0, end=end)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file."""
         if not self.on_disk:
             self._request(self.files.pipe_file, f"{self.root}/{name}", data)
             return

@@ -155,7 +155,6 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
 
 
 def _split(values):
-    """A Split of its values in meta.json."""
     mask = values.get("mask")
     return Split(**values | {"mask": Split(**mask) if mask else None})
 

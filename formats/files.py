@@ -79,7 +79,6 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write a small JSON file whole or not at all."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -133,7 +132,6 @@ def sync(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Checksum of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -48,7 +48,6 @@ class Mirror:
         return [step for step, is_whole in self.steps().items() if is_whole]
 
     def state(self, step: int) -> bytes:
-        """The content of a step's state.json."""
         return self.folder.read(f"{step_name(step)}/state.json")
 
     def check_same_run(self, run: Path) -> None:

@@ -40,7 +40,6 @@ def evaluation(run: Path, step: int) -> dict | None:
 
 
 def _lines(records):
-    """A line of JSON for each record."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 

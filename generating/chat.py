@@ -14,12 +14,10 @@ class Conversation:
             self.messages.append({"role": "system", "content": system})
 
     def prompt(self, line: str) -> str:
-        """The prompt for the reply to a line."""
         said = {"role": "user", "content": line}
         return reply_prompt([*self.messages, said], self.checkpoint)
 
     def remember(self, line: str, reply: str) -> None:
-        """Add a line and its reply."""
         self.messages.append({"role": "user", "content": line})
         self.messages.append({"role": "assistant", "content": reply})
 

@@ -98,7 +98,6 @@ def show_json(name: str, completions: list[Completion]) -> None:
 
 
 def note_speed(name: str, completions: list[Completion]) -> None:
-    """How fast the checkpoint `name` wrote."""
     tokens = sum(len(completion.ids) for completion in completions)
     note(f"{name}: {tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")
 

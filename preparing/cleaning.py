@@ -36,7 +36,6 @@ class CleaningReport:
             counts["examples"].append(example[:EXAMPLE_CHARS])
 
     def merge(self, other: "CleaningReport") -> None:
-        """Add another report's counts."""
         for rule, counts in other.rules.items():
             self.add(rule, counts["documents"], counts["bytes"], counts["examples"])
 

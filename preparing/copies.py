@@ -21,7 +21,6 @@ LONGEST_WORD = 40  # characters on average: a text of longer ones has no spaces 
 
 
 def hash64(data: bytes) -> int:
-    """64 bits of BLAKE2b."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 

@@ -170,7 +170,6 @@ def value_of(result: object) -> object:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()

@@ -115,7 +115,6 @@ class Plan:
         return workers(0 if self.is_small else count, function)
 
     def listed_sources(self) -> list[dict]:
-        """The sources as meta.json lists them."""
         return [recorded({"path": source.path, "bytes": source.size}) for source in self.sources]
 
 
@@ -264,7 +263,6 @@ class WorkFolder:
             yield itertools.chain.from_iterable(run(batches(chunks)))
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
-        """Put the finished dataset in its place."""
         if report.rules:
             write_json(self.path / "cleaning.json", report.rules)
         write_meta(self.path, meta)  # from here on the work is finished

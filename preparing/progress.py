@@ -16,7 +16,6 @@ class Progress(tqdm):
         super().__init__(total=total, initial=start, desc=what, **how)
 
     def to(self, done: int) -> None:
-        """Set how many bytes are done."""
         self.update(done - self.n)
 
 

@@ -76,7 +76,6 @@ class RayPool:
             yield self._first_result()
 
     def _cores(self):
-        """The cores of the cluster by now, at least 1."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 0)))
 
     def _first_result(self):

@@ -48,7 +48,6 @@ def read_chunks(
 
 
 def _read_text(source, raw, at, options):
-    """Chunks of a .txt or .jsonl file."""
     in_place = not (source.compression or source.is_remote or options.encoding)
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()

@@ -60,7 +60,6 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
 
 
 def _plain_documents(chunk, options, report) -> Iterator[Document]:
-    """The documents of a text file."""
     for start, data in split_documents(chunk.data):
         at = _broken_byte(data)
         text = data.decode("utf-8", "replace")
@@ -109,7 +108,6 @@ def _report_replaced(report, chunk, data, at, options):
 
 
 def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
-    """The documents in JSON lines."""
     for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
         if not line.strip():
             continue
@@ -135,7 +133,6 @@ def _decoded(data, chunk, options, report):
 
 
 def _parsed(text):
-    """The JSON value of a line."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
@@ -143,7 +140,6 @@ def _parsed(text):
 
 
 def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
-    """The documents in the rows of a parquet file."""
     for number, row in enumerate(chunk.data, chunk.start.offset + 1):
         try:
             [(name, value)] = row.items()

@@ -91,7 +91,6 @@ def _list_files(address, expand=True):
 
 
 def _size_and_tag(info):
-    """Size and tag from the description that a file system gives."""
     tags = (str(info[name]) for name in TAGS if info.get(name))
     return info["size"], next(tags, "")
 

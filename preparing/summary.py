@@ -192,7 +192,6 @@ def compress(folder: Path, workers: int) -> str:
 
 
 def _blocks(path) -> Iterator[bytes]:
-    """The content of a file, BLOCK bytes at a time."""
     with open(path, "rb") as file:
         while block := file.read(BLOCK):
             yield block

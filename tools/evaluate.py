@@ -42,7 +42,6 @@ LOGITS_BYTES = 4e9
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.evaluate",
         usage="python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] ... (--help lists all)",

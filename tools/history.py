@@ -68,7 +68,6 @@ class History:
 
     @property
     def best(self) -> dict | None:
-        """The evaluation with the lowest loss."""
         return min(self.evaluations, key=lambda e: e["val_loss"], default=None)
 
     @property
@@ -82,7 +81,6 @@ class History:
         return values[np.isfinite(values)]
 
     def last(self, column: str) -> float | None:
-        """The last known value of a column."""
         values = self.known(column)
         return float(values[-1]) if len(values) else None
 

@@ -43,7 +43,6 @@ class Law:
     tokens: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """The expected loss, by parameters and effective tokens."""
         return float(np.exp(log_loss(self.logs, parameters, tokens)))
 
     def interval(self, parameters: float, tokens: float, compute: float) -> tuple[float, float]:
