@@ -1,6 +1,7 @@
 """Speed of generation compared with transformers' `generate` and nanoGPT's, at GPT-2 Small's shape.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
+        [--preset config/gpt2_small.py]
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
 
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
@@ -104,7 +105,7 @@ def others(
 ) -> dict[str, Callable]:
     """Whom ours is compared with, by name. dtype: ours. path: of a checkout of nanoGPT."""
     found = {}
-    if importlib.util.find_spec("transformers"):
+    if c.arch == "gpt2" and importlib.util.find_spec("transformers"):
         on_cpu = device.type == "cpu"
         found["transformers"] = transformers(c, device, torch.float32 if on_cpu else dtype)
         # Where a CPU emulates bfloat16, a prompt takes transformers minutes.
@@ -182,11 +183,12 @@ def main(argv):
         default="checkpoints/demo",
         help="a small run, for the time to the first text; default %(default)s",
     )
+    parser.add_argument("--preset", default="config/gpt2_small.py", help="the model's shape")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
     args = parser.parse_args(argv)
     device = hardware.find_device("auto")
-    c = model_shape(settings.load(["config/gpt2_small.py"]), 32000)  # 134M
+    c = model_shape(settings.load([args.preset]), 32000)  # 134M
     models, formats, dtype = our_models(c, device)
     compared = others(c, device, dtype, args.nanogpt)
     floors = floor_bytes(c, dtype, device)

@@ -1,7 +1,13 @@
 """The benchmarks: the parts of `make gpu` run, each alone, and are shown with their aims."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +16,14 @@ from benchmarks import gpu
 from benchmarks.gpu import PARTS, Part
 from benchmarks.ladder import sequences
 from benchmarks.time_to_loss import seconds_of_training, seconds_to
+from formats import files
+from tests.conftest import ROOT
 
 
 def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
     out = tmp_path / "gpu.json"
     command = ["--device=cpu", "--tiny", "--data", str(tmp_path), "--out", str(out)]
-    assert gpu.main(["plan", "gpt2_small", *command]) == 0
+    assert gpu.main(["plan", "gpt2_small_fast", *command]) == 0
     found = json.loads(out.read_text())
     assert [part["status"] for part in found["parts"].values()] == ["done"] * 2
     assert found["parts"]["plan"]["results"]["plan_gpt2_small_cpu"]["rows"]
@@ -72,12 +80,54 @@ def test_a_pytest_that_broke_down_is_no_success():
     assert gpu.of_tests(["python: No module named pytest"]) == {}
 
 
-def test_what_was_done_without_nanogpt_is_done_again_with_it():
-    known = {"status": "done", "torch": torch.__version__, "command": "python -m benchmarks.x"}
-    assert gpu.is_done(known, ["-m", "benchmarks.x"])
-    assert not gpu.is_done(known, ["-m", "benchmarks.x", "--nanogpt", "path"])
-    assert not gpu.is_done(known | {"torch": "2.11.0"}, ["-m", "benchmarks.x"])
-    assert not gpu.is_done(known | {"status": "cut"}, ["-m", "benchmarks.x"])
+def test_what_another_pytorch_did_or_was_cut_is_done_again():
+    known = {"status": "done", "torch": torch.__version__}
+    assert gpu.is_done(known) and not gpu.is_done(None)
+    assert not gpu.is_done(known | {"torch": "2.10.0"})
+    assert not gpu.is_done(known | {"status": "cut"})
+
+
+def test_parts_that_compare_with_nanogpt_take_a_checkout(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "PARTS", [Part("theirs", "-c 'print(1)' {nanogpt}", 1, {})])
+    out = ["--device=cpu", "--out", str(tmp_path / "gpu.json")]
+    assert gpu.main(out) == 0 and "theirs: python" not in capsys.readouterr().out
+    assert gpu.main([*out, "--nanogpt", str(tmp_path)]) == 0
+    assert f"theirs: python -c 'print(1)' {tmp_path}" in capsys.readouterr().out
+
+
+def test_the_process_that_starts_the_parts_asks_nothing_of_cuda(tmp_path, monkeypatch):
+    def context(*_):
+        raise AssertionError("this takes memory of the GPU")
+
+    for name in ("is_available", "_lazy_init", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, context)
+    monkeypatch.setattr(gpu, "PARTS", [Part("one", "-c 'print(1)'", 1, {})])
+    assert gpu.main(["--device=cpu", "--out", str(tmp_path / "gpu.json")]) == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_call_that_is_ended_leaves_what_the_part_had(tmp_path, signum):
+    out = tmp_path / "gpu.json"
+    words = ["-m", "benchmarks.gpu", "rates", "--device=cpu", "--tiny", "--out", str(out)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment)
+
+    def part():
+        return (files.read_json(out, parts=dict) or {"parts": {}})["parts"].get("rates", {})
+
+    while process.poll() is None and not part().get("results", {}).get("rates_cpu"):
+        time.sleep(0.05)
+    process.send_signal(signum)
+    assert process.wait(20) == (143 if signum == signal.SIGTERM else -signum)
+    assert part()["status"] == "cut" and part()["results"]["rates_cpu"]["figures"]
+    if signum == signal.SIGTERM:
+        assert not any(is_of(tmp_path, path) for path in Path("/proc").glob("[0-9]*/environ"))
+
+
+def is_of(folder, environ):
+    """Whether a process was started with a folder for its temporary files."""
+    with contextlib.suppress(OSError):
+        return f"TMPDIR={folder}".encode() in environ.read_bytes()
 
 
 def test_each_aim_is_a_bound():
