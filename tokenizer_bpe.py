@@ -3,10 +3,9 @@
 One class for every tokenizer here: byte-level BPE trained on one's own text, GPT-2's own
 vocabulary, and plain characters. All are kept as one `tokenizer.json` in the format of Hugging
 Face's `tokenizers`, so any tool of the field reads them. `tokenizers` (Rust) trains; `tiktoken`
-(Rust) encodes the same ids several times faster. Knows no model and no data set.
+(Rust) encodes the same ids several times faster.
 """
 
-import hashlib
 import itertools
 import json
 import re
@@ -184,11 +183,8 @@ class Tokenizer:
         except Exception as error:  # tokenizers' own errors have no type, and values may have any
             raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from None
 
-    def save(self, path: str | Path) -> str:
-        """Write the tokenizer.json; returns its sha256, the tokenizer's identity."""
-        text = self.to_json()
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
-        return hashlib.sha256(text.encode()).hexdigest()
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json(), encoding="utf-8", newline="\n")
 
     def to_json(self) -> str:
         return json.dumps(self.description, ensure_ascii=False, indent=1) + "\n"

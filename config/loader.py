@@ -136,9 +136,9 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
         raise ConfigError(f"{path}: a preset is a Python file of assignments, as config/demo.py is")
     assigned = {"__name__": path.stem, "__file__": str(path)}
     try:
-        source = path.read_bytes()
-        if source.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as PowerShell writes
-            source = source.decode("utf-16")
+        data = path.read_bytes()
+        utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
+        source = data.decode("utf-16" if utf_16 else "utf-8-sig")
         exec(compile(source, str(path), "exec"), assigned)
     except Exception as error:  # a preset is a program, and may raise anything
         frames = traceback.extract_tb(error.__traceback__)
@@ -147,9 +147,8 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
             lines, why = [error.lineno or 1], error.msg
         where = f"{path}, line {lines[0]}" if lines else path
         raise ConfigError(f"{where}: {type(error).__name__}: {why}") from None
-    text = source if isinstance(source, str) else source.decode("utf-8-sig", errors="replace")
     # The last line that begins with a name is the one that set it.
-    lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(text.splitlines(), 1)}
+    lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(source.splitlines(), 1)}
     values = {}
     for name, value in assigned.items():
         if name.startswith("_") or isinstance(value, ModuleType):

@@ -1,7 +1,7 @@
 """Folders at addresses such as s3://bucket/runs, and on disks: files are listed, read and written.
 
 fsspec does it, with the package that it takes for each protocol; these read tokens and endpoints
-from the environment (HF_TOKEN, AWS_*). Knows no format.
+from the environment (HF_TOKEN, AWS_*).
 """
 
 import contextlib

@@ -4,7 +4,7 @@
 
     Assistant: Good day.
 
-Every turn ends with a blank line. Knows no model and no tokenizer.
+Every turn ends with a blank line.
 """
 
 REPLY = "Assistant:"  # what a prompt ends with, so that the model answers

@@ -1,7 +1,4 @@
-"""Files as every format here writes them: whole or not at all, also when the power fails.
-
-Knows text, JSON, checksums and errors; no format.
-"""
+"""Files as every format here writes them: whole or not at all, also when the power fails."""
 
 import contextlib
 import hashlib
@@ -93,9 +90,8 @@ def read_json(path: Path, **fields: type) -> dict | None:
         return None
     if not isinstance(values, dict):
         return None
-    for name, kind in fields.items():
-        if type(values.get(name)) is not kind:
-            return None
+    if any(type(values.get(name)) is not kind for name, kind in fields.items()):
+        return None
     return values
 
 

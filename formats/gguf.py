@@ -1,7 +1,7 @@
 """A model and its tokenizer as one GGUF file, which llama.cpp, Ollama and LM Studio run.
 
 The package `gguf` knows the layout of the file and the names of its tensors; this file knows what
-of ours goes where. Knows tensors, shapes and tokenizers; no run.
+of ours goes where.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""log.jsonl of a run: one JSON object a line, whose fields docs/training.md lists.
-
-Knows lines, not what the records mean.
-"""
+"""log.jsonl of a run: one JSON object a line, whose fields docs/training.md lists."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""Keys and values of the tokens so far, so that a forward takes only the new ones.
-
-Knows the model's shape and tensors; no text.
-"""
+"""Keys and values of the tokens so far, so that a forward takes only the new ones."""
 
 import torch
 import torch.nn.functional as F

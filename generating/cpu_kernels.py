@@ -2,7 +2,7 @@
 
 What is fast on one kind of CPU is slow on another, so `pack` times the formats on the model's first
 layers instead of asking for the processor's name (benchmarks/README.md has their times on each
-kind). Knows modules and tensors; no text.
+kind).
 """
 
 import contextlib

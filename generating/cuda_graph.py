@@ -1,6 +1,6 @@
 """A token's forward pass as a CUDA graph, recorded once and kept for the next prompt.
 
-Knows tensors and a model; no text. It is not measured on a GPU yet.
+It is not measured on a GPU yet.
 """
 
 import contextlib

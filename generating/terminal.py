@@ -1,7 +1,4 @@
-"""What generate.py prints: texts as they grow, in columns, or as JSON; notes on standard error.
-
-Knows Completions, prompts and names; computes nothing.
-"""
+"""What generate.py prints: texts as they grow, in columns, or as JSON; notes on standard error."""
 
 import itertools
 import json

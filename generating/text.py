@@ -1,7 +1,4 @@
-"""Prompts -> their continuations as text, as they grow.
-
-Knows a model and its tokenizer; no files and no terminal.
-"""
+"""Prompts -> their continuations as text, as they grow."""
 
 import codecs
 import time

@@ -1,7 +1,4 @@
-"""The command line of prepare_data.py: its options, and the defaults that depend on one another.
-
-Touches no file, except to see which step of a run holds a tokenizer.
-"""
+"""The command line of prepare_data.py: its options, and the defaults that depend on one another."""
 
 import codecs
 import math

@@ -1,7 +1,7 @@
 """Chunks: the portions of about 1 MB in which text is read, sent to workers and encoded.
 
 Says where text may be cut: between lines or documents, or within a long document where no token
-can cross. Works on bytes in memory, and knows neither files nor what a document is made of.
+can cross.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 It trains the tokenizer that `tokenizers` trains, and gives the ids that tiktoken gives: whether it
 is there is no part of a dataset's identity. It is young: each process compares its first ids with
-tiktoken's, and tests/preparing/test_fast_bpe.py compares both. Independent of files and processes.
+tiktoken's, and tests/preparing/test_fast_bpe.py compares both.
 """
 
 import contextlib

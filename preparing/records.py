@@ -1,7 +1,7 @@
 """What a document is: chunks of bytes or rows -> the texts of their documents.
 
 In a text file, what is between lines of end-of-text; in JSON lines and parquet, a record's text or
-its conversation. Independent of where chunks come from and of token ids.
+its conversation.
 """
 
 import functools

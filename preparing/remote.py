@@ -2,7 +2,7 @@
 
 fsspec does the transfers, with the package that it takes for each protocol: huggingface_hub, s3fs,
 gcsfs, aiohttp. These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*)
-and send them to no other host. tenacity tries again. Knows no format.
+and send them to no other host. tenacity tries again.
 """
 
 import functools

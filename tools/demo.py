@@ -45,6 +45,7 @@ except ImportError as error:
     sys.exit(f"tools.demo: {error.name} is missing; pip install gradio -c constraints.txt")
 
 NONE = "none"
+EXAMPLES = 4  # prompts
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 DRAW_S = 0.1  # between two updates of a growing text
 QUEUE_S = 0.1  # between two looks for a request
@@ -85,7 +86,7 @@ def describe(path: str) -> str:
     return words
 
 
-def examples(path: str, count: int = 4) -> list[list[str]]:
+def examples(path: str) -> list[list[str]]:
     """Prompts that suit a checkpoint, a list of one each.
 
     They are its run's sample_prompts, then beginnings of lines of its validation text if that is
@@ -102,9 +103,9 @@ def examples(path: str, count: int = 4) -> list[list[str]]:
             text = Tokenizer.load(folder).decode(read_tokens(data, meta, "val")[:4000])
             lines = [line for line in text.splitlines() if len(line) > 20 and line[0].isalpha()]
             beginnings = [line[:40].rsplit(" ", 1)[0] for line in lines]
-            prompts += beginnings[:: max(1, len(beginnings) // count)]
+            prompts += beginnings[:: max(1, len(beginnings) // EXAMPLES)]
     different = list(dict.fromkeys(prompts)) or ["The "]
-    return [[prompt] for prompt in different[:count]]
+    return [[prompt] for prompt in different[:EXAMPLES]]
 
 
 @functools.lru_cache(maxsize=4)

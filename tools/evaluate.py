@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import functools
 import gzip
+import itertools
 import lzma
 import math
 import sys
@@ -99,14 +100,9 @@ def main(argv: list[str]) -> None:
             raise RunError(f"out of memory; {advice}") from None
         perplexity = math.exp(loss)
         bits = meta.bits_per_byte(1.0, loss_on)
-        rows.append(
-            [
-                label,
-                estimate(loss, error, 4),
-                estimate(perplexity, perplexity * error, 2),
-                estimate(bits * loss, bits * error, 3),
-            ]
-        )
+        cells = [(loss, error, 4), (perplexity, perplexity * error, 2)]
+        cells += [(bits * loss, bits * error, 3)]
+        rows.append([label, *itertools.starmap(estimate, cells)])
     of_all_text = [data_dir for _, data_dir, loss_on in asked.values() if loss_on == "all"]
     for data_dir in dict.fromkeys(of_all_text):
         text = validation_text(data_dir)
