@@ -82,11 +82,8 @@ def _add_arguments(add):
         " .jsonl .parquet, also .gz .zst; default: Python's standard library",
     )
     add("--out", help="folder to write; default: data/ and the input's name")
-    add(
-        "--val_fraction",
-        type=number(float, 0, 0.999),
-        help="share of the text for validation; default 0.1, above 200 MB less: about 20 MB",
-    )
+    text = "share of the text for validation; default 0.1, above 200 MB less: about 20 MB"
+    add("--val_fraction", type=number(float, 0, 0.999), help=text)
     add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
     add("--overwrite", action="store_true", help="replace what --out holds, finished or not")
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, tokenizer")
@@ -98,17 +95,10 @@ def _add_arguments(add):
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s",
     )
-    add(
-        "--vocab_size",
-        type=number(int, 257, LARGEST),
-        help=f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}",
-    )
-    add(
-        "--sample_bytes",
-        type=number(float, 1),
-        default="1e8",
-        help="bytes of text, evenly spread, to train the tokenizer on; default %(default)s",
-    )
+    text = f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}"
+    add("--vocab_size", type=number(int, 257, LARGEST), help=text)
+    text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
+    add("--sample_bytes", type=number(float, 1), default="1e8", help=text)
     # reading
     add(
         "--text_field",
@@ -131,42 +121,19 @@ def _add_arguments(add):
         help="drop copies: exact ones, as --clean does, or near ones too: documents that share"
         " three quarters of their runs of five words with an earlier one (pip install rensa)",
     )
-    add(
-        "--min_chars",
-        type=int,
-        default=Options.min_chars,
-        help="--clean drops shorter documents; default %(default)s",
-    )
-    add(
-        "--max_char_share",
-        type=share,
-        default=Options.max_char_share,
-        help="--clean drops documents with more of one character; default %(default)s",
-    )
-    add(
-        "--min_letters",
-        type=share,
-        default=Options.min_letters,
-        help="--clean drops documents with fewer letters and digits; default %(default)s",
-    )
+    text = "--clean drops shorter documents; default %(default)s"
+    add("--min_chars", type=int, default=Options.min_chars, help=text)
+    text = "--clean drops documents with more of one character; default %(default)s"
+    add("--max_char_share", type=share, default=Options.max_char_share, help=text)
+    text = "--clean drops documents with fewer letters and digits; default %(default)s"
+    add("--min_letters", type=share, default=Options.min_letters, help=text)
     # machines
-    add(
-        "--workers",
-        type=number(int, 1),
-        default=usable_cores(),
-        help="worker processes; default: one a core, here %(default)s",
-    )
-    add(
-        "--ray",
-        metavar="ADDRESS",
-        help="tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)",
-    )
-    add(
-        "--cache_gb",
-        type=positive,
-        default=10,
-        help="GB of remote files on the disk at a time; default %(default)s",
-    )
+    text = "worker processes; default: one a core, here %(default)s"
+    add("--workers", type=number(int, 1), default=usable_cores(), help=text)
+    text = "tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)"
+    add("--ray", metavar="ADDRESS", help=text)
+    text = "GB of remote files on the disk at a time; default %(default)s"
+    add("--cache_gb", type=positive, default=10, help=text)
 
 
 def number(kind: Callable, low: float, high: float = math.inf) -> Callable:

@@ -49,28 +49,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         description="Loss, perplexity and bits per byte on a whole validation split. ± is the"
         " standard error.",
     )
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="CHECKPOINT",
-        help="a run, a step, or the address of either",
+    add = parser.add_argument
+    text = "a run, a step, or the address of either"
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help=text)
+    text = "prepared folder; default: the one that the checkpoint was trained on"
+    add("--data", metavar="FOLDER", help=text)
+    text = "assistant: in conversations its replies alone count; default: as it was trained"
+    add("--loss_on", choices=["all", "assistant"], help=text)
+    text = (
+        "of the weights, as generate.py keeps them on a CPU; default: float32, with the products in"
+        " bfloat16 where the hardware has them"
     )
-    parser.add_argument(
-        "--data",
-        metavar="FOLDER",
-        help="prepared folder; default: the one that the checkpoint was trained on",
-    )
-    parser.add_argument(
-        "--loss_on",
-        choices=["all", "assistant"],
-        help="assistant: in conversations its replies alone count; default: as it was trained",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=list(hardware.DTYPES),
-        help="of the weights, as generate.py keeps them on a CPU; default: float32, with the"
-        " products in bfloat16 where the hardware has them",
-    )
+    add("--dtype", choices=list(hardware.DTYPES), help=text)
     add_device(parser)
     return parser.parse_args(argv)
 

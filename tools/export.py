@@ -96,34 +96,17 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         usage="python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE] (--help lists all)",
         description="A checkpoint as a folder for transformers, as a GGUF file, or as both.",
     )
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="a run (its best step by validation loss, else its newest), a step, or an address",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="a folder for transformers and what reads its format",
-    )
-    parser.add_argument(
-        "--gguf",
-        type=Path,
-        metavar="FILE",
-        help="a file for llama.cpp, Ollama and LM Studio; must end in .gguf",
-    )
-    parser.add_argument(
-        "--gguf_type",
-        choices=["f32", "f16", "q8_0"],
-        default="f16",
-        help="how its matrices are stored: 4, 2 or about 1 byte a number; default %(default)s",
-    )
-    parser.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="with a chat template; default: where the run was trained on conversations",
-    )
+    add = parser.add_argument
+    text = "a run (its best step by validation loss, else its newest), a step, or an address"
+    add("checkpoint", metavar="CHECKPOINT", help=text)
+    text = "a folder for transformers and what reads its format"
+    add("--out", type=Path, metavar="FOLDER", help=text)
+    text = "a file for llama.cpp, Ollama and LM Studio; must end in .gguf"
+    add("--gguf", type=Path, metavar="FILE", help=text)
+    text = "how its matrices are stored: 4, 2 or about 1 byte a number; default %(default)s"
+    add("--gguf_type", choices=["f32", "f16", "q8_0"], default="f16", help=text)
+    text = "with a chat template; default: where the run was trained on conversations"
+    add("--chat", action=argparse.BooleanOptionalAction, help=text)
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
         parser.error("say where to: --out FOLDER, --gguf FILE, or both")
