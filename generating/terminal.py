@@ -56,16 +56,12 @@ def show_columns(names: list[str], answers: list[list[Completion]], chat: bool) 
 def columns(titles: list[str], texts: list[str]) -> str:
     """Texts as columns, as wide as the terminal."""
     width = max(20, shutil.get_terminal_size((160, 24)).columns // len(texts) - 3)
-    heads = [wrapped(title, width) for title in titles]
-    height = max(map(len, heads))
-    cells = []
-    for head, text in zip(heads, texts, strict=True):
-        space = [""] * (height - len(head))
-        cells.append([*head, *space, "-" * width, *wrapped(text, width)])
-    lines = []
-    for row in itertools.zip_longest(*cells, fillvalue=""):
-        lines.append(" | ".join(cell.ljust(width) for cell in row).rstrip())
-    return "\n".join(lines)
+
+    def rows(cells):
+        return itertools.zip_longest(*(wrapped(cell, width) for cell in cells), fillvalue="")
+
+    table = [*rows(titles), ["-" * width] * len(titles), *rows(texts)]
+    return "\n".join(" | ".join(cell.ljust(width) for cell in row).rstrip() for row in table)
 
 
 def wrapped(text: str, width: int) -> list[str]:
