@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -164,10 +163,7 @@ def summary(
 
 def _files(meta):
     """What meta.json knows of each .bin, masks included."""
-    for split in meta.splits.values():
-        yield split
-        if split.mask:
-            yield split.mask
+    return [file for split in meta.splits.values() for file in (split, split.mask) if file]
 
 
 def compress(folder: Path, workers: int) -> str:
@@ -176,25 +172,22 @@ def compress(folder: Path, workers: int) -> str:
     It is made of blocks, compressed in parallel, each a gzip member; any gunzip reads it. Returns
     what was done, in words.
     """
-    meta = read_meta(folder)
-    to_do = [file for file in _files(meta) if (folder / file.file).exists()]
-    size = sum((folder / file.file).stat().st_size for file in to_do)
+    paths = [folder / file.file for file in _files(read_meta(folder))]
+    paths = list(filter(Path.exists, paths))
+    size = sum(path.stat().st_size for path in paths)
     compress_block = functools.partial(gzip.compress, compresslevel=6, mtime=0)
     with Pool(workers, compress_block) as run, Progress(size, "compressing") as bar:
-        for file in to_do:
-            path = folder / file.file
-            with whole(gz_of(path)) as partial, open(partial, "wb") as target:
-                for data in run(_blocks(path)):
+        for path in paths:
+            with (
+                open(path, "rb") as source,
+                whole(gz_of(path)) as partial,
+                open(partial, "wb") as target,
+            ):
+                for data in run(iter(functools.partial(source.read, BLOCK), b"")):
                     target.write(data)
                     bar.update(BLOCK)
-    names = ", ".join(f"{file.file}.gz" for file in to_do)
+    names = ", ".join(gz_of(path).name for path in paths)
     return f"{folder}: wrote {names or 'nothing'}"
-
-
-def _blocks(path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            yield block
 
 
 def verify(folder: Path) -> str:
