@@ -143,17 +143,34 @@ def _expand(given):
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    matches = [Path(path) for path in glob.glob(given, recursive=True)]
-    # ** follows links, also in circles: of the paths of a file the shortest stays, the last here.
-    matches.sort(key=lambda path: (len(path.parts), path), reverse=True)
-    found = {os.path.realpath(path): path.as_posix() for path in matches if path.is_file()}
+    found = sorted(path.as_posix() for path in _matches(Path(given)) if path.is_file())
     if found:
-        return sorted(found.values())
+        return found
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
     near = difflib.get_close_matches(given.lower(), CATALOG, 1)
     names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(CATALOG)}"
     raise InputError(f"no such file or folder: {given}; {names}")
+
+
+def _matches(pattern):
+    """The paths that match a glob, each file once, under its shortest path as a rule.
+
+    ** passes each folder once, too: Python's own follows links in circles.
+    """
+    found = [Path(pattern.anchor)]
+    parts = pattern.relative_to(pattern.anchor).parts
+    for part in (*parts, "*") if parts[-1:] == ("**",) else parts:
+        folders, places = found, {}
+        for folder in folders:  # with ** they grow
+            if part != "**":
+                names = glob.glob(part, root_dir=folder)
+                for path in sorted(folder / name for name in names):
+                    places.setdefault(os.path.realpath(path), path)
+            elif places.setdefault(os.path.realpath(folder), folder) is folder:
+                folders += sorted(folder / name for name in glob.glob("*/", root_dir=folder))
+        found = list(places.values())
+    return found
 
 
 def _files_of_folder(folder):

@@ -1,7 +1,9 @@
 """What prepare_data.py reads: formats, folders, standard input, and what is wrong with them."""
 
+import glob
 import gzip
 import json
+import os
 import random
 import socket
 import threading
@@ -13,6 +15,7 @@ import pyzstd
 from formats.data_folder import read_meta
 from preparing import InputError, catalog
 from preparing.arguments import default_out
+from preparing.sources import find_sources
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
@@ -86,6 +89,25 @@ def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
         ok(prepare(*inputs, out=tmp_path / "out", overwrite=True, **flags))
         assert [source["path"] for source in read_meta(tmp_path / "out").sources] == paths
         assert len(documents(tmp_path / "out")) == len(paths)
+
+
+def test_a_glob_passes_a_folder_once_however_many_loops_lead_to_it(tmp_path):
+    """Python's own glob finds the same, but where there are two loops it takes hours."""
+    for at in ("a/.hidden", "a/deep", "b[1]"):
+        (tmp_path / at).mkdir(parents=True)
+        (tmp_path / at / "x.md").write_text(at)
+    (tmp_path / "a/to_b").symlink_to("../b[1]")
+    (tmp_path / "a/y.md").symlink_to("deep/x.md")
+    for pattern in ("**", "**/*.md", "*/**/x.md", "**/to_b/*", "**/a/**/../**/x.md", "[ab]*/.h*/*"):
+        path = f"{glob.escape(tmp_path)}/{pattern}"
+        expected = {os.path.realpath(p) for p in glob.glob(path, recursive=True)}
+        found = [source.path for source in find_sources([path])]
+        assert {os.path.realpath(p) for p in found} == set(filter(os.path.isfile, expected))
+    for n in range(20):
+        (tmp_path / f"a/deep/loop{n}").symlink_to("..")
+        (tmp_path / f"b[1]/loop{n}").symlink_to(tmp_path)
+    found = [source.path for source in find_sources([f"{tmp_path}/**/*.md"])]
+    assert found == [f"{tmp_path}/{name}" for name in ("a/y.md", "b[1]/x.md")]
 
 
 def test_names_of_files_need_not_be_utf_8(tmp_path, tokenizer):
