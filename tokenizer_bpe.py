@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import regex  # comes with tiktoken
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
@@ -83,6 +84,7 @@ class Tokenizer:
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
+            self._special = special
             self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
         else:
             self.kind = "char"
@@ -209,15 +211,16 @@ class Tokenizer:
             ) from None
 
     def _encode_words(self, text):
-        """The ids of a text by tiktoken, or where its expressions give up, by `tokenizers`."""
+        """The ids of a text; where tiktoken's expressions give up, word by word."""
         try:
             return self._tiktoken.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
             raise
         except ValueError:  # at a million blanks in a row
-            plain = dict.fromkeys(("normalizer", "post_processor", "truncation", "padding"))
-            hf = HFTokenizer.from_str(json.dumps(self.description | plain | {"added_tokens": []}))
-            return np.array(hf.encode(text).ids, np.uint32)
+            whole = _byte_pairs(self.ids, self._special, r"[\s\S]+", "")
+            words = regex.findall(self.pattern, text)
+            ids = [whole.encode_to_numpy(word, disallowed_special=()) for word in words]
+            return np.concatenate(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD.

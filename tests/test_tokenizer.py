@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 
 import tokenizer_bpe
+from formats.gguf import QWEN2_PATTERN
 from tests.conftest import prose
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError, safe_cut
 
@@ -139,6 +140,18 @@ def test_a_million_blanks_in_a_row_are_encoded_as_fewer_are(saved, blanks):
     assert BPE.encode(blanks).tolist() == hf.encode(blanks).ids
     with pytest.raises(TokenizerError, match=f"surrogate at character {len(blanks)}"):
         BPE.encode(f"{blanks}\ud800")
+
+
+def test_11_million_blanks_in_a_row_are_encoded_as_qwen_splits_them():
+    description = json.loads(BPE.to_json())
+    cut = {"type": "Split", "pattern": {"Regex": QWEN2_PATTERN}, "behavior": "Isolated"}
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    steps = [cut | {"invert": False}, to_bytes | {"trim_offsets": False}]
+    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    qwen, blanks = Tokenizer(description), " " * 11_000_000
+    short, long = (qwen.encode(f"Hello!{b}1 {EOT}\n").tolist() for b in (blanks[:4000], blanks))
+    assert long[:200] == short[:200] and long[-20:] == short[-20:]
+    assert qwen.decode(long) == f"Hello!{blanks}1 {EOT}\n"
 
 
 def test_ids_beyond_the_vocabulary_are_sentences():
