@@ -26,6 +26,20 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def writing(path: Path, remedy: str) -> Iterator[None]:
+    """Have a package write a file. Where the disk does not take it, OSError says so, and `remedy`.
+
+    That of numpy has the bytes alone, and that of safetensors is no OSError.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"the disk took only a part of {path.name} ({in_words(error)}); make room, or {remedy}"
+        ) from None
+
+
+@contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Have a folder written whole or not at all: under another name, which it yields, until it is.
 

@@ -11,7 +11,7 @@ import torch
 
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
-from formats.files import check_room, whole
+from formats.files import check_room, whole, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
@@ -51,11 +51,13 @@ def write(
         tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
         add_tensors(writer, config, tensors, kind)
         size = sum(info.nbytes for shard in writer.tensors for info in shard.values())
-        check_room(path.parent, size, "choose a --gguf on another disk")
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        remedy = "choose a --gguf on another disk"
+        check_room(path.parent, size, remedy)
+        with writing(path, remedy):
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
 
 
 def check(config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:

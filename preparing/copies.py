@@ -121,5 +121,5 @@ class Seen:
         while self.runs and len(self.runs[-1]) <= len(run) < 8 * self.RUN:
             run = np.union1d(run, self.runs.pop())
         path = self.folder / f"{self.name}-{len(self.runs)}-{len(run)}.run"
-        run.tofile(path)
+        path.write_bytes(run)
         self.runs.append(np.memmap(path, np.uint64, "r"))

@@ -138,10 +138,12 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
         source.tokenizer.save(partial / "tokenizer.json")
         write_card(partial, source, parameters, out.name, chat)
         size = run_folder.tensor_bytes(tensors)
-        files.check_room(partial, size, "choose an --out on another disk")
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        weights, remedy = partial / "model.safetensors", "choose an --out on another disk"
+        files.check_room(partial, size, remedy)
+        with files.writing(weights, remedy):
+            save_file(tensors, weights, metadata={"format": "pt"})
         # safetensors lets no one else read it
-        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
+        weights.chmod((partial / "config.json").stat().st_mode)
         if out.exists():
             out.rmdir()  # only if it is still empty
     return parameters

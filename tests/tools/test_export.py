@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import resource
 import shlex
 import subprocess
 from pathlib import Path
@@ -254,6 +255,21 @@ def test_a_disk_without_room_for_a_gguf_file_is_a_sentence(bpe_run, disk):
     result = run_script("-m", "tools.export", bpe_run, "--gguf", disk / "a.gguf")
     fails_clearly(result, "MB are free", "--gguf", status=1)
     assert not list(disk.glob("*.partial")) and not (disk / "a.gguf").exists()
+
+
+@pytest.mark.parametrize("option, name", [("--out", "folder"), ("--gguf", "file.gguf")])
+def test_a_disk_that_fills_up_in_the_middle_of_an_export_is_a_sentence(
+    bpe_run, tmp_path, option, name
+):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))  # the tool inherits it
+    try:
+        result = run_script("-m", "tools.export", bpe_run, option, tmp_path / name, PYTHONUTF8="1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    fails_clearly(result, "the disk took only a part of", "make room, or choose", status=1)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {f".{name}.lock", "file.Modelfile"}
 
 
 def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
