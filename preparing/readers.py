@@ -216,7 +216,7 @@ def _values(file, name, first):
         first -= file.metadata.row_group(groups.pop(0)).num_rows
     # Each value may be all that a group holds of the column, as one of a dictionary.
     largest = max((_column_bytes(file.metadata.row_group(n), name) for n in groups), default=0)
-    at_a_time = max(16, min(64, LONGEST // max(1, largest)))
+    at_a_time = max(1, min(64, LONGEST // max(1, largest)))
     for batch in file.iter_batches(at_a_time, groups, [name], use_threads=False):
         column = batch.column(0).slice(first)
         for n, value in enumerate(column):

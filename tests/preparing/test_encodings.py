@@ -6,7 +6,7 @@ import json
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.readers import _documents, recoded
+from preparing.readers import _documents, _values, recoded
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, sha
 from tokenizer_bpe import EOT
@@ -123,6 +123,19 @@ def test_broken_text_in_the_turns_of_a_parquet_file_names_its_row(tmp_path, toke
     result = ok(prepare(tmp_path / "a.parquet", out=tmp_path / "skip", on_error="skip", **given))
     assert "unusable records: 1" in result.stdout
     assert len(documents(tmp_path / "skip")) == 1
+
+
+def test_a_long_value_that_a_parquet_file_repeats_takes_bounded_memory(tmp_path):
+    """5 KB that say 64 times 100 MB; without a schema of Arrow's each is decoded on its own."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    texts = pyarrow.DictionaryArray.from_arrays([0] * 64, ["a" * 100_000_000])
+    options = {"dictionary_pagesize_limit": 1 << 30, "store_schema": False, "compression": "zstd"}
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", **options)
+    value = next(_values(parquet.ParquetFile(tmp_path / "a.parquet"), "text", 0))
+    assert len(value) == 100_000_000
+    assert pyarrow.default_memory_pool().max_memory() < 1.5e9
 
 
 def test_broken_text_in_paragraphs_with_headings_is_replaced():
