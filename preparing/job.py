@@ -62,13 +62,9 @@ class Plan:
         self.options = Options(**{name: getattr(args, name) for name in OPTIONS})
         if self.options.dedupe == "near":
             need("--dedupe near", "rensa")
-        values = {name: getattr(args, name) for name in SETTINGS}
         unused = _without_effect(args)
-        self.settings = {
-            name: value
-            for name, value in values.items()
-            if value is not None and name not in unused
-        }
+        values = {name: getattr(args, name) for name in SETTINGS if name not in unused}
+        self.settings = {name: value for name, value in values.items() if value is not None}
         if args.tokenizer not in ("bpe", "char", "gpt2"):
             content = Tokenizer.load(args.tokenizer).to_json()
             self.settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
