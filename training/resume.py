@@ -1,20 +1,24 @@
-"""Which checkpoint a run continues from, whether it fits, and its state back in place.
+"""What a run starts from, a checkpoint or the weights of init_from; whether it fits; its state.
 
-Knows run folders, mirrors and plain values. Says what does not fit in a sentence.
+Says what does not fit in a sentence.
 """
 
+import copy
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 import torch
 
 from config import Config
-from formats import huggingface, run_folder
+from formats import huggingface, pretrained, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror, address_of
+from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
+from tokenizer_bpe import Tokenizer
 from training import RunError, distributed, shard
 from training.optimizer import reserve_state
 from training.state import Progress
@@ -24,16 +28,55 @@ UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change n
 
 @dataclass
 class Checkpoint:
-    """What a run continues from. shape: of its model. state: the content of state.json."""
+    """What a run continues from. config: of its model. state: the content of state.json."""
 
     folder: Path
     state: dict
-    shape: GPTConfig
+    config: GPTConfig
 
-    @property
-    def progress(self) -> Progress:
-        """How far it was."""
-        return Progress.from_json(self.state["progress"])
+    def load(self, model, optimizer, scaler: torch.amp.GradScaler) -> Progress:
+        """Copy weights and the optimiser's state into the run's own; returns how far it was.
+
+        The optimiser's by the parameters' names, whatever groups they are in now and were in then;
+        its settings stay as set. Into tensors of our own: fused AdamW writes out of bounds where a
+        moment has another shape than its parameter. Raises CheckpointError for what does not fit.
+        """
+        weights = run_folder.load_tensors(self.folder / "model.pt")
+        huggingface.check_tensors(self.folder, self.config, weights)
+        load_weights(model, weights)
+        path, parameters = self.folder / "optimizer.pt", dict(model.named_parameters())
+        saved = run_folder.load_tensors(path)
+        reserve_state(optimizer)
+        try:
+            for number, name in enumerate(saved["names"]):
+                values = saved["optimizer"]["state"][number]
+                for kind, own in optimizer.state[parameters[name]].items():
+                    value, shape = values[kind], [*own.shape]
+                    if value.shape != own.shape:
+                        raise ValueError(f"{kind} of {name}: {[*value.shape]}, expected {shape}")
+                    own.copy_(shard.distribute(value, own))
+            if saved["scaler"] and scaler.is_enabled():
+                scaler.load_state_dict(saved["scaler"])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
+                f" {self.folder} to continue from an older one"
+            ) from None
+        return Progress(**self.state["progress"])
+
+
+def load_weights(model, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy whole tensors into a model, which may be sharded."""
+    for name, own in model.state_dict().items():
+        own.copy_(shard.distribute(tensors[name], own))
+
+
+def find_start(config: Config) -> Checkpoint | Pretrained | None:
+    """What a run continues from, else the weights of init_from, else None. Raises as both do."""
+    checkpoint = find_checkpoint(config)
+    if checkpoint or not config.init_from:
+        return checkpoint
+    return pretrained.load(config.init_from)
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:
@@ -102,7 +145,7 @@ def check_same(checkpoint: Checkpoint, config: Config, shape: GPTConfig, data: d
     """
     saved = checkpoint.state
     optimizer = saved["settings"].get("optimizer", Config.optimizer)
-    was = identity(checkpoint.shape, saved["seed"], optimizer, data | saved["data"])
+    was = identity(checkpoint.config, saved["seed"], optimizer, data | saved["data"])
     now = identity(shape, config.seed, config.optimizer, data)
     differences = []
     for name, value in now.items():
@@ -134,42 +177,51 @@ def changed_settings(saved: dict, now: dict) -> str:
     return "".join(f"{name:18}{was:>24}{is_now:>24}\n" for name, was, is_now in rows)
 
 
-def restore_weights(checkpoint: Checkpoint, model) -> None:
-    """Load a checkpoint's weights into a model. Raises CheckpointError for those of another."""
-    tensors = run_folder.load_tensors(checkpoint.folder / "model.pt")
-    huggingface.check_tensors(checkpoint.folder, checkpoint.shape, tensors)
-    model.load_state_dict(tensors)
+# -- the weights of init_from ----------------------------------------------------------------------
 
 
-def restore_optimizer(
-    checkpoint: Checkpoint, model, optimizer, scaler: torch.amp.GradScaler
-) -> None:
-    """Copy a checkpoint's optimiser state into that of `optimizer`, whose settings stay as set.
+def with_shape(config: Config, start: Checkpoint | Pretrained | None) -> Config:
+    """The settings, with init_from in the shape of what the run starts from.
 
-    By the parameters' names, whatever groups they are in now and were in then. Into tensors of our
-    own: fused AdamW writes out of bounds where a moment has another shape than its parameter.
-    Raises CheckpointError for such a checkpoint, and for one that lacks the names.
+    Raises CheckpointError where settings that were given ask for another shape than the weights
+    have; a shorter context is fine, as the first positions are kept.
     """
-    path, parameters = checkpoint.folder / "optimizer.pt", dict(model.named_parameters())
-    saved = run_folder.load_tensors(path)
-    if "names" not in saved:
+    if not config.init_from:
+        return config
+    filled, differences = copy.copy(config), []
+    for name, trained in asdict(start.config).items():
+        if name in ("vocab_size", "dropout"):  # no setting; no property of trained weights
+            continue
+        now = getattr(config, name)
+        shorter = name == "block_size" and now < trained
+        if name not in config.given:
+            setattr(filled, name, trained)
+        elif now != trained and not shorter:
+            differences.append(f"  {name}: {trained} in the weights, {now} in the settings")
+    if differences and isinstance(start, Pretrained):
         raise CheckpointError(
-            f"{checkpoint.folder} is of an older version and cannot be continued; another"
-            f" checkpoint_dir with init_from = {checkpoint.folder} begins with its weights"
+            f"init_from = {start.path} has another shape; leave out these settings to take its"
+            " own (block_size may be shorter), or start from scratch:\n" + "\n".join(differences)
         )
-    reserve_state(optimizer)
-    try:
-        for number, name in enumerate(saved["names"]):
-            values = saved["optimizer"]["state"][number]
-            for kind, own in optimizer.state[parameters[name]].items():
-                value = values[kind]
-                if value.shape != own.shape:
-                    raise ValueError(f"{kind} of {name}: {[*value.shape]}, expected {[*own.shape]}")
-                own.copy_(shard.distribute(value, own))
-        if saved["scaler"] and scaler.is_enabled():
-            scaler.load_state_dict(saved["scaler"])
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    return filled
+
+
+def check_tokenizer(weights: Pretrained, data_dir: str, tokenizer: Tokenizer) -> None:
+    """Raises CheckpointError where the weights were trained with another tokenizer than the data's.
+
+    Without a tokenizer among the weights, their vocabulary has to fit: it may be padded a little.
+    """
+    padding = weights.config.vocab_size - tokenizer.vocab_size
+    fits = 0 <= padding < 64
+    if weights.tokenizer:
+        fits = weights.tokenizer.same_as(tokenizer)
+    if not fits:
+        how = f"{tokenizer.vocab_size:,} ids against {weights.config.vocab_size:,}"
+        if padding == 0:
+            how = "other tokens for the same ids"
+        theirs = quote(weights.path.as_posix())
         raise CheckpointError(
-            f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
-            f" {checkpoint.folder} to continue from an older one"
-        ) from None
+            f"{data_dir} has another tokenizer than the weights of {weights.path} ({how});"
+            " prepare the text with theirs:\n"
+            f"  python prepare_data.py TEXT --tokenizer {theirs} --out data/NAME"
+        )

@@ -13,9 +13,10 @@ import torch
 
 import hardware
 from config import Config, ConfigError
-from formats import files, pretrained, run_folder, run_log
+from formats import files, run_folder, run_log
 from formats.address import recorded
 from formats.data_folder import DataError, Meta, read_meta
+from formats.pretrained import Pretrained
 from hardware import Device
 from model import GPT, GPTConfig
 from tokenizer_bpe import Tokenizer
@@ -23,7 +24,6 @@ from training import RunError, distributed, shard
 from training.adapt import adapt
 from training.conversations import Conversations, check_masked
 from training.dataset import Data, Dataset
-from training.init_from import check_fits, fill_shape
 from training.loggers import check_installed
 from training.memory import MicroBatch
 from training.optimizer import make_optimizer
@@ -31,9 +31,10 @@ from training.resume import (
     Checkpoint,
     changed_settings,
     check_same,
-    find_checkpoint,
-    restore_optimizer,
-    restore_weights,
+    check_tokenizer,
+    find_start,
+    load_weights,
+    with_shape,
 )
 from training.samples import check_prompts
 from training.schedule import Budget, Clock, Schedule
@@ -92,10 +93,10 @@ def build(config: Config) -> Run:
     folder = Path(config.checkpoint_dir)
     check_installed(config)
     device = open_device(config)
-    checkpoint = find_checkpoint(config)
-    weights = open_weights(config, checkpoint)
+    start = find_start(config)
+    config = with_shape(config, start)
     data = open_data(config, device)
-    state = open_model(config, data, device, checkpoint, weights)
+    state = open_model(config, data, device, start)
     log, best = read_past(folder, state.progress.step)
     schedule = make_schedule(config, state.progress, data, log)
     check_same_on_all_ranks(config, schedule, data.meta)
@@ -172,43 +173,19 @@ def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
 # -- model -----------------------------------------------------------------------------------------
 
 
-def open_weights(config: Config, checkpoint: Checkpoint | None) -> pretrained.Pretrained | None:
-    """The weights of init_from where a run begins with them.
-
-    With init_from the shape's settings, block_size among them, are those of weights or checkpoint.
-    """
-    if not config.init_from:
-        return None
-    if checkpoint:
-        fill_shape(config, checkpoint.shape)
-        return None
-    weights = pretrained.load(config.init_from)
-    fill_shape(config, weights.config)
-    return weights
-
-
 def open_model(
-    config: Config,
-    data: Data,
-    device: Device,
-    checkpoint: Checkpoint | None,
-    weights: pretrained.Pretrained | None,
+    config: Config, data: Data, device: Device, start: Checkpoint | Pretrained | None
 ) -> State:
-    """Model, optimiser and counters: from `checkpoint`, else from `weights`, else new ones."""
-    if weights:
-        check_fits(weights, config, data.tokenizer)
-    shape = model_shape(config, data.meta.vocab_size, checkpoint, weights)
-    if checkpoint:
-        check_same(checkpoint, config, shape, data.meta.identity())
-        before = recorded(checkpoint.state["settings"])  # older versions kept credentials
-        print(changed_settings(before, recorded(asdict(config))), end="")
+    """Model, optimiser and counters, as in `start` or new."""
+    shape = model_shape(config, data.meta.vocab_size, start)
+    if isinstance(start, Pretrained):
+        check_tokenizer(start, config.data_dir, data.tokenizer)
+    if isinstance(start, Checkpoint):
+        check_same(start, config, shape, data.meta.identity())
+        print(changed_settings(start.state["settings"], recorded(asdict(config))), end="")
 
     torch.manual_seed(config.seed)
     model = GPT(shape, config.zero_init)
-    if weights:
-        model.load_state_dict(weights.cut_to(config.block_size))
-    if checkpoint:
-        restore_weights(checkpoint, model)
     adapt(model, config, device)
     if config.shard and distributed.world_size > 1:
         shard.shard_model(model, device.torch)
@@ -216,17 +193,15 @@ def open_model(
     optimizer = make_optimizer(model, config, device.torch)
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
     progress = Progress()
-    if checkpoint:
-        restore_optimizer(checkpoint, model, optimizer, scaler)
-        progress = checkpoint.progress
+    if isinstance(start, Pretrained):
+        load_weights(model, start.cut_to(config.block_size))
+    if isinstance(start, Checkpoint):
+        progress = start.load(model, optimizer, scaler)
     return State(model, optimizer, scaler, progress)
 
 
 def model_shape(
-    config: Config,
-    vocab_size: int,
-    checkpoint: Checkpoint | None = None,
-    weights: pretrained.Pretrained | None = None,
+    config: Config, vocab_size: int, start: Checkpoint | Pretrained | None = None
 ) -> GPTConfig:
     """The model's shape for these settings and a tokenizer's vocabulary.
 
@@ -234,10 +209,8 @@ def model_shape(
     becomes 50,304); the ids so added are never sampled. With init_from the vocabulary stays that of
     the weights, since new rows would take probability from the trained ones.
     """
-    if weights:
-        vocab_size = weights.config.vocab_size
-    elif checkpoint and config.init_from:
-        vocab_size = checkpoint.shape.vocab_size
+    if start and config.init_from:
+        vocab_size = start.config.vocab_size
     elif vocab_size > 1024:
         vocab_size = 64 * math.ceil(vocab_size / 64)
     shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}

@@ -3,7 +3,7 @@
 Plain data. Knows no settings, no devices and no files.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,11 +25,6 @@ class Progress:
     elapsed_s: float = 0.0
     running_s: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
-
-    @classmethod
-    def from_json(cls, values: dict) -> "Progress":
-        """The progress in a checkpoint's state; what it lacks begins at nothing."""
-        return cls(**{k: v for k, v in values.items() if k in asdict(cls())})
 
 
 @dataclass
