@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 
 import hardware
+from config import ConfigError
 from formats import files, run_log
+from formats.data_folder import DataError
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -38,6 +40,20 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0], allow_abbrev=False
     )
+
+
+def run_main(main: Callable) -> None:
+    """Call main with the command line. A mistake in it ends in a sentence.
+
+    A program that failed has said why.
+    """
+    try:
+        main(sys.argv[1:])
+    except (ConfigError, DataError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
 
 
 # -- measuring -------------------------------------------------------------------------------------

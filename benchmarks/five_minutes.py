@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import hardware
-from benchmarks import ROOT, argument_parser, train, write
+from benchmarks import ROOT, argument_parser, run_main, train, write
 from tools.command import table
 
 DATA = "data/python_stdlib"
@@ -61,4 +61,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -12,7 +12,6 @@ round. The plain loop lives here; the last rung is the step of train.py itself.
 import importlib.util
 import math
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from benchmarks import (
     median_ratio,
     medians,
     run_apart,
+    run_main,
     write,
 )
 from config import Config
@@ -289,4 +289,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

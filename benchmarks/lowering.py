@@ -15,7 +15,6 @@ It takes triton (691 MB, so it is in no requirements file: `pip install triton==
 2.13) and g++; where one of them is missing it says so and does nothing.
 """
 
-import sys
 from collections import defaultdict
 from dataclasses import fields
 from unittest import mock
@@ -36,7 +35,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 import config as settings
 import model as model_file
-from benchmarks import argument_parser, fake_device, run_apart, write
+from benchmarks import argument_parser, fake_device, run_apart, run_main, write
 from benchmarks.fake_device import CHIPS
 from config import Config
 from model import GPT, GPTConfig
@@ -298,4 +297,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -12,7 +12,6 @@ and optimiser.
 
 import itertools
 import statistics
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from benchmarks import (
     median_ratio,
     medians,
     nanogpt,
+    run_main,
     train,
     write,
 )
@@ -151,4 +151,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -20,8 +20,6 @@ import importlib.util
 import itertools
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -31,9 +29,9 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, nanogpt, train, write
+from benchmarks import argument_parser, nanogpt, run_main, train, write
 from config import Config
-from formats.data_folder import DataError, read_meta
+from formats.data_folder import read_meta
 from model import IGNORE
 from tools.command import table
 from training.dataset import Dataset
@@ -270,7 +268,4 @@ def draw(curves: dict[str, list], aim: float, path: Path, task: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (DataError, subprocess.CalledProcessError) as error:
-        sys.exit(f"{error}")
+    run_main(main)

@@ -17,7 +17,7 @@ from benchmarks.gpu import PARTS, Part
 from benchmarks.ladder import sequences
 from benchmarks.time_to_loss import seconds_of_training, seconds_to
 from formats import files
-from tests.conftest import ROOT
+from tests.conftest import ROOT, fails_clearly, run_script
 
 
 def test_the_parts_run_and_their_results_are_kept_and_shown(tmp_path, capsys):
@@ -72,6 +72,11 @@ def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
     for name in ("list.json", "missing.json"):
         with pytest.raises(SystemExit, match=f"{name} is not there, or not what"):
             gpu.main(["--report", str(tmp_path / name)])
+
+
+def test_a_mistake_in_the_settings_of_a_benchmark_is_a_sentence():
+    for setting, word in (("--nonsense=1", "'nonsense'"), ("--data_dir=nowhere", "nowhere holds")):
+        fails_clearly(run_script("-m", "benchmarks.throughput", setting), word)
 
 
 def test_a_pytest_that_broke_down_is_no_success():
