@@ -6,6 +6,7 @@ config/loader.py. Nothing here knows what the settings are used for.
 """
 
 import dataclasses
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,10 +235,12 @@ def check_folders(checkpoint_dir: str, mirror: str | None) -> None:
             " s3://bucket/runs"
         )
     run = Path(checkpoint_dir).resolve()
-    if (Path(mirror) / run.name).resolve() == run:
+    path = re.sub("^(file|local)://", "", mirror)
+    copy = Path(path, run.name).resolve()
+    if "://" not in path and (copy.is_relative_to(run) or run.is_relative_to(copy)):
         raise ConfigError(
-            f"mirror = {mirror}: the copy of this run would be the run itself; choose a folder on"
-            " another disk, or an address"
+            f"mirror = {mirror}: the copy of this run, {copy}, would be the run itself, inside it"
+            " or around it; choose a folder on another disk, or an address"
         )
 
 

@@ -78,6 +78,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
         ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
+        ("--mirror=checkpoints/run/copies", ["checkpoints/run/copies/run, would be", "inside it"]),
+        (f"--mirror=file://{Path.cwd()}/checkpoints", ["the run itself"]),
         ("config/nothing_like_it.py", ["config/ has", "demo.py"]),
     ],
 )
