@@ -219,10 +219,10 @@ def last_checkpoint(run: Run, saver: Saver) -> str:
 
 def not_saved(run: Run, saver: Saver) -> str:
     """What to say when the last step of a run is not on the disk."""
+    elsewhere = "" if saver.saved_step else " or choose another checkpoint_dir"  # begins a new run
     return (
         f"step {run.state.progress.step:,} could not be saved in {run.folder}. "
-        f"{last_checkpoint(run, saver)}. Make room or choose another checkpoint_dir, and start "
-        "the same command again"
+        f"{last_checkpoint(run, saver)}. Make room{elsewhere}, and start the same command again"
     )
 
 
