@@ -31,15 +31,16 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
 
 def skips_bad_steps(device: torch.device) -> bool:
-    """Whether fused AdamW leaves a parameter as it is where `found_inf` is set.
+    """Whether fused AdamW and SGD, which Muon uses, leave a parameter where `found_inf` is set.
 
     On mps, PyTorch ignored that until the summer of 2026.
     """
     p = torch.zeros(1, device=device, requires_grad=True)
     p.grad = torch.ones_like(p)
-    optimizer = torch.optim.AdamW([p], fused=True)
-    optimizer.found_inf, optimizer.grad_scale = torch.ones((), device=device), None
-    optimizer.step()
+    for kind in (torch.optim.AdamW, torch.optim.SGD):
+        optimizer = kind([p], fused=True)
+        optimizer.found_inf, optimizer.grad_scale = torch.ones((), device=device), None
+        optimizer.step()
     return p.item() == 0
 
 
