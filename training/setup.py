@@ -24,6 +24,7 @@ from training import RunError, distributed, shard
 from training.adapt import adapt
 from training.conversations import Conversations, check_masked
 from training.dataset import Data, Dataset
+from training.fp8 import FP8Head
 from training.loggers import check_installed
 from training.memory import MicroBatch
 from training.optimizer import make_optimizer
@@ -224,6 +225,8 @@ def should_compile(config: Config, model: GPT, device: Device, schedule: Schedul
     """Whether to compile: as the setting says, else if the whole run repays it."""
     if config.compile is not None:
         return config.compile
+    if isinstance(model.lm_head, FP8Head):  # uncompiled it would compute in 16
+        return True
     tokens = schedule.total_steps * config.batch_size * config.block_size
     flops = tokens * model.flops_per_token() / distributed.world_size
     return hardware.should_compile(device.torch, flops)
