@@ -39,12 +39,12 @@ CHIPS = {  # the names are those of hardware.GPUS
 
 def missing() -> str | None:
     """What this machine lacks, in a sentence; None where it has all."""
+    if torch.version.cuda:
+        return "PyTorch is built for CUDA here; the fake device needs the build for CPUs"
     if importlib.util.find_spec("triton") is None:
         return "triton is missing, which PyTorch's compiler writes kernels for GPUs in"
     if not shutil.which("g++"):
         return "g++ is missing, which builds what PyTorch's CPU build lacks of CUDA"
-    if torch.version.cuda:
-        return "PyTorch is built for CUDA here; the fake device needs the build for CPUs"
     return None
 
 
