@@ -29,10 +29,11 @@ def begin(*packages: str) -> None:
         sys.exit(2)
     missing = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
     if missing:
-        python = Path(__file__).parent / ".venv/bin/python"
+        place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
+        python = Path(__file__).parent / ".venv" / place
         advice = "pip install -r requirements.txt -c constraints.txt"
         if python.exists():
-            advice += f"\nor use {python}, which make demo has set up"
+            advice += f"\nor use {python}, which has them"
         print(
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )

@@ -33,6 +33,22 @@ SMALL = [
     "--warmup_steps=5",
     "--learning_rate=3e-3",
 ]
+# These need signals, limits of memory and /proc, as Linux has them.
+collect_ignore = [
+    "preparing/test_interruptions.py",
+    "preparing/test_ray.py",
+    "test_gpu_parts.py",
+    "test_startup.py",
+    "training/test_conversations.py",  # it shares what test_ranks has
+    "training/test_gpu.py",
+    "training/test_limits.py",
+    "training/test_ranks.py",
+    "training/test_saver.py",
+    "training/test_shard.py",
+    "training/test_signals.py",
+]
+if sys.platform == "linux":
+    collect_ignore.clear()
 
 
 def pytest_collection_modifyitems(items):

@@ -294,3 +294,15 @@ def test_what_commands_look_like():
     assert commands(line) == [Command("benchmarks.plan", [])]
     assert commands("step 150: that's no command of python") == []
     assert option_names(["--a=1", "[--b", "--c_d]", "-n", "x"]) == ["a", "b", "c_d"]
+
+
+def test_the_workflow_runs_what_make_demo_runs():
+    import yaml
+
+    text = text_of(ROOT / ".github/workflows/test.yml")
+    steps = [step.get("run", "") for step in yaml.safe_load(text)["jobs"]["test"]["steps"]]
+    demo = text_of(ROOT / "Makefile").partition("\ndemo:")[2].partition("\n\n")[0]
+    commands = re.findall(r"\$\(PY\) (.+)", demo)
+    assert len(commands) == 4
+    for command in commands:
+        assert any(step.startswith(f"python {command}") for step in steps), command

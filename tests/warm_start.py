@@ -15,15 +15,17 @@ import tempfile
 from pathlib import Path
 
 SCRIPTS = ("train.py", "generate.py", "prepare_data.py")
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["train", "generate", "prepare_data", "tools.evaluate", "torch._dynamo"]
-)
+if sys.platform == "linux":  # Windows has no fork, and macOS none that is safe
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["train", "generate", "prepare_data", "tools.evaluate", "torch._dynamo"]
+    )
 
 
 def suits(command: list[str]) -> bool:
-    """Whether a command is one of ours."""
-    return command[0] in SCRIPTS or (command[0] == "-m" and command[1].startswith("tools."))
+    """Whether a command is one of ours, and can be run so."""
+    ours = command[0] in SCRIPTS or (command[0] == "-m" and command[1].startswith("tools."))
+    return ours and sys.platform == "linux"
 
 
 def run(

@@ -44,7 +44,7 @@ class Profiler:
     def read(self, finished: profile) -> None:
         """Write the trace and count it up."""
         finished.export_chrome_trace(str(self.path))
-        seconds = read_trace(json.loads(self.path.read_text())["traceEvents"])
+        seconds = read_trace(json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"])
         self.done(
             f"{table(seconds)}\nfor chrome://tracing or ui.perfetto.dev: {self.path}", seconds
         )

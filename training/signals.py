@@ -29,8 +29,8 @@ class Signals:
         distributed.stop_flag = 0
         self.holding = False
         self.together = distributed.world_size > 1
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            signum = getattr(signal, name, None)  # Windows has no SIGHUP
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):
+            signum = getattr(signal, name, None)  # Windows has the last for the one before
             if signum is None:
                 continue
             under_nohup = name == "SIGHUP" and signal.getsignal(signum) == signal.SIG_IGN
