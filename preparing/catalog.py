@@ -104,6 +104,17 @@ CATALOG = {
         download=2.1,
         text=3.9,
     ),
+    # nvidia/Nemotron-ClimbMix as text, shuffled: 6,543 files, shard_00000.parquet to
+    # shard_06542.parquet, the last one nanochat's validation text; here the first 1,000. Estimates
+    # from the script that made them: 250 million characters and 100 MB a file. The licence is that
+    # of nvidia's card, "for research and development only".
+    "climbmix": Corpus(
+        repository="karpathy/climbmix-400b-shuffle",
+        files="shard_00*.parquet",
+        licence="CC BY-NC 4.0, NOT FOR COMMERCIAL USE",
+        download=100,
+        text=250,
+    ),
 }
 
 

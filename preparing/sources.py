@@ -83,8 +83,9 @@ def _sources_of(given) -> Iterator[Source]:
     if not Path(given).exists():
         if given == SHAKESPEARE:
             given = shakespeare()
-        elif given in CATALOG:
-            given = CATALOG[given].address
+        elif corpus := CATALOG.get(given):
+            print(f"{given}: {corpus.repository}; licence: {corpus.licence}", file=sys.stderr)
+            given = corpus.address
     if protocol_of(given):
         headings = {corpus.address: corpus.heading for corpus in CATALOG.values()}
         heading = headings.get(given, "")

@@ -88,6 +88,9 @@ def layout(root):
         rows = [{"messages": CHAT, "source": "smol-magpie-ultra"}]
         write_rows(repository / f"data/all/train-{n:05}-of-00009.parquet", rows)
     write_rows(repository / "data/all/test-00000-of-00001.parquet", [{"messages": CHAT[:1]}])
+    repository = root / "karpathy/climbmix-400b-shuffle"
+    _write_split(repository, [f"shard_{n:05}.parquet" for n in range(7)], DOCUMENTS[:28], {})
+    write_rows(repository / "shard_06542.parquet", other)
     return {
         "fineweb-edu": DOCUMENTS[:28],
         "openwebtext": DOCUMENTS[:80],
@@ -95,6 +98,7 @@ def layout(root):
         "wikitext-103": ARTICLES * 2,
         "wikipedia-en": DOCUMENTS[:41],
         "smoltalk": ["User: Hello?\n\nAssistant: Good day.\n\n"] * 9,
+        "climbmix": DOCUMENTS[:28],
     }
 
 

@@ -55,10 +55,11 @@ def hub(tmp_path):
 def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, repositories, name, given):
     root, expected = repositories
     with Hub(root) as hub:
-        ok(fetch(hub, given, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
+        result = ok(fetch(hub, given, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
         read = [path for path, count in hub.asked.items() if "/resolve/" in path]
     assert documents(tmp_path / "out") == [text for text in expected[name] if text.strip()]
     assert len(read) == len(read_meta(tmp_path / "out").sources)
+    assert (CATALOG[name].licence in result.stderr) == (given == name)
 
 
 def test_the_names_stand_in_the_help():
