@@ -1,5 +1,5 @@
-# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, an evening of a
-# CPU. Text that is shorter ends sooner, after eight passes.
+# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, about two
+# hours of a CPU. Text that is shorter ends sooner, after eight passes.
 #   python prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"

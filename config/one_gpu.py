@@ -1,5 +1,5 @@
-# Your own text on one card at home: 100 MB to 2 GB, a model of 55 million parameters, a night of an
-# RTX 3090 or a T4. Text that is shorter ends sooner, after four passes.
+# Your own text on one card at home: 100 MB to 2 GB, a model of 55 million parameters, three hours
+# of an RTX 3090 or a T4 by the plan. Text that is shorter ends sooner, after four passes.
 #   python prepare_data.py YOUR_TEXT --vocab_size 16384 --out data/mine
 #   python train.py config/one_gpu.py
 data_dir = "data/mine"
