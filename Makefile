@@ -1,4 +1,4 @@
-# The plain commands behind each target, for machines without make, stand in README.md.
+# docs/installing.md has the plain commands, for machines without make.
 PYTHON ?= python3
 PY := .venv/bin/python
 
