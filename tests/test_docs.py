@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "tests/README.md",
 ]
 FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PYTHON = re.compile(r"^(?:\S*/)?python[0-9.]*$")
@@ -174,6 +175,12 @@ def all_options() -> set[str]:
     return SETTINGS.union({"help"}, *map(options_in, files))
 
 
+def new_settings(page: Path) -> set[str]:
+    """The settings that a page's diffs add."""
+    diffs = "".join(DIFF.findall(text_of(page)))
+    return set(re.findall(r"^\+    (\w+): .* = setting\(", diffs, re.MULTILINE))
+
+
 def option_names(words: list[str]) -> list[str]:
     """The names of the options among words, as in `[--data data/NAME]` or `--seed=1`."""
     bare = [word.strip("[]()`'\"") for word in words]
@@ -218,7 +225,7 @@ def test_options_of_commands_are_options_of_what_they_run(page):
         for script, arguments in commands(line):
             if script in FOREIGN or not file_of(script):
                 continue
-            known = options_of(file_of(script))
+            known = options_of(file_of(script)) | new_settings(page)
             unknown += [f"{script} --{o}" for o in option_names(arguments) if o not in known]
     assert not unknown
 
@@ -268,6 +275,25 @@ def test_tests_named_in_the_text_exist(page):
     source = "\n".join(text_of(file) for file in sorted((ROOT / "tests").rglob("test_*.py")))
     named = [span for span in spans(page) if re.fullmatch(r"test_\w+", span)]
     assert not [name for name in named if f"def {name}(" not in source]
+
+
+def test_what_the_text_names_in_a_file_is_there(page):
+    missing = []
+    for span in spans(page):
+        named = re.fullmatch(r"(\w[\w/]*\.py):([\w.]+)", span)
+        for name in named[2].split(".") if named else []:
+            there = rf"^ *(def|class) {name}\b|^{name} = "
+            if not re.search(there, text_of(ROOT / named[1]), re.MULTILINE):
+                missing.append(span)
+    assert not missing
+
+
+def test_diffs_apply(page):
+    for file in "".join(DIFF.findall(text_of(page))).split("--- a/")[1:]:
+        name, _, *hunks = re.split(r"^(?:\+\+\+|@@) .*\n", file, flags=re.MULTILINE)
+        for hunk in hunks:
+            before = [line[1:] for line in hunk.splitlines() if not line.startswith("+")]
+            assert text_of(ROOT / name.strip()).count("\n".join(before) + "\n") == 1, name + hunk
 
 
 def test_targets_of_make_exist(page):
