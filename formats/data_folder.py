@@ -236,7 +236,7 @@ def _what_to_run(folder, weights):
     presets = sorted((Path(__file__).parent.parent / "config").glob("*.py"))
     comments = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in presets)
     found = re.search(rf"python prepare_data.py .*--out {re.escape(out)}$", comments, re.MULTILINE)
-    quoted = shlex.quote(out)
+    quoted = "data/NAME" if folder.is_file() else shlex.quote(out)
     command = found[0] if found else f"python prepare_data.py YOUR_TEXT --out {quoted}"
     if weights:
         tokenizer = shlex.quote(weights)

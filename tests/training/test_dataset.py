@@ -117,6 +117,9 @@ def test_what_does_not_fit_together_is_named(tmp_path):
             read_meta(folder)
     with pytest.raises(DataError, match=r"(?s)holds no prepared data.*--out '.*/my data'"):
         read_meta(folder / "my data")
+    (tmp_path / "text.txt").write_text("some text")
+    with pytest.raises(DataError, match=r"text.txt holds(?s:.*)--out data/NAME\n"):
+        read_meta(tmp_path / "text.txt")
     with pytest.raises(DataError, match="holds no prepared data"):
         read_meta(tmp_path / "none")
     assert dtype_for(65536) == "uint16" and dtype_for(65537) == "int32"
