@@ -62,7 +62,7 @@ def throughput(name: str, aims: dict[str, str], more: str = "") -> Part:
     return Part(name, f"{command} --name {name} {more}", 8, aims, tiny)
 
 
-# The most important first. Their times are those on paper, of benchmarks.lowering for an H200.
+# The most important first. Their times are aims for an H200; benchmarks.lowering has estimates.
 PARTS = [
     Part(
         "rates",

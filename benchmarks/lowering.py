@@ -7,9 +7,10 @@ backward with the bytes that each reads and writes; nothing runs. Models of two 
 are lowered, and the whole one is on the line through both. The optimiser's pass is counted from the
 number of weights.
 
-`expected_ms` is, for each kernel, the longer of its bytes at 79% of the GPU's bandwidth and its
-operations at 66% of its speed, as good kernels of this size reach. It is not measured, and has no
-launches in it. Results go to results/lowering_NAME.json; further arguments are settings.
+`expected_ms` is, for each kernel, a microsecond for its launch and the longer of its bytes at 79%
+of the GPU's bandwidth and its operations at 66% of its speed, as good kernels of this size reach;
+for attention at the share that published charts show. It is not measured. Results go to
+results/lowering_NAME.json; further arguments are settings.
 
 It takes triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for torch
 2.13) and g++; where one of them is missing it says so and does nothing.
@@ -41,6 +42,7 @@ from config import Config
 from model import GPT, GPTConfig
 from tools.command import table
 from training.adapt import adapt
+from training.optimizer import num_fused
 from training.plan import as_sold
 
 PRESETS = [
@@ -51,6 +53,13 @@ PRESETS = [
 VOCABULARY = 32000
 LAYERS = (2, 4)  # those lowered
 BANDWIDTH, SPEED = 0.79, 0.66  # of the data sheet: 3.8 TB/s and 650 TFLOP/s on an H200
+LAUNCH = 1e-6  # seconds between two kernels
+# Attention's share of the data sheet, forward and backward, causal, 512 tokens: about 210 and 160
+# TFLOP/s on an H200 (Shah et al., 2024, "FlashAttention-3"); with heads of 128 a tenth more.
+ATTENTION = (0.21, 0.16)
+# Bytes a weight of an optimiser's passes, with the norm for clipping: as fused AdamW has them with
+# grad_scale, and as they are counted in training/muon.py without weight decay.
+ADAMW, MUON = 36, 62
 COLUMNS = ("kernels", "gigabytes", "teraflops", "expected_ms")
 ELEMENTWISE = "all but products, attention and optimizer"
 
@@ -62,7 +71,7 @@ def launch(gpu: str, size: float, flops: float = 0.0, speed: float = SPEED) -> n
     """
     computing = flops / (as_sold(gpu).peak_flops * speed)
     moving = size / (CHIPS[gpu].bandwidth * BANDWIDTH)
-    return np.array([1, size / 1e9, flops / 1e12, 1e3 * max(computing, moving)])
+    return np.array([1, size / 1e9, flops / 1e12, 1e3 * (LAUNCH + max(computing, moving))])
 
 
 class Lowering:
@@ -77,8 +86,9 @@ class Lowering:
         self.parts = defaultdict(lambda: np.zeros(len(COLUMNS)))
         self.vocabulary = {config.vocab_size, 64 * -(-config.vocab_size // 64)}
         sequences = config.micro_batch_size or config.batch_size
-        width = config.n_head * (config.head_dim or config.n_embd // config.n_head)
-        self.pairs = sequences * config.block_size**2 * width  # attention's operations: multiples
+        self.head_dim = config.head_dim or config.n_embd // config.n_head
+        # attention's operations: multiples
+        self.pairs = sequences * config.block_size**2 * config.n_head * self.head_dim
 
     def __call__(self, graph, inputs):
         return compile_fx(graph, inputs, inner_compile=self.lower)
@@ -133,8 +143,9 @@ class Lowering:
         names = str([origin.target for origin in node.node.get_origins()])
         if "scaled_dot_product" in names:
             # causal: half of the pairs; two products forward, five backward
-            flops = self.pairs * (5 if "backward" in names else 2)
-            return "attention", flops, SPEED / 2  # small products and a softmax
+            backward = "backward" in names
+            speed = ATTENTION[backward] * (1.1 if self.head_dim >= 128 else 1)
+            return "attention", self.pairs * (5 if backward else 2), speed
         flops = float(node.estimate_flops() or 0)
         if not flops:
             return "elementwise", 0.0, SPEED
@@ -225,20 +236,20 @@ def stream_dtype(x):
 
 
 def optimizer_part(config: Config, gpu: str) -> np.ndarray:
-    """The norm for clipping and AdamW: each weight's numbers read and written once, in one pass.
-
-    Muon's products are of the matrices of the blocks, and its passes over them are twice AdamW's.
-    """
+    """The norm for clipping and AdamW, or Muon's passes and products for the blocks' matrices."""
     with torch.device("meta"):
         model = GPT(shape(config))
-    part = np.zeros(len(COLUMNS))
+    passes = moved = flops = 0
     for name, p in model.named_parameters():
         if config.optimizer == "muon" and name.startswith("h.") and p.dim() == 2:
-            short, long = sorted(p.shape)
-            flops = 5 * (4 * short * short * long + 2 * short**3)
-            part += launch(gpu, 64 * p.numel(), flops)
+            fused = num_fused(name, model.config)
+            short, long = sorted((p.size(0) // fused, p.size(1)))
+            passes += MUON * p.numel()
+            moved += 5 * (8 + 12 * short / long) * p.numel()
+            flops += 5 * (4 * short * short * long + 2 * short**3) * fused
         else:
-            part += launch(gpu, 32 * p.numel())
+            passes += ADAMW * p.numel()
+    part = launch(gpu, passes) + launch(gpu, moved, flops)
     part[0] = 0  # a few dozen launches, which are not lowered
     return part
 
