@@ -73,7 +73,7 @@ def train(config: Config) -> None:
             check_disk(run)
         run_to_the_end(run, signals)
     except Stop as stop:
-        leave(stop.signum, what_is_saved(folder))
+        leave(stop.signum, stop.message or what_is_saved(folder))
     finally:
         signals.hold()  # there is nothing left to end
         if lock:
@@ -94,12 +94,16 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
             if distributed.is_main:
                 recorder.summary(outcome, saver.best)
     except (Stop, RuntimeError) as error:
-        lost = distributed.connection_lost(error)
-        if not isinstance(error, Stop) and not lost:
+        stopped = isinstance(error, Stop)
+        if not stopped and not distributed.connection_lost(error):
             raise
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
-            save_after_interruption(run, saver, error)
+            message = save_after_interruption(run, saver, stopped)
+            if stopped:
+                error.message = message
+            else:
+                print(f"\na process of the run has ended; {message}", flush=True)
         raise
     finally:
         recorder.close()
@@ -125,7 +129,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
     profiler = make_profiler(run, recorder)
     while True:
         # What one process finds out takes effect in all of them, at this step.
-        limit = run.budget.used_up()
+        limit = clock.used_up()
         save_due = distributed.is_main and schedule.save_due(saver.busy)
         stop, over_budget, save_due = distributed.all_reduce_max(
             distributed.stop_flag, bool(limit), save_due
@@ -145,7 +149,7 @@ def loop(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> str:
         loss, halved = trainer.gradients()
         with signals.held():  # weights and counters change together
             trainer.update(loss)
-        recorder.tick()
+        recorder.bar.update()
         if halved:
             recorder.halved()
         if profiler:
@@ -162,7 +166,7 @@ def validate(run: Run, signals: Signals, recorder: Recorder, saver: Saver) -> No
     loss, halved = run.trainer.evaluate(signals.raise_if_any)
     if halved:
         recorder.halved()
-    run.schedule.mark_evaluated()
+    run.schedule.evaluated = run.state.progress.step
     prompts, seed, cast = run.config.sample_prompts, run.config.seed, run.trainer.cast
     answers = answer_prompts(run.state.model, run.data.tokenizer, prompts, seed, cast)
     best = min(saver.best, loss)  # before this one may become it
@@ -192,22 +196,16 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
 # -- how a run ends --------------------------------------------------------------------------------
 
 
-def save_after_interruption(run: Run, saver: Saver, interruption: BaseException) -> None:
-    """Save what is there after a signal (Stop) or the loss of a process; say what came of it."""
-    stopped = isinstance(interruption, Stop)
+def save_after_interruption(run: Run, saver: Saver, stopped: bool) -> str:
+    """Save what is there after a signal, or else the loss of a process. Returns what came of it."""
     # The GPU's queue may hold a sum that will never come, with a process that has ended; and where
     # the model is sharded a part of the state has gone with it.
     reachable = stopped or (not run.trainer.sharded and synchronize(run.device.torch, 10))
     step = f"step {run.state.progress.step:,}"
     if reachable and saver.save_now():
-        message = f"{step} is saved in {run.folder}; the same command continues"
-    else:
-        saver.wait()
-        message = f"{step} could not be saved. {last_checkpoint(run, saver)}"
-    saver.finish()
-    if stopped:
-        leave(interruption.signum, message)
-    print(f"\na process of the run has ended; {message}", flush=True)
+        return f"{step} is saved in {run.folder}; the same command continues"
+    saver.wait()
+    return f"{step} could not be saved. {last_checkpoint(run, saver)}"
 
 
 def last_checkpoint(run: Run, saver: Saver) -> str:

@@ -29,8 +29,6 @@ def adapt(model: GPT, config: Config, device: Device) -> None:
         low_memory.use_chunked_loss(model, chunks)
     elif config.fp8_head and not problem:
         model.lm_head = fp8.FP8Head(model.lm_head)
-    elif device.type == "cuda" and rows > 1024 and rows % 64:
-        low_memory.use_aligned_head(model)
 
 
 def loss_chunks(config: Config, rows: int, device: Device) -> int:

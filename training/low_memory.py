@@ -5,10 +5,9 @@ model.py knows nothing of it.
 """
 
 import torch
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from model import GPT, IGNORE, cross_entropy
+from model import GPT, IGNORE
 
 
 def use_activation_checkpointing(model: GPT) -> None:
@@ -95,22 +94,3 @@ def product_dtype(x) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
-
-
-def use_aligned_head(model: GPT) -> None:
-    """Multiply with a multiple of 64 rows of the head while training.
-
-    Tensor cores are slow on the 50,257 rows of Hugging Face's GPT-2. The added rows are zeros, and
-    their logits are cut off.
-    """
-    plain, rows = model.head, model.config.vocab_size
-
-    def head(x, targets=None):
-        if targets is None:
-            return plain(x)
-        y = model.ln_f(x).flatten(0, 1)
-        aligned = F.pad(model.lm_head.weight, (0, 0, 0, -rows % 64))
-        logits = F.linear(y, aligned)[:, :rows]
-        return cross_entropy(logits, targets.flatten())
-
-    model.head = head

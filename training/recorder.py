@@ -72,7 +72,7 @@ class Recorder:
         """
         if not distributed.is_main:
             return
-        progress, cost = self.run.state.progress, self.run.budget.cost
+        progress, cost = self.run.state.progress, self.run.clock.cost
         record = {
             "step": progress.step,
             **values,
@@ -117,10 +117,6 @@ class Recorder:
             dynamic_ncols=True,
             disable=not sys.stderr.isatty(),
         )
-
-    def tick(self) -> None:
-        """Count a step on the progress bar."""
-        self.bar.update()
 
     def step(self, seconds: float) -> None:
         """Record and show this step. seconds: of training, since the last record."""
@@ -169,7 +165,7 @@ class Recorder:
 
     def pace(self) -> list[str]:
         """Speed, cost so far and time left in words, where they are known."""
-        config, speed, cost = self.run.config, self.tokens_per_second, self.run.budget.cost
+        config, speed, cost = self.run.config, self.tokens_per_second, self.run.clock.cost
         tokens_left = self.run.schedule.steps_left * config.batch_size * config.block_size
         parts = []
         if speed:
@@ -222,7 +218,7 @@ class Recorder:
 
     def summary(self, outcome: str, best: float) -> None:
         """Print the last lines of a run, and draw its report. best: its lowest validation loss."""
-        run, folder, cost = self.run, self.run.folder, self.run.budget.cost
+        run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         steps, curve = run.state.progress.step, loss_curve(folder)
         self.bar.close()
         if curve:

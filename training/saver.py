@@ -42,7 +42,6 @@ class Saver:
         self.buffers = Buffers()
         self.writer = ThreadPoolExecutor(1)
         self.writing = None  # the newest job of the writer
-        self.finished = False
         self.mirror = None
         if run.config.mirror and distributed.is_main:
             self.mirror = Mirror(address_of(run.config.mirror, run.folder))
@@ -139,9 +138,8 @@ class Saver:
     def finish(self) -> None:
         """Wait until all is written, and uploaded: while that goes on, but not for ever."""
         self.wait()
-        if not self.mirror or self.finished:
+        if not self.mirror:
             return
-        self.finished = True
         self._upload(patience_s=FAILING_S)
         if self.uploader.is_alive():
             self.uploader.join(1)

@@ -89,10 +89,6 @@ class Schedule:
         """This step is being saved."""
         self.begun_step, self.begun_at = self.progress.step, time.monotonic()
 
-    def mark_evaluated(self) -> None:
-        """This step has been evaluated."""
-        self.evaluated = self.progress.step
-
     @property
     def log_due(self) -> bool:
         """Whether this step ends with a line in the log."""
@@ -111,13 +107,14 @@ def every(interval: int, step: int) -> bool:
 
 
 class Clock:
-    """Seconds of training, evaluation and saving not counted; and of everything.
+    """Seconds of training, evaluation and saving not counted; and of everything, with its cost.
 
     started: time.monotonic() when the program began.
     """
 
-    def __init__(self, progress: Progress, device: torch.device, started: float):
-        self.progress, self.device, self.started = progress, device, started
+    def __init__(self, config: Config, progress: Progress, device: torch.device, started: float):
+        self.config, self.progress = config, progress
+        self.device, self.started = device, started
         self.before = progress.running_s
         self.since_log = 0.0
         self.start()
@@ -153,24 +150,17 @@ class Clock:
         """Seconds that the run has taken in all, over all its starts."""
         return self.before + time.monotonic() - self.started
 
-
-class Budget:
-    """What the run may take, in hours and in the unit of cost_per_hour."""
-
-    def __init__(self, config: Config, clock: Clock):
-        self.config, self.clock = config, clock
-
     @property
     def cost(self) -> float | None:
         """What the run has cost so far; None where no price is set."""
         if not self.config.cost_per_hour:
             return None
-        return self.clock.running_s / 3600 * self.config.cost_per_hour
+        return self.running_s / 3600 * self.config.cost_per_hour
 
     def used_up(self) -> str | None:
         """Which limit is passed, in words, or None."""
         c = self.config
-        if c.max_hours is not None and self.clock.running_s > c.max_hours * 3600:
+        if c.max_hours is not None and self.running_s > c.max_hours * 3600:
             return f"max_hours = {c.max_hours}"
         if c.max_cost is not None and self.cost > c.max_cost:
             return f"max_cost = {c.max_cost}"

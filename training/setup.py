@@ -38,7 +38,7 @@ from training.resume import (
     with_shape,
 )
 from training.samples import check_prompts
-from training.schedule import Budget, Clock, Schedule
+from training.schedule import Clock, Schedule
 from training.state import Progress, State
 from training.trainer import Trainer
 
@@ -60,7 +60,6 @@ class Run:
     micro_batch: MicroBatch
     trainer: Trainer
     clock: Clock
-    budget: Budget
     compiles: bool | str
     log: list[dict]
     best: dict | None
@@ -97,12 +96,12 @@ def build(config: Config) -> Run:
     start = find_start(config)
     config = with_shape(config, start)
     data = open_data(config, device)
+    check_prompts(data.tokenizer, config.sample_prompts)
     state = open_model(config, data, device, start)
     log, best = read_past(folder, state.progress.step)
     schedule = make_schedule(config, state.progress, data, log)
     check_same_on_all_ranks(config, schedule, data.meta)
     micro_batch = MicroBatch(config, device, folder)
-    clock = Clock(state.progress, device.torch, started)
     return Run(
         config=config,
         folder=folder,
@@ -112,8 +111,7 @@ def build(config: Config) -> Run:
         schedule=schedule,
         micro_batch=micro_batch,
         trainer=Trainer(config, device, data, state, schedule, micro_batch),
-        clock=clock,
-        budget=Budget(config, clock),
+        clock=Clock(config, state.progress, device.torch, started),
         compiles=should_compile(config, state.model, device, schedule),
         log=log,
         best=best,
@@ -156,10 +154,7 @@ def open_data(config: Config, device: Device) -> Data:
 
 
 def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
-    """The tokenizer of a prepared folder, which encodes sample_prompts.
-
-    Raises DataError if another one made the data.
-    """
+    """The tokenizer of a prepared folder. Raises DataError if another one made the data."""
     path = Path(config.data_dir) / meta.tokenizer["file"]
     tokenizer = Tokenizer.load(path)
     if files.sha256(path) != meta.tokenizer["sha256"]:
@@ -167,7 +162,6 @@ def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
             f"{path} is not the tokenizer that made {config.data_dir}: its checksum is not the one "
             "in meta.json; copy the right one there, or prepare the data again"
         )
-    check_prompts(tokenizer, config.sample_prompts)
     return tokenizer
 
 

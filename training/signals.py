@@ -12,10 +12,13 @@ from training import distributed
 
 
 class Stop(BaseException):
-    """Raised when a signal ends the run. No `except Exception` swallows it."""
+    """Raised when a signal ends the run. No `except Exception` swallows it.
+
+    message: what was saved then, in a sentence; None where nothing was to be saved.
+    """
 
     def __init__(self, signum: int):
-        self.signum = signum
+        self.signum, self.message = signum, None
 
 
 class Signals:

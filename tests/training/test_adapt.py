@@ -65,15 +65,6 @@ def test_checkpointed_activations_give_the_same_gradients(arch, dropout):
     assert_same(plain, loss_and_gradients(model, x, y))
 
 
-@pytest.mark.parametrize("rows", [201, 257])
-def test_an_aligned_head_gives_the_same_gradients(rows):
-    model, x, y = model_and_batch(vocab_size=rows)
-    plain = loss_and_gradients(model, x, y)
-    low_memory.use_aligned_head(model)
-    assert_same(plain, loss_and_gradients(model, x, y))
-    assert model.lm_head.weight.shape[0] == rows and model(x).shape[-1] == rows
-
-
 def test_a_chunk_is_all_that_lives_of_the_logits():
     model, x, y = model_and_batch(vocab_size=4096)
     low_memory.use_chunked_loss(model, 8)

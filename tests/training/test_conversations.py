@@ -17,7 +17,7 @@ from tests.conftest import conversations, fails_clearly, losses, run_script, wri
 from tests.training.test_ranks import EXACT, same, train_on
 from training.conversations import Conversations
 from training.dataset import Dataset
-from training.low_memory import use_aligned_head, use_chunked_loss
+from training.low_memory import use_chunked_loss
 from training.step import evaluate, forward_backward
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def uneven_batch():
     return x, y
 
 
-@pytest.mark.parametrize("head", ["plain", "chunked", "aligned"])
+@pytest.mark.parametrize("head", ["plain", "chunked"])
 @pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])
 def test_unequal_micro_batches_make_the_mean_of_one_batch(micro_batch, head):
     torch.manual_seed(0)
@@ -121,8 +121,6 @@ def test_unequal_micro_batches_make_the_mean_of_one_batch(micro_batch, head):
     other.zero_grad()
     if head == "chunked":
         use_chunked_loss(other, 3)
-    elif head == "aligned":
-        use_aligned_head(other)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     count = (y != IGNORE).sum()
     found = forward_backward(other, x, y, micro_batch, plain, scaler, predictions=count)
