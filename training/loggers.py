@@ -63,7 +63,6 @@ class Loggers:
                 logger.write(curves, samples, record["step"])
 
     def close(self) -> None:
-        """Write what is left."""
         for name, logger in list(self.open.items()):
             with self.tolerated(name):
                 logger.close()

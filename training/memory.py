@@ -74,7 +74,6 @@ class MicroBatch:
 
 
 def release(device: torch.device) -> None:
-    """Give back the memory that nothing uses."""
     gc.collect()
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()

@@ -53,7 +53,6 @@ def size_table(run: Run) -> list[str]:
 
 
 def flops_left(run: Run) -> float:
-    """Floating-point operations to the end of the run."""
     tokens = run.schedule.steps_left * run.config.batch_size * run.config.block_size
     return run.state.model.flops_per_token() * tokens
 
@@ -196,7 +195,6 @@ def check_disk(run: Run) -> None:
 
 
 def disk_table(run: Run) -> list[str]:
-    """What checkpoints take."""
     c = run.config
     size = checkpoint_bytes(run.state)
     more, free, folder = disk_space(run)
@@ -210,7 +208,6 @@ def disk_table(run: Run) -> list[str]:
 
 
 def hours_table(run: Run) -> list[str]:
-    """Hours and costs on GPUs, computed."""
     c = run.config
     hint = ""
     if not c.cost_per_hour:

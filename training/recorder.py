@@ -92,7 +92,6 @@ class Recorder:
             self.loggers.write(record)
 
     def halved(self) -> None:
-        """Record that memory ran out, and with which micro-batch the run goes on."""
         self.record({"event": "out of memory", "micro_batch": self.run.micro_batch.size})
 
     # -- while it runs ----------------------------------------------------------------------------
@@ -160,7 +159,6 @@ class Recorder:
             print(f"{self.position()}: {text}", flush=True)
 
     def position(self) -> str:
-        """How far the run is, in words."""
         return f"step {self.run.state.progress.step:,} of {self.run.schedule.total_steps:,}"
 
     def pace(self) -> list[str]:
@@ -202,7 +200,6 @@ class Recorder:
         sys.stdout.flush()
 
     def profile(self, table: str, seconds: dict) -> None:
-        """Show and record what --profile found."""
         print(f"\n{table}", flush=True)
         rounded = {part: round(s, 6) for part, s in seconds.items()}
         self.record({"event": "profile", "seconds_a_step": rounded})

@@ -63,7 +63,6 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is being written."""
         return self.writing is not None and not self.writing.done()
 
     def wait(self) -> None:

@@ -51,17 +51,14 @@ class Schedule:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are taken."""
         return self.progress.step >= self.total_steps
 
     @property
     def steps_left(self) -> int:
-        """Steps to the end."""
         return self.total_steps - self.progress.step
 
     @property
     def learning_rate(self) -> float:
-        """That of the coming step."""
         return learning_rate_at(self.progress.step, self.total_steps, self.config)
 
     @property
@@ -91,7 +88,6 @@ class Schedule:
 
     @property
     def log_due(self) -> bool:
-        """Whether this step ends with a line in the log."""
         return every(self.config.log_interval, self.progress.step) or self.done
 
     @property
@@ -120,7 +116,6 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Training goes on."""
         self.mark = time.perf_counter()
 
     def stop(self) -> None:

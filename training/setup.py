@@ -66,12 +66,10 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Training tokens seen so far."""
         return self.state.progress.sequences * self.config.block_size
 
     @property
     def epoch(self) -> float:
-        """Passes over the training data so far."""
         return self.state.progress.sequences / self.data.train.windows
 
     def versions(self) -> dict:

@@ -18,7 +18,6 @@ from training import distributed
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether each process keeps only a part of the model."""
     return any(map(is_dtensor, model.parameters()))
 
 

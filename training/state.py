@@ -60,7 +60,6 @@ class StepCounts:
         self.bad_total = self.bad_total + bad
 
     def restart(self) -> None:
-        """Begin a new mean of the loss."""
         self.loss_sum = torch.zeros_like(self.loss_sum)
         self.good_steps = torch.zeros_like(self.good_steps)
 

@@ -59,7 +59,6 @@ class Trainer:
         self.forward = state.model  # until compile()
 
     def cast(self):
-        """Autocast to the run's dtype."""
         return hardware.autocast(self.device.torch, self.device.dtype)
 
     # -- compiling ---------------------------------------------------------------------------------
