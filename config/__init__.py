@@ -27,14 +27,14 @@ class Config:
     )
     data_location: str = setting(
         "auto",
-        "memory that holds the tokens; auto: the fastest with enough room",
+        "where the tokens are; auto: the fastest memory with enough room",
         ["auto", "gpu", "ram", "mmap"],
     )
     checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
     mirror: str | None = setting(None, "folder or address (s3://bucket/runs) to copy each save to")
     resume: str = setting(
         "auto",
-        "a run in checkpoint_dir: continue it, insist on one, or refuse it",
+        "auto: continue a run if there is one; must: only continue; never: only start",
         ["auto", "must", "never"],
     )
     profile: bool = setting(False, "time the parts of a few steps: a table, and a Chrome trace")
@@ -45,15 +45,21 @@ class Config:
         "weights to start from: a run, a step, a Hugging Face folder, or the address of one",
         section="model",
     )
-    arch: str = setting("gpt2", "qwen3: RMSNorm, rotary, SwiGLU, no biases", ["gpt2", "qwen3"])
+    arch: str = setting(
+        "gpt2", "architecture; qwen3: RMSNorm, rotary, SwiGLU, no biases", ["gpt2", "qwen3"]
+    )
     n_layer: int = setting(12, "layers", low=1)
-    n_head: int = setting(12, "attention heads a layer; must divide n_embd", low=1)
+    n_head: int = setting(
+        12, "attention heads per layer; must divide n_embd unless head_dim is set", low=1
+    )
     n_embd: int = setting(768, "width of the model", low=1)
-    block_size: int = setting(1024, "context: tokens a sequence", low=1)
+    block_size: int = setting(1024, "context: tokens in a sequence", low=1)
     bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; qwen3 has none")
     dropout: float = setting(0.0, "dropout probability, for data seen many times", low=0)
     tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
-    n_inner: int | None = setting(None, "width of the MLP; None: 4 n_embd; qwen3 8/3", low=1)
+    n_inner: int | None = setting(
+        None, "width of the MLP; None: 4 n_embd, or 8/3 n_embd for qwen3", low=1
+    )
     n_kv_head: int | None = setting(None, "heads of keys and values (qwen3); None: n_head", low=1)
     head_dim: int | None = setting(None, "width of a head (qwen3); None: n_embd / n_head", low=1)
     rope_theta: float = setting(10_000.0, "base of rotary wavelengths (qwen3)", low=1)
@@ -61,19 +67,21 @@ class Config:
 
     loss_on: str = setting(
         "all",
-        "assistant: only the assistant's replies in conversations count",
+        "tokens in the loss: all, or only the assistant's replies in conversations",
         ["all", "assistant"],
         section="optimisation",
     )
     optimizer: str = setting(
-        "adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", ["adamw", "muon"]
+        "adamw", "muon: Muon for the blocks' matrices, AdamW for the rest", ["adamw", "muon"]
     )
-    batch_size: int = setting(32, "sequences an optimiser step, over all GPUs", low=1)
+    batch_size: int = setting(32, "sequences in an optimiser step, over all GPUs", low=1)
     micro_batch_size: int | None = setting(
         None, "sequences in a micro-batch; must divide batch_size; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate", low=0)
-    min_lr: float | None = setting(None, "final rate; None: learning_rate / 10; wsd: 0", low=0)
+    min_lr: float | None = setting(
+        None, "final learning rate; None: a tenth of the peak, with wsd 0", low=0
+    )
     lr_schedule: str = setting("cosine", "wsd: constant, then linear decay", ["cosine", "wsd"])
     decay_fraction: float = setting(0.5, "share of the steps in which wsd decays", low=0)
     warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
@@ -84,9 +92,9 @@ class Config:
     muon_momentum: float = setting(0.95, "Muon's momentum", low=0)
     weight_decay: float = setting(0.1, "decoupled weight decay, on matrices only", low=0)
     beta1: float = setting(0.9, "AdamW's momentum", low=0)
-    beta2: float = setting(0.95, "AdamW's second-moment decay a step", low=0)
+    beta2: float = setting(0.95, "AdamW's second-moment decay per step", low=0)
     beta2_tokens: float | None = setting(
-        None, "beta2 as a half-life in tokens, for any batch_size; overrides it", low=1
+        None, "half-life of the second moment in tokens; replaces beta2", low=1
     )
     grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping", low=0)
     epochs: float | None = setting(
@@ -97,21 +105,23 @@ class Config:
     eval_interval: int = setting(
         500, "steps between evaluations; 0: only at the end", low=0, section="logging and saving"
     )
-    eval_batches: int = setting(20, "batches an evaluation; 0: the whole validation split", low=0)
+    eval_batches: int = setting(
+        20, "batches in an evaluation; 0: the whole validation split", low=0
+    )
     log_interval: int = setting(10, "steps between log lines", low=1)
     save_interval: int = setting(1000, "steps between checkpoints; 0: none by steps", low=0)
     save_minutes: float = setting(15.0, "minutes between checkpoints; 0: only by steps", low=0)
-    keep_last: int = setting(2, "newest checkpoints kept, and the best besides", low=1)
-    sample_prompts: list = setting([], "prompts answered at each evaluation, into log and terminal")
+    keep_last: int = setting(2, "newest checkpoints to keep; the best is always kept", low=1)
+    sample_prompts: list = setting([], "prompts to answer at each evaluation, in log and terminal")
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
     wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
     max_bad_steps: int = setting(
-        10, "steps in a row with NaN or infinity, all skipped, that end the run soon after", low=1
+        10, "end the run after this many steps in a row with NaN or infinity; it skips each", low=1
     )
 
-    cost_per_hour: float = setting(0.0, "price of the machine an hour", low=0, section="budget")
-    max_cost: float | None = setting(None, "stop with a save when this much is spent", low=0)
-    max_hours: float | None = setting(None, "stop with a save after this many hours in all", low=0)
+    cost_per_hour: float = setting(0.0, "price of the machine per hour", low=0, section="budget")
+    max_cost: float | None = setting(None, "save and stop when this much is spent", low=0)
+    max_hours: float | None = setting(None, "save and stop after this many hours in all", low=0)
 
     device: str = setting("auto", "auto, cuda, cuda:1, xpu, mps or cpu", section="machine")
     dtype: str = setting(
@@ -123,12 +133,14 @@ class Config:
         "float32", "precision of the gradients summed over GPUs", ["float32", "bfloat16"]
     )
     compile: bool | str | None = setting(
-        None, "torch.compile; None: if the run is long enough; max: tune kernels first", ["max"]
+        None, "torch.compile; None: if the run is long enough; max: also tune kernels", ["max"]
     )
-    fp8_head: bool = setting(False, "the head's products in 8 bits, from H100, L4 and RTX 4090 on")
+    fp8_head: bool = setting(
+        False, "head's matrix products in 8 bits (L4, RTX 4090, H100 or newer)"
+    )
     activation_checkpointing: bool = setting(False, "recompute activations to save memory")
     loss_chunks: int | None = setting(
-        None, "chunks in which head and loss are computed; None: as memory demands", low=1
+        None, "compute head and loss in this many chunks; None: as memory demands", low=1
     )
     shard: bool = setting(False, "shard the model over torchrun's GPUs (FSDP2)")
     seed: int = setting(1337, "seed of initial weights, data order and dropout", low=0)
@@ -215,7 +227,7 @@ def check(config: Config) -> None:
         )
     if c.max_cost is not None and not c.cost_per_hour:
         raise ConfigError(
-            f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine an hour"
+            f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"
         )
     if c.epochs == 0:
         raise ConfigError("epochs = 0: nothing to train")

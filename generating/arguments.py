@@ -15,8 +15,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="generate.py",
         usage="python generate.py --prompt TEXT [--checkpoint RUN] ... (--help lists all)",
-        description="Text from trained models. Without a prompt on a terminal it asks for prompts;"
-        " else it reads standard input.",
+        description="Generate text with trained models. Without a prompt it reads standard input,"
+        " or asks for prompts on a terminal.",
     )
     add_options(parser.add_argument)
     add_device(parser)
@@ -44,7 +44,7 @@ def add_options(add) -> None:
     text = "the text to continue, from a file without its last line break; - is standard input"
     path = {"type": read_prompt, "metavar": "PATH"}
     add("--prompt_file", action="append", dest="prompts", **path, help=text)
-    text = "a prompt is what a user says, and the model replies; for models trained on `messages`"
+    text = "treat a prompt as a user's message and reply; for models trained on `messages`"
     add("--chat", action="store_true", help=text)
     add("--system", metavar="TEXT", help="with --chat, a system message before it")
 
@@ -53,18 +53,18 @@ def add_options(add) -> None:
         add(name, type=type(default), default=default, metavar="N", help=text)
 
     add_number("--num_samples", 1, "continuations of each prompt")
-    add_number("--max_new_tokens", 200, "end-of-text stops earlier")
-    add_number("--temperature", 0.8, "0 takes the likeliest token each time")
-    add_number("--top_k", 200, "draw among the N likeliest tokens; 0 for all")
-    add_number("--top_p", 1.0, "draw among the likeliest that together have this probability")
-    add_number("--repetition_penalty", 1.0, "above 1, tokens that came before are less likely")
+    add_number("--max_new_tokens", 200, "most tokens to generate; end-of-text stops earlier")
+    add_number("--temperature", 0.8, "0 always takes the likeliest token")
+    add_number("--top_k", 200, "sample from the N likeliest tokens; 0: from all")
+    add_number("--top_p", 1.0, "sample from the likeliest that together have this probability")
+    add_number("--repetition_penalty", 1.0, "above 1, makes tokens that came before less likely")
     text = "same seed, same text; default: another text each time"
     add("--seed", type=int, metavar="N", help=text)
     text = "stop before this text; may be given several times"
     add("--stop", action="append", default=[], metavar="TEXT", help=text)
     text = (
-        "of the weights; float32 is exact; auto: 16 bits where they are faster, which a CPU times"
-        " first; default %(default)s"
+        "precision of the weights; float32 is exact; auto: 16 bits if they are faster, which a"
+        " CPU times first; default %(default)s"
     )
     add("--dtype", default="auto", choices=["auto", *DTYPES], help=text)
     text = "one line of JSON per continuation: text, token ids, tokens/s"

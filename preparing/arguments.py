@@ -48,7 +48,7 @@ def parse_args(argv: list[str]) -> Namespace:
         prog="prepare_data.py", usage=USAGE, description=DESCRIPTION, epilog=table()
     )
     parser.formatter_class = RawDescriptionHelpFormatter  # leaves the lines of the table alone
-    _add_arguments(parser.add_argument)
+    _add_arguments(parser)
     args = parser.parse_args(argv)
     if "-" in args.input and len(args.input) > 1:
         parser.error("- (standard input) cannot be mixed with files")
@@ -70,9 +70,10 @@ def parse_args(argv: list[str]) -> Namespace:
     return args
 
 
-def _add_arguments(add):
+def _add_arguments(parser):
     positive = number(float, 1e-6)
     share = number(float, 0, 1)
+    add = parser.add_argument
     add(
         "input",
         nargs="*",
@@ -82,38 +83,38 @@ def _add_arguments(add):
         " .jsonl .parquet, also .gz .zst; default: Python's standard library",
     )
     add("--out", help="folder to write; default: data/ and the input's name")
-    text = "share of the text for validation; default 0.1, above 200 MB less: about 20 MB"
+    text = "share of the text for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
     add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
-    add("--overwrite", action="store_true", help="replace what --out holds, finished or not")
+    add("--overwrite", action="store_true", help="replace the content of --out")
     add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, tokenizer")
     add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
-    # the tokenizer
+    add = parser.add_argument_group("tokenizer").add_argument
     add(
         "--tokenizer",
         default="bpe",
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
-        " run, GPT-2 or Qwen3 folder of Hugging Face; default %(default)s",
+        " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
-    text = f"ids of a bpe, with the 256 bytes and end-of-text; default {DEFAULT_VOCAB_SIZE}"
+    text = f"size of a bpe, 256 bytes and end-of-text included; default {DEFAULT_VOCAB_SIZE}"
     add("--vocab_size", type=number(int, 257, LARGEST), help=text)
     text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)
-    # reading
+    add = parser.add_argument_group("reading").add_argument
     add(
         "--text_field",
         help="field of a JSON line, or column, with the text; default: text, else messages (a"
         " conversation of role and content)",
     )
-    add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="of standard input")
-    add("--encoding", type=encoding, help="of all .txt and .jsonl files; default: UTF-8")
+    add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="default txt")
+    add("--encoding", type=encoding, help="encoding of .txt and .jsonl; default: UTF-8")
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
-        help="broken UTF-8 or JSON: stop; skip the document (above 1 MB, the part); replace bytes,"
-        " skip JSON; default stop, with --clean replace, without INPUT skip",
+        help="for broken UTF-8 or JSON; skip: the document (above 1 MB, the part); replace: bytes,"
+        " but skip JSON; default stop, with --clean replace, without INPUT skip",
     )
-    # cleaning
+    add = parser.add_argument_group("cleaning").add_argument
     add("--clean", action="store_true", help="repair characters, drop copies and noise, and report")
     add(
         "--dedupe",
@@ -127,8 +128,8 @@ def _add_arguments(add):
     add("--max_char_share", type=share, default=Options.max_char_share, help=text)
     text = "--clean drops documents with fewer letters and digits; default %(default)s"
     add("--min_letters", type=share, default=Options.min_letters, help=text)
-    # machines
-    text = "worker processes; default: one a core, here %(default)s"
+    add = parser.add_argument_group("machine").add_argument
+    text = "worker processes; default: one per core, here %(default)s"
     add("--workers", type=number(int, 1), default=usable_cores(), help=text)
     text = "tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)"
     add("--ray", metavar="ADDRESS", help=text)

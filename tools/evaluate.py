@@ -46,18 +46,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.evaluate",
         usage="python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] ... (--help lists all)",
-        description="Loss, perplexity and bits per byte on a whole validation split. ± is the"
+        description="Print loss, perplexity and bits per byte of a whole validation split; ± is the"
         " standard error.",
     )
     add = parser.add_argument
     text = "a run, a step, or the address of either"
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help=text)
-    text = "prepared folder; default: the one that the checkpoint was trained on"
+    text = "prepared folder; default: the training data of the checkpoint"
     add("--data", metavar="FOLDER", help=text)
-    text = "assistant: in conversations its replies alone count; default: as it was trained"
+    text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)
     text = (
-        "of the weights, as generate.py keeps them on a CPU; default: float32, with the products in"
+        "precision of the weights, as in generate.py on a CPU; default: float32, with products in"
         " bfloat16 where the hardware has them"
     )
     add("--dtype", choices=list(hardware.DTYPES), help=text)

@@ -247,7 +247,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.report",
         usage="python -m tools.report RUN [RUN ...] [--out FILE.html]",
-        description="Curves, tables and samples of one or several runs as one page.",
+        description="Write one page with the curves, tables and samples of one or several runs.",
     )
     parser.add_argument(
         "runs",

@@ -52,23 +52,23 @@ def parse_args(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command line, and settings for train.py."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.scaling",
-        description="Which size and how many tokens a budget buys, and which loss to expect."
+        description="Predict the model size, tokens and loss that a budget buys."
         " Settings of train.py may follow, as --key=value.",
         allow_abbrev=False,
     )
-    parser.add_argument("--data", required=True, help="a prepared folder, such as data/main")
+    parser.add_argument("--data", required=True, help="prepared folder, such as data/main")
     parser.add_argument(
-        "--preset", help="the recipe; default: config/laptop.py, on a GPU gpt2_small_modern.py"
+        "--preset", help="recipe; default: config/laptop.py, on a GPU gpt2_small_modern.py"
     )
     budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--hours", type=command.positive, help="of this machine")
-    budget.add_argument("--max_cost", type=command.positive, help="needs --cost_per_hour")
-    budget.add_argument("--flops", type=command.positive, help="operations, instead of hours")
+    budget.add_argument("--hours", type=command.positive, help="budget in hours of this machine")
+    budget.add_argument("--max_cost", type=command.positive, help="budget in money")
+    budget.add_argument("--flops", type=command.positive, help="budget in FLOPs")
     parser.add_argument("--cost_per_hour", type=command.positive, help="the price of this machine")
     parser.add_argument(
-        "--minutes", type=command.positive, default=10.0, help="for small runs; default 10"
+        "--minutes", type=command.positive, default=10.0, help="for the small runs; default 10"
     )
-    parser.add_argument("--out", type=Path, help="default: checkpoints/scaling/DATA_PRESET")
+    parser.add_argument("--out", type=Path, help="folder; default: checkpoints/scaling/DATA_PRESET")
     args, extra = parser.parse_known_args(argv)
     if args.max_cost and not args.cost_per_hour:
         parser.error(f"--max_cost {args.max_cost} needs --cost_per_hour, the machine's price")
