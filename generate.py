@@ -140,4 +140,4 @@ if __name__ == "__main__":
     except (RuntimeError, MemoryError) as error:
         if not hardware.out_of_memory(error):
             raise
-        sys.exit("generate.py: out of memory; fewer --num_samples, or --device cpu, take less")
+        sys.exit("generate.py: out of memory; try fewer --num_samples, or --device cpu")

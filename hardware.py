@@ -91,7 +91,7 @@ class Device:
 def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
     """The Device for the settings `device` and `dtype`. Raises DeviceError.
 
-    local_rank: the GPU that `cuda` and `auto` stand for.
+    local_rank: the GPU that `cuda` and `auto` mean.
     """
     limit_threads_to_cgroup()
     device = find_device(name, local_rank)
@@ -147,7 +147,7 @@ def left_aside(device: torch.device, processes: int) -> str:
     found = gpus()
     others = [kind for kind, count in found.items() if count and kind != device.type]
     if others:
-        return f"left aside: {', '.join(others)}; device = {others[0]} takes it"
+        return f"not used: {', '.join(others)}; device = {others[0]} uses it"
     if device.type == "cuda" and found["cuda"] > processes:
         return f"one of {found['cuda']} GPUs; torchrun trains on more"
     hiding = [f", as {name} is set" for name in HIDING if name in os.environ]
@@ -167,13 +167,13 @@ def _check_build():
         return
     versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
     made_for = " ".join(f"{name} {version}" for name, version in versions.items() if version)
-    remedy = f"one that may:\n  {INSTALL}{'cu126' if nvidia else 'rocm7.2'}"
+    remedy = f"another build may:\n  {INSTALL}{'cu126' if nvidia else 'rocm7.2'}"
     if not nvidia and torch.version.hip:
-        remedy = "may you use it?\n  sudo usermod -aG render,video $USER     # then log in again"
+        remedy = "no permission?\n  sudo usermod -aG render,video $USER     # then log in again"
     raise DeviceError(
         f"this machine has an {'NVIDIA driver' if nvidia else 'AMD GPU'}, but PyTorch"
         f" {torch.__version__}, made for {made_for or 'CPUs'}, finds no GPU; {remedy}\n"
-        "device = cpu does without a GPU"
+        "device = cpu trains without a GPU"
     )
 
 

@@ -86,7 +86,7 @@ def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
         )
     if is_limited and not output.is_full:
         found = journal.text_bytes / 1e9
-        print(f"there are only {found:.3g} GB of text; all of it is taken", file=sys.stderr)
+        print(f"the input has only {found:.3g} GB of text, and all of it is used", file=sys.stderr)
     output.finish()
     return journal
 

@@ -40,7 +40,7 @@ class TokenizerError(ValueError):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """{character: byte}, the printable characters that GPT-2 chose to stand for bytes.
+    """{character: byte}, the printable character that GPT-2 writes for each byte.
 
     A byte-level tokenizer.json is written in them.
     """
@@ -254,7 +254,7 @@ class _Characters:
             self.texts[i] = text
         characters = [text for text in vocab if text != EOT]
         codes = np.array([ord(char) for char in characters], dtype=np.int64)
-        # Code point -> id. The last entry stays unknown, and stands for all larger code points.
+        # Code point -> id. The last entry stays unknown, and serves all larger code points.
         self.ids = np.full(int(codes.max(initial=0)) + 2, UNKNOWN, dtype=np.uint32)
         self.ids[codes] = [vocab[char] for char in characters]
 
@@ -291,7 +291,7 @@ def _byte_pairs(vocab, special, pattern, source):
     if len(ranks) < len(others) or any(bytes([byte]) not in ranks for byte in range(256)):
         raise TokenizerError(
             f"{source} is not byte-level: its vocabulary lacks single bytes, or holds characters"
-            " that stand for none; train with the whole byte alphabet"
+            " for none; train with the whole byte alphabet"
         )
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
@@ -375,7 +375,7 @@ def safe_cut(text: str, limit: int) -> int:
 
     After a line break between two characters that are not white space, before a space between two
     letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
-    expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever stands further away.
+    expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever comes further away.
     0 where there is no such place.
     """
     end, stride = limit, 4096

@@ -266,8 +266,8 @@ def main(argv: list[str]) -> None:
         if out_of_memory(error):
             fail(
                 1,
-                "train.py: out of memory: weights, optimizer and data take too much of it. What "
-                "takes less: n_layer, n_embd, data_location = mmap",
+                "train.py: out of memory: weights, optimizer and data take too much of it. Try "
+                "a smaller n_layer or n_embd, or data_location = mmap",
             )
         if distributed.connection_lost(error):
             fail(1, f"train.py: another process of the run ended, or cannot be reached: {error}")

@@ -28,9 +28,9 @@ KEY = re.compile(
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
     " https://huggingface.co/settings/tokens, and give it as HF_TOKEN=hf_...",
-    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) of somebody who may,"
-    " or FSSPEC_S3_ANON=true for a public bucket",
-    "gs": "run gcloud auth application-default login as somebody who may",
+    "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) of an account that"
+    " may, or FSSPEC_S3_ANON=true for a public bucket",
+    "gs": "run gcloud auth application-default login with an account that may",
 }
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
 FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
@@ -158,7 +158,7 @@ class Folder:
                 failure = error
             denied = isinstance(failure, PermissionError)
             if denied or type(failure).__name__ == "NoCredentialsError":
-                hint = PERMISSION.get(protocol_of(self.address), "see who may read and write it")
+                hint = PERMISSION.get(protocol_of(self.address), "check its permissions")
                 raise AddressError(f"no access to {self.address}: {in_words(failure)}; {hint}")
             time.sleep(pause)
         raise AddressError(f"{self.address} cannot be reached: {in_words(failure)}")

@@ -104,7 +104,7 @@ def _sources_of(given) -> Iterator[Source]:
             except OSError as error:
                 link = f", a link to {os.readlink(path)}," if os.path.islink(path) else ""
                 raise InputError(
-                    f"{path}{link} cannot be read: {error.strerror}; delete it or mend it"
+                    f"{path}{link} cannot be read: {error.strerror}; delete or repair it"
                 ) from None
             if stat.st_size:
                 yield _source(path, stat.st_size, stat.st_mtime_ns)
@@ -139,7 +139,7 @@ def _is_known(path):
 
 
 def _expand(given):
-    """The paths that one INPUT stands for."""
+    """The paths that one INPUT names."""
     if Path(given).is_dir():
         return _files_of_folder(given)
     if Path(given).exists():

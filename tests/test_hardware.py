@@ -130,8 +130,8 @@ def test_what_is_not_used_is_said(without_gpu, monkeypatch):
     pretend(monkeypatch, "cuda", count=8)
     gpu, aside = hardware.find_device("auto", 3), hardware.left_aside
     assert str(gpu) == "cuda:3"
-    assert aside(torch.device("cpu"), 1) == "left aside: cuda, xpu; device = cuda takes it"
-    assert aside(gpu, 8) == "left aside: xpu; device = xpu takes it"
+    assert aside(torch.device("cpu"), 1) == "not used: cuda, xpu; device = cuda uses it"
+    assert aside(gpu, 8) == "not used: xpu; device = xpu uses it"
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 0)
     assert aside(gpu, 8) == "" and aside(gpu, 1) == "one of 8 GPUs; torchrun trains on more"
 

@@ -169,7 +169,7 @@ def build(device: torch.device) -> gr.Blocks:
     newest = found[0][1]
     slider = functools.partial(gr.Slider, min_width=280)
     with gr.Blocks(title="Checkpoints", analytics_enabled=False) as page:
-        gr.Markdown("# What the checkpoints write")
+        gr.Markdown("# Try the checkpoints")
         with gr.Row():
             with gr.Column():
                 first = gr.Dropdown(found, value=newest, label="model", elem_id="first")
@@ -230,7 +230,7 @@ def build(device: torch.device) -> gr.Blocks:
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.demo", description="A page to try checkpoints on, on loopback."
+        prog="python -m tools.demo", description="Serve a page to try checkpoints on, on loopback."
     )
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="default %(default)s")
     add_device(parser)

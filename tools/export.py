@@ -64,7 +64,7 @@ def export(args: argparse.Namespace) -> None:
 
     if args.out and not is_empty(args.out):
         refuse_to_overwrite(args.out, "--out")
-    if args.gguf:  # what it cannot hold is said before the folder is written
+    if args.gguf:  # what it cannot hold is an error before the folder is written
         from formats import gguf
 
         modelfile = args.gguf.with_suffix(".Modelfile")
@@ -94,18 +94,18 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.export",
         usage="python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE] (--help lists all)",
-        description="A checkpoint as a folder for transformers, as a GGUF file, or as both.",
+        description="Export a checkpoint as a folder for transformers, a GGUF file, or both.",
     )
     add = parser.add_argument
     text = "a run (its best step by validation loss, else its newest), a step, or an address"
     add("checkpoint", metavar="CHECKPOINT", help=text)
-    text = "a folder for transformers and what reads its format"
+    text = "folder for transformers and programs that read its format"
     add("--out", type=Path, metavar="FOLDER", help=text)
-    text = "a file for llama.cpp, Ollama and LM Studio; must end in .gguf"
+    text = "file for llama.cpp, Ollama and LM Studio; must end in .gguf"
     add("--gguf", type=Path, metavar="FILE", help=text)
-    text = "how its matrices are stored: 4, 2 or about 1 byte a number; default %(default)s"
+    text = "type of its matrices: 4, 2 or about 1 byte per number; default %(default)s"
     add("--gguf_type", choices=["f32", "f16", "q8_0"], default="f16", help=text)
-    text = "with a chat template; default: where the run was trained on conversations"
+    text = "with a chat template; default: if the run was trained on conversations"
     add("--chat", action=argparse.BooleanOptionalAction, help=text)
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
@@ -121,7 +121,7 @@ def is_empty(path: Path) -> bool:
 
 def refuse_to_overwrite(path: Path, option: str) -> None:
     if path.exists():
-        raise CheckpointError(f"{path} is there already; remove it, or choose another {option}")
+        raise CheckpointError(f"{path} already exists; remove it, or choose another {option}")
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:

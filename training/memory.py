@@ -58,7 +58,7 @@ class MicroBatch:
             raise RunError(
                 f"{what} in one of {distributed.world_size} processes; start the same command "
                 f"again: it continues with {self.size}, and the same batch_size ("
-                f"torchrun --max_restarts=3 does so unasked)"
+                f"torchrun --max_restarts=3 does so automatically)"
             )
         print(f"\n{what}; continuing with {self.size}, and the same batch_size", flush=True)
 
@@ -68,8 +68,8 @@ class MicroBatch:
         precision = ", dtype = bfloat16" if self.device.dtype == torch.float32 else ""
         return (
             f"out of memory on {self.device.name} with a single sequence of {c.block_size} tokens. "
-            f"What takes less: block_size = {c.block_size // 2}, a smaller n_layer ({c.n_layer}) "
-            f"or n_embd ({c.n_embd}){precision}; or end what else uses the memory"
+            f"Try block_size = {c.block_size // 2}, a smaller n_layer ({c.n_layer}) "
+            f"or n_embd ({c.n_embd}){precision}; or end other programs that use the memory"
         )
 
 

@@ -243,7 +243,7 @@ def measured_here(run: Run) -> str:
         check_ram(run)
         trial = measure(run, compiled=not slow)
     except (RunError, MemoryError):
-        return f"{'here':15}{'':>20}   not one sequence fits the memory of {where}"
+        return f"{'here':15}{'':>20}   not even one sequence fits the memory of {where}"
     if not trial:
         return f"{'here':15}{'':>20}   stopped before it was measured"
     hours = trial.step_s * run.schedule.steps_left / 3600

@@ -209,7 +209,7 @@ class Trainer:
         if scaler.is_enabled() and scaler.get_scale() < 1e-3:
             return (
                 f"the gradients overflow float16 at any scale, up to step {step:,}; the weights "
-                "took none of them. What helps: dtype = float32, or a lower learning_rate"
+                "took none of them. Try dtype = float32, or a lower learning_rate"
             )
         in_a_row = int(self.counts.most_in_a_row)
         if in_a_row < config.max_bad_steps:
@@ -219,7 +219,7 @@ class Trainer:
             fp16 = ", dtype = bfloat16 instead of float16"
         return (
             f"{in_a_row} steps in a row, by step {step:,}, had NaN or infinite loss or gradients, "
-            f"and max_bad_steps = {config.max_bad_steps}; the weights took none of them. What "
-            f"helps: a lower learning_rate (now {config.learning_rate}), a longer "
+            f"and max_bad_steps = {config.max_bad_steps}; the weights took none of them. Try "
+            f"a lower learning_rate (now {config.learning_rate}), a longer "
             f"warmup_steps{fp16}, or another look at the data"
         )

@@ -134,7 +134,7 @@ def test_an_export_computes_the_same_and_writes_the_same(exported, trained):
     assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
     assert ("characters" in card) == (tokenizer.kind == "char")
     assert "](curve.png)" in card and (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    fails_clearly(run_script("-m", "tools.export", trained, "--out", folder), "is there already")
+    fails_clearly(run_script("-m", "tools.export", trained, "--out", folder), "already exists")
 
 
 def test_an_export_comes_back_as_it_was(trained, exported):
@@ -199,10 +199,10 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
     (tmp_path / "there.gguf").touch()
     fails_clearly(
         export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
-        "there.gguf is there already",
+        "there.gguf already exists",
     )
     (tmp_path / "other.Modelfile").touch()
-    fails_clearly(export("--gguf", tmp_path / "other.gguf"), "other.Modelfile is there already")
+    fails_clearly(export("--gguf", tmp_path / "other.gguf"), "other.Modelfile already exists")
     assert not (tmp_path / "hf").exists() and not (tmp_path / "other.gguf").exists()
 
     source = pretrained.load(run_folder.find(bpe_run))
