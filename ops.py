@@ -1,7 +1,7 @@
 """Three operations of model.py, each in the form that is the fastest on a device.
 
-What each computes is in its first line; the rest is how. Functions of tensors alone, with the
-measurement behind each form.
+The first line of each says what it computes; the rest is how. Functions of tensors alone, with the
+measurement for each form.
 """
 
 import math

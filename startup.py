@@ -11,7 +11,7 @@ PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # that each script needs
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 # Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. The default,
-# 300,000, keeps them on the core that the thread they wait for needs: beside two busy programs a
+# 300,000, keeps them on the core that the thread they wait for needs: next to two busy programs a
 # step takes four times as long. 20,000 cost 2 to 4% on a quiet machine.
 SPIN = "20000"
 

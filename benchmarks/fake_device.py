@@ -1,6 +1,6 @@
 """A GPU that is not there, for PyTorch's compiler: it lowers a model for it, and nothing runs.
 
-PyTorch's CPU build with Triton beside it is all that it takes: the compiler asks the device for its
+PyTorch's CPU build and Triton are all that it takes: the compiler asks the device for its
 generation and its multiprocessors, and gets them from a table. Tensors are fake (FakeTensorMode):
 they have a shape, a type and a device, and no numbers. Nothing takes it back, so it belongs into
 processes of its own.

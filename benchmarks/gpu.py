@@ -6,7 +6,7 @@
 Needs no network, make or git, and of packages those of requirements.txt and pytest. The parts run
 in the order of their importance, each in a process with a limit of its own: one that fails or is
 cut off stops no other. benchmarks/results/gpu_NAME.json, NAME the GPU's, has what is known after
-each line that a part prints; a part that is done with this PyTorch runs again only if it is named.
+each line that a part prints; a part that is done with this PyTorch runs again only if you name it.
 --minutes: of the whole, for a rented machine. The tokens come from the sources of the installed
 packages. --tiny: the smallest of models, to see that all of it runs.
 

@@ -69,7 +69,7 @@ def describe(field: Field) -> str:
 
 
 def parse(field: Field, text: str):
-    """The value that a text of the command line stands for; `convert` checks it."""
+    """The value of a text from the command line; `convert` checks it."""
     kinds = kinds_of(field)
     if text == "None":
         return None

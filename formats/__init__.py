@@ -1,1 +1,1 @@
-"""What lies on disk: one file a format, each the only one that knows it."""
+"""The formats on disk: one file for each, the only one that knows it."""

@@ -26,10 +26,10 @@ OLLAMA_TEMPLATE = (
 
 
 def turns_of(messages: list[dict]) -> list[str]:
-    """A conversation's text in parts: who speaks, then what is said, turn by turn.
+    """A conversation's text in parts: speaker and message, turn by turn.
 
-    messages: [{"role", "content"}]. No token of a usual BPE crosses from one part to the next: what
-    is said begins with a space, and ends with a blank line.
+    messages: [{"role", "content"}]. No token of a usual BPE crosses from one part to the next: a
+    message begins with a space, and ends with a blank line.
     """
     parts = []
     for message in messages:

@@ -51,7 +51,7 @@ class DataError(ValueError):
 class Split:
     """A .bin file and what is known of it. A copy of its name and .gz can take its place.
 
-    text_bytes: UTF-8 bytes of the text that the tokens stand for. blocks_sha256: as the function of
+    text_bytes: UTF-8 bytes of the text of the tokens. blocks_sha256: as the function of
     that name has it. mask: where the data holds conversations, the file with a byte for each token,
     of the bits above; its tokens and text_bytes are those in replies, and it counts no documents.
     """

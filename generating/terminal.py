@@ -11,7 +11,7 @@ from generating.load import Checkpoint
 from generating.text import Completion
 
 # What a terminal obeys, such as a new title or clipboard, as the picture of its character: ESC is
-# shown as \u241b. CR, which stands before a line break in text of Windows, is left out.
+# shown as \u241b. CR, which comes before a line break in text of Windows, is left out.
 CONTROLS = {n: chr(0x2400 + n) for n in range(32)} | dict.fromkeys(range(127, 160), "\ufffd")
 CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 

@@ -1,4 +1,4 @@
-"""The room behind prepare_data.py: text files -> token files. Nothing here imports torch.
+"""The parts of prepare_data.py: text files -> token files. Nothing here imports torch.
 
 arguments and job say what is to be done, and where. sources finds the files, catalog those with a
 name, and remote fetches those that are elsewhere. readers reads them in chunks; records and

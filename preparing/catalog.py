@@ -14,7 +14,7 @@ from pathlib import Path
 from formats.files import sha256, write_text
 from preparing import InputError
 
-SHAKESPEARE = "shakespeare"  # the INPUT that stands for the file below
+SHAKESPEARE = "shakespeare"  # the INPUT for the file below
 SHAKESPEARE_FILE = Path("data/shakespeare.txt")
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -57,7 +57,7 @@ def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chun
     text_bytes = []
     hashes = []
     for document in documents:
-        if tokenizer.composes:  # so that what is counted is what the ids stand for
+        if tokenizer.composes:  # so that it counts the text of the ids
             document = document.corrected(_composed, report)
         try:
             found = encode(tokenizer, document.text)

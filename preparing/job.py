@@ -37,7 +37,7 @@ from tokenizer_bpe import Tokenizer
 VAL_FRACTION = 0.1  # of the text is held back for validation,
 VAL_BYTES = 20_000_000  # but of large inputs only about this much
 OPTIONS = tuple(option.name for option in dataclasses.fields(Options))
-# What the bytes written depend on besides the input, where it is given.
+# The bytes written depend on these, where given, and on the input.
 SETTINGS = ("tokenizer", "vocab_size", "sample_bytes", "val_fraction", "gigabytes", *OPTIONS)
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.

@@ -105,7 +105,7 @@ def _call(references, item):
 
 @functools.cache
 def _received(reference):
-    """The function that a reference stands for, once a process."""
+    """The function of a reference, fetched once a process."""
     import ray
 
     return ray.get(reference)

@@ -79,7 +79,7 @@ def fit(parameters, tokens, losses, computes) -> Law:
     """The law that finished runs follow. Each argument has a number a run, as Law names them.
 
     Least squares of the logarithms with Huber's loss, from several starts. Each resample of the
-    bootstrap has residuals and prior drawn anew.
+    bootstrap draws residuals and prior again.
     """
     observed = np.log(np.asarray(losses, dtype=float))
     prior = np.log([FLOOR * min(losses), EXPONENT, EXPONENT])

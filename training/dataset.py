@@ -158,7 +158,7 @@ class Dataset:
     def _at(self, index):
         """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
         chunk = self._widen(self.tokens[index])
-        # The strides of training's targets: a compiled model would be compiled anew for others.
+        # The strides of training's targets: a compiled model would be compiled again for others.
         return chunk[:, :-1], chunk.clone()[:, 1:]
 
     def _widen(self, chunk):

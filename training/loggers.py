@@ -1,4 +1,4 @@
-"""Loggers besides log.jsonl: TensorBoard and Weights & Biases.
+"""More loggers than log.jsonl: TensorBoard and Weights & Biases.
 
 Each gets the records of log.jsonl as they are written. One that fails is reported once and left
 alone from there on; training goes on.

@@ -53,7 +53,7 @@ class Muon(torch.optim.AdamW):
         kept = [shard.local_shard(self.state[p]["momentum_buffer"]) for p in params]
         momenta = kept
         if distributed.world_size > 1:
-            # All messages come before the first change: a lost process leaves a whole state behind.
+            # All messages come before the first change: a lost process leaves the state whole.
             momenta = torch._foreach_mul(kept, 1.0)
         updates = self._nesterov(groups, momenta)
         orthogonalize_groups(groups, updates, lr)
@@ -185,7 +185,7 @@ def is_tall(x):
 def newton_schulz(x, steps: int = 5):
     """Five steps of the iteration in x's dtype. x: [N, rows, columns], no taller than wide.
 
-    The quintic's slope at zero is steep: all but the smallest singular values then lie between 0.7
+    The quintic's slope at zero is steep: all but the smallest singular values are then between 0.7
     and 1.2, near enough.
     """
     for _ in range(steps):

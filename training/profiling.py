@@ -72,7 +72,7 @@ def read_trace(events: list[dict]) -> dict[str, float]:
         at = launched.get(kernel["args"].get("correlation"), kernel["ts"])
         micros[part_at(parts, at)] += kernel["dur"]
     if kernels:
-        # The GPU is behind the steps that launch its work: from its first kernel to its last.
+        # The GPU works later than the steps that launch its work: first kernel to last.
         whole = max(k["ts"] + k["dur"] for k in kernels) - min(k["ts"] for k in kernels)
     else:
         for start, end, name in parts:

@@ -50,7 +50,7 @@ def shard_model(model: GPT, device: torch.device) -> None:
 
 
 def compile_in_place(model: GPT, mode: str | None) -> GPT:
-    """Compile the layers and the head, each alone: what the processes send lies in between."""
+    """Compile the layers and the head, each alone: the processes send in between."""
     for block in model.h:
         block.forward = torch.compile(block.forward, dynamic=False, mode=mode)
     model.head = torch.compile(model.head, dynamic=False, mode=mode)

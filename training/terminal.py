@@ -52,7 +52,7 @@ def curve(training: list[tuple], validation: list[tuple], width: int = 64, heigh
     """Losses over steps in characters: "." for training, "o" for validation.
 
     training, validation: (step, loss) in order; loss None where there is none. A "." is the mean of
-    its column. The steep first twentieth may lie above the picture. Returns "" where there is
+    its column. The steep first twentieth may be above the picture. Returns "" where there is
     nothing to draw.
     """
     training = [(step, loss) for step, loss in training if loss is not None]
