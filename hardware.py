@@ -55,7 +55,7 @@ HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SYSTEM = Path("/")  # with dev, proc and sys of Linux
 
 # Both are read when PyTorch first allocates, which is after this module's import.
-# Large pages for tensors of megabytes on Linux: 5% off a CPU's step (benchmarks/README.md).
+# Large pages for tensors of megabytes on Linux: 5% off a CPU's step (docs/findings.md).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing. The
 # second name is the older one, which a user may have set.
@@ -226,7 +226,7 @@ def should_compile(device: torch.device, flops: float) -> bool:
     """Whether compiling a model pays for a run of `flops` floating-point operations.
 
     On a CPU, compiling a small model takes half a minute and a sixth off each step: 4e13 operations
-    pay for it (benchmarks/README.md). PyTorch's compiler for mps is a prototype.
+    pay for it (docs/findings.md). PyTorch's compiler for mps is a prototype.
     """
     if device.type == "cpu":
         return flops > 4e13

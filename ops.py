@@ -24,7 +24,7 @@ def blockwise_attention(q, k, v, dropout):
     """The same in plain products: a quarter of the queries with the keys up to their end.
 
     PyTorch's flash attention for CPUs leaves the bf16 instructions idle; this takes 0.6 of its time
-    (benchmarks/README.md).
+    (docs/findings.md).
     """
     T = q.size(2)
     q = q * q.size(-1) ** -0.5
@@ -54,7 +54,7 @@ def gelu(x):
 def stream_dtype(x):
     """The dtype of the residual stream: bfloat16 on a GPU with autocast to it, else that of x.
 
-    Norms and additions then move half the bytes and take a quarter less (benchmarks/README.md). On
+    Norms and additions then move half the bytes and take a quarter less (docs/findings.md). On
     a CPU a step takes 3% more with it, and float16 lacks the range.
     """
     device = x.device.type

@@ -31,6 +31,18 @@ PYTHON = re.compile(r"^(?:\S*/)?python[0-9.]*$")
 FOREIGN = {"pip", "pytest", "venv"}
 SETTINGS = {field.name for field in dataclasses.fields(config.Config)}
 SHELL = {"|", "||", "&&", ";", ">", "<"}
+# Words and openings that readers stumbled over; a plainer or more usual one exists for each.
+STUMBLING = re.compile(
+    r"\b(stands?|lies|beside|behind|anew|by itself|so many|heeds?|tells? of|from nothing"
+    r"|is (?:said|named|a line))\b|(?:^|[.:?!] |\| |\*\* ?)(?:Of|What) [a-z]"
+)
+# The package that runs the repository, whose help texts and messages users read.
+SOURCES = [
+    file
+    for file in sorted(ROOT.glob("**/*.py"))
+    if not {"tests", "data", "checkpoints"} & set(file.relative_to(ROOT).parts)
+    and not file.relative_to(ROOT).parts[0].startswith(".")
+]
 
 
 class Command(NamedTuple):
@@ -305,7 +317,35 @@ def test_targets_of_make_exist(page):
 
 
 def test_the_readme_is_short():
-    assert len(text_of(ROOT / "README.md").splitlines()) <= 150
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 120
+
+
+def test_pages_use_plain_words(page):
+    paragraphs = re.split(r"\n\s*\n|\n(?=[-|#] ?)", SPAN.sub("code", prose(page)))
+    lines = [" ".join(paragraph.split()) for paragraph in paragraphs]
+    assert [line for line in lines if STUMBLING.search(line)] == []
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_help_and_messages_use_plain_words(file):
+    tree = ast.parse(text_of(file))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    found = []
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and " " in text and id(node) not in docstrings:
+            found += [text] if STUMBLING.search(text) else []
+    assert found == []
+
+
+def test_tests_are_named_on_one_page(page):
+    if page.name != "faults.md" and page.parent.name != "tests":
+        assert [span for span in spans(page) if span.startswith("test_")] == []
 
 
 def test_every_page_is_linked_from_the_readme():

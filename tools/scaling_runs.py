@@ -30,9 +30,9 @@ from training.trial import measure
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 WIDTHS = [32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048]
-# With three layers, one learned to copy from its context far later (benchmarks/README.md).
+# With three layers, one learned to copy from its context far later (docs/findings.md).
 LEAST_LAYERS = 4
-# The power of the width that the best learning rate follows (benchmarks/README.md).
+# The power of the width that the best learning rate follows (docs/findings.md).
 WIDTH_POWER = {"adamw": -0.5, "muon": -0.6}
 WARMUP = 0.1  # of the steps, at most: a preset's warm-up is that of a long run
 

@@ -82,7 +82,7 @@ def compile_layers(model, mode: str | None = None):
     """A model with the weights of `model` whose layers, and head with the loss, are compiled.
 
     Layers of one kind compile once, so that the first step comes after half the time
-    (benchmarks/README.md). Each layer's gradients are there as soon as its backward is done, so
+    (docs/findings.md). Each layer's gradients are there as soon as its backward is done, so
     that several processes send them while the next layer's runs.
     """
     compiled = copy.copy(model)
