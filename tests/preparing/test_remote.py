@@ -189,7 +189,7 @@ def test_what_changed_at_the_source_is_named(tmp_path, tokenizer, hub):
     second.write_bytes(changed)
     hub.bytes_a_second = 0
     result = fetch(hub, address, tokenizer=tokenizer, out=out)
-    fails_clearly(result, "unfinished work", "NAME/1.jsonl changed", "--overwrite")
+    fails_clearly(result, "unfinished work", "differs from", "NAME/1.jsonl on", "--overwrite")
     second.write_bytes(data)
     ok(fetch(hub, address, tokenizer=tokenizer, out=out))
     assert len(documents(out)) == len(BIG)
