@@ -208,8 +208,9 @@ def check(config: Config) -> None:
         )
     if c.shard and c.fp8_head:
         raise ConfigError("fp8_head = True does not go with shard = True yet")
-    if c.beta1 >= 1 or c.beta2 >= 1:
-        raise ConfigError(f"beta1 = {c.beta1}, beta2 = {c.beta2}: both must be below 1")
+    for name in ("beta1", "beta2", "muon_momentum"):
+        if getattr(c, name) >= 1:
+            raise ConfigError(f"{name} = {getattr(c, name)}: it must be below 1")
     if c.seed >= 2**32:
         raise ConfigError(f"seed = {c.seed}: it must be below 2**32")
     if (c.min_lr or 0) > c.learning_rate:

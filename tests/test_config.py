@@ -64,6 +64,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
         ("--batch_size=1e300", ["batch_size = 1000", "below 2**31 tokens"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
+        ("--beta2=1", ["beta2 = 1.0", "below 1"]),
+        ("--muon_momentum=1", ["muon_momentum = 1.0", "below 1"]),
         ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
         ('--sample_prompts=["a"', ["sample_prompts", "list of texts"]),
