@@ -128,8 +128,8 @@ def main(argv):
     parser = argument_parser("rates", __doc__)
     parser.add_argument("--device", default="auto")
     args, extra = parser.parse_known_args(argv)
-    device = hardware.open_device(args.device, "auto", 0)
     torch.set_float32_matmul_precision("high")
+    device = hardware.open_device(args.device, "auto", 0)
     RESULTS.mkdir(exist_ok=True)
     result = machine(device.torch) | {"figures": {}, "kernels": {}}
 

@@ -121,6 +121,7 @@ def build(config: Config) -> Run:
 
 def open_device(config: Config) -> Device:
     """The device of this process, made ready."""
+    torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
     device = hardware.open_device(config.device, config.dtype, distributed.local_rank)
     if config.allreduce_dtype == "bfloat16" and device.type != "cuda":
         raise ConfigError(f"allreduce_dtype = bfloat16 needs GPUs; {device.type} takes float32")
@@ -131,7 +132,6 @@ def open_device(config: Config) -> Device:
     if device.type == "mps":
         torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
     distributed.init_nccl(device.torch)
-    torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
     return device
 
 
