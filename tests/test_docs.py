@@ -27,8 +27,8 @@ DIFF = re.compile(r"^```diff\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PYTHON = re.compile(r"^(?:\S*/)?python[0-9.]*$")
-# Modules of others that commands may name.
-FOREIGN = {"pip", "pytest", "venv"}
+# Modules of others that commands may name, and the script that the tutorial lets you write.
+FOREIGN = {"pip", "pytest", "venv", "data/conversations.py"}
 SETTINGS = {field.name for field in dataclasses.fields(config.Config)}
 SHELL = {"|", "||", "&&", ";", ">", "<"}
 # Words and openings that readers stumbled over; a plainer or more usual one exists for each.
