@@ -50,7 +50,8 @@ def shape_arguments(c: Config) -> list[str]:
 
 def train(copy: Path, arguments: list[str]) -> list[tuple[float, str]]:
     """What its train.py prints, line by line with the moment in seconds."""
-    words = [sys.executable, "-u", "train.py", "--dataset=same", *arguments]
+    # The data set comes last: a config file among the arguments sets another.
+    words = [sys.executable, "-u", "train.py", *arguments, "--dataset=same"]
     clean = {name: value for name, value in os.environ.items() if OURS.get(name) != value}
     process = subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean)
     lines = [(time.perf_counter(), line) for line in process.stdout]
