@@ -57,8 +57,10 @@ class Saver:
         model, optimizer = run.state.model, run.state.optimizer
         with contextlib.suppress(RuntimeError, MemoryError):  # the first step will say so
             reserve_state(optimizer)
-        tensors = list(tensors_in([model.state_dict(), optimizer.state_dict()]))
-        self.writing = self.writer.submit(self._reserve, tensors)
+        # Not in the writer's thread: libgomp would give it a pool of its own, and with more threads
+        # than cores it no longer lets the model's threads spin. Small models took twice the time.
+        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say so
+            self.buffers.reserve(tensors_in([model.state_dict(), optimizer.state_dict()]))
         self._upload()  # a kill may have come before the last save was there
 
     @property
@@ -149,10 +151,6 @@ class Saver:
             self._report_mirror("it takes too long")
 
     # -- the thread that writes --------------------------------------------------------------------
-
-    def _reserve(self, tensors):
-        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say so
-            self.buffers.reserve(tensors)
 
     def _write(self, state, model, optimizer):
         run, step = self.run, state["step"]

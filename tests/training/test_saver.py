@@ -3,6 +3,7 @@
 import math
 import resource
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from formats import run_folder, run_log
 from formats.run_folder import CheckpointError
-from tests.conftest import fails_clearly, train_small
+from tests.conftest import ROOT, fails_clearly, train_small
 from tests.training.conftest import small_run, start, wait_until
 from training.resume import Checkpoint
 from training.saver import Saver
@@ -79,6 +80,30 @@ def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp
         with pytest.raises(CheckpointError, match=r"optimizer.pt does not fit the model"):
             checkpoint.load(run.state.model, run.state.optimizer, run.state.scaler)
         saved["optimizer"]["state"][0] = kept
+
+
+COUNT_THREADS = """
+import os, sys
+import torch
+from tests.training.conftest import small_run
+from training.saver import Saver
+
+run = small_run(*sys.argv[1:], "--n_embd=256")
+torch.set_num_threads(2)
+torch.zeros(1000, 1000)  # starts the pool of the main thread
+before = len(os.listdir("/proc/self/task"))
+saver = Saver(run)
+saver.begin()
+saver.wait()
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_buffers_start_no_second_pool_of_openmp(char_data, tmp_path):
+    command = [sys.executable, "-c", COUNT_THREADS, str(char_data), str(tmp_path / "run")]
+    counted = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert counted.stdout == "0\n", counted.stderr
 
 
 def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_data, tmp_path):
