@@ -23,6 +23,7 @@ import hardware
 from config import ConfigError
 from formats import files, run_log
 from formats.data_folder import DataError
+from hardware import DeviceError
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -49,7 +50,7 @@ def run_main(main: Callable) -> None:
     """
     try:
         main(sys.argv[1:])
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, DeviceError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     except subprocess.CalledProcessError as error:

@@ -21,7 +21,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import ROOT, argument_parser, in_turn, median_ratio, medians, run_apart, write
+from benchmarks import (
+    ROOT,
+    argument_parser,
+    in_turn,
+    median_ratio,
+    medians,
+    run_apart,
+    run_main,
+    write,
+)
 from benchmarks.generate import speed
 from formats import run_folder
 from generating import decode
@@ -133,4 +142,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

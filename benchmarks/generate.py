@@ -26,8 +26,8 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import ROOT, argument_parser, bandwidth, median_ratio, medians, write
-from benchmarks.nanogpt import model_module
+from benchmarks import ROOT, argument_parser, bandwidth, median_ratio, medians, run_main, write
+from benchmarks.nanogpt import add_option, model_module
 from generating import decode
 from generating.cpu_kernels import pack
 from model import GPT, GPTConfig
@@ -85,7 +85,7 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
     return partial(theirs, model, generate)
 
 
-def nanogpt(path: str, c: GPTConfig, device: torch.device) -> Callable:
+def nanogpt(path: Path, c: GPTConfig, device: torch.device) -> Callable:
     """The model of a checkout of nanoGPT, run as its sample.py does; fewer tokens, it is slow."""
     module = model_module(path)
     names = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias")
@@ -177,7 +177,7 @@ def measure(models: dict, compared: dict, floors: dict, device: torch.device) ->
 
 def main(argv):
     parser = argument_parser("generate", __doc__)
-    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
+    add_option(parser)
     parser.add_argument(
         "--checkpoint",
         default="checkpoints/demo",
@@ -226,4 +226,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 
 import hardware
-from benchmarks import RESULTS, ROOT, argument_parser, machine, notices, run_apart
+from benchmarks import RESULTS, ROOT, argument_parser, machine, nanogpt, notices, run_apart
 from formats.files import read_json, write_json
 from tools.command import table
 
@@ -126,7 +126,7 @@ def parse_args(argv):
     parser = argument_parser("gpu", __doc__)
     names = [part.name for part in PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}")
-    parser.add_argument("--nanogpt", type=Path, metavar="PATH", help="checkout to compare with")
+    nanogpt.add_option(parser)
     parser.add_argument("--minutes", type=float, default=24 * 60, help="of the whole")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", type=Path, help="prepared folder; made if it is not there")

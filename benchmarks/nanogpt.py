@@ -3,6 +3,7 @@
 The checkout itself stays as it is.
 """
 
+import argparse
 import importlib.util
 import os
 import pickle
@@ -20,7 +21,19 @@ from formats.data_folder import read_meta
 OURS = {"THP_MEM_ALLOC_ENABLE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-def copy_checkout(path: str | Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """Take --nanogpt PATH: None, or a folder with a train.py."""
+    text = "checkout of nanoGPT to compare with"
+    parser.add_argument("--nanogpt", type=_checkout, metavar="PATH", help=text)
+
+
+def _checkout(path):
+    if not Path(path, "train.py").is_file():
+        raise argparse.ArgumentTypeError(f"{path} is no checkout of nanoGPT: it has no train.py")
+    return Path(path)
+
+
+def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
     """Copy a checkout, with a prepared folder's tokens as its data set `same`; returns the copy.
 
     edits: passages of its train.py, and what replaces each.
@@ -69,9 +82,9 @@ def iterations(lines: list[tuple[float, str]]) -> list[tuple[int, float]]:
     return found
 
 
-def model_module(checkout: str | Path):
+def model_module(path: Path):
     """Its model.py as a module, under a name of its own next to our model.py."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(checkout) / "model.py")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", path / "model.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -12,7 +12,6 @@ import ctypes
 import gc
 import re
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 
 import config
 import hardware
-from benchmarks import argument_parser, run_apart, train, write
+from benchmarks import argument_parser, run_apart, run_main, train, write
 from training import plan, trial
 from training.setup import build
 
@@ -112,4 +111,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

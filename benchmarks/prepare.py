@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import RESULTS, ROOT, argument_parser, write
+from benchmarks import RESULTS, ROOT, argument_parser, run_main, write
 from formats.data_folder import read_meta
 from formats.files import read_json
 from tokenizer_bpe import EOT, Tokenizer
@@ -205,4 +205,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

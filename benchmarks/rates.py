@@ -7,7 +7,6 @@ of gpt2_small and gpt2_small_fast on random tokens, with the 40 kernels that tak
 Results are written after each measurement. Further arguments are settings.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import config as settings
 import hardware
-from benchmarks import RESULTS, argument_parser, machine
+from benchmarks import RESULTS, argument_parser, machine, run_main
 from config import Config
 from formats.files import write_json
 from hardware import Device
@@ -152,4 +151,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -41,7 +41,7 @@ def parse_args(argv):
     """The command line: our own options, and the settings of the run."""
     parser = argument_parser("throughput", __doc__)
     parser.add_argument("--preset", default="config/gpt2_small.py")
-    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with")
+    nanogpt.add_option(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="steps in a round; default: 8, on a GPU 100")
     parser.add_argument(

@@ -197,8 +197,7 @@ def contenders_of(args, extra: list[str]) -> tuple[dict, dict[str, list[str]], t
 def main(argv):
     parser = argument_parser("time_to_loss", __doc__)
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
-    tasks = " and ".join(NANOGPT)
-    parser.add_argument("--nanogpt", metavar="PATH", help=f"checkout, for the tasks {tasks}")
+    nanogpt.add_option(parser)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--leave_out", metavar="NAME", help="one of the contenders, as GPT-2")
     parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")

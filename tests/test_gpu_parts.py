@@ -77,6 +77,11 @@ def test_a_report_of_a_file_that_is_none_is_refused_in_a_sentence(tmp_path):
 def test_a_mistake_in_the_settings_of_a_benchmark_is_a_sentence():
     for setting, word in (("--nonsense=1", "'nonsense'"), ("--data_dir=nowhere", "nowhere holds")):
         fails_clearly(run_script("-m", "benchmarks.throughput", setting), word)
+    fails_clearly(
+        run_script("-m", "benchmarks.rates", "--device=cpu", "--nonsense=1"), "'nonsense'"
+    )
+    found = run_script("-m", "benchmarks.generate", "--nanogpt", "nowhere")
+    fails_clearly(found, "nowhere is no checkout of nanoGPT")
 
 
 def test_a_pytest_that_broke_down_is_no_success():

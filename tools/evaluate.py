@@ -79,27 +79,30 @@ def main(argv: list[str]) -> None:
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
         asked[label] = (folder, args.data or settings["data_dir"], loss_on)
     rows = []
-    for label, (folder, data_dir, loss_on) in asked.items():
-        print(f"evaluating {label} ...", file=sys.stderr, flush=True)
-        try:
-            meta, loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
-        except (RuntimeError, MemoryError) as problem:
-            if not hardware.out_of_memory(problem):
-                raise
-            advice = "close other programs, or choose another --device"
-            raise RunError(f"out of memory; {advice}") from None
-        perplexity = math.exp(loss)
-        bits = meta.bits_per_byte(1.0, loss_on)
-        cells = [(loss, error, 4), (perplexity, perplexity * error, 2)]
-        cells += [(bits * loss, bits * error, 3)]
-        rows.append([label, *itertools.starmap(estimate, cells)])
-    of_all_text = [data_dir for _, data_dir, loss_on in asked.values() if loss_on == "all"]
-    for data_dir in dict.fromkeys(of_all_text):
-        text = validation_text(data_dir)
-        packed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
-        for name, data in packed.items():
-            rows.append([f"{name} on {data_dir}", "", "", f"{8 * len(data) / len(text):.3f}"])
-    print(command.table(["", "loss", "perplexity", "bits per byte"], rows))
+    try:
+        for label, (folder, data_dir, loss_on) in asked.items():
+            print(f"evaluating {label} ...", file=sys.stderr, flush=True)
+            try:
+                meta, loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
+            except (RuntimeError, MemoryError) as problem:
+                if not hardware.out_of_memory(problem):
+                    raise
+                advice = "close other programs, or choose another --device"
+                raise RunError(f"out of memory; {advice}") from None
+            perplexity = math.exp(loss)
+            bits = meta.bits_per_byte(1.0, loss_on)
+            cells = [(loss, error, 4), (perplexity, perplexity * error, 2)]
+            cells += [(bits * loss, bits * error, 3)]
+            rows.append([label, *itertools.starmap(estimate, cells)])
+        of_all_text = [data_dir for _, data_dir, loss_on in asked.values() if loss_on == "all"]
+        for data_dir in dict.fromkeys(of_all_text):
+            text = validation_text(data_dir)
+            packed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
+            for name, data in packed.items():
+                rows.append([f"{name} on {data_dir}", "", "", f"{8 * len(data) / len(text):.3f}"])
+    finally:  # the rows so far, also after Ctrl-C or an error
+        if rows:
+            print(command.table(["", "loss", "perplexity", "bits per byte"], rows), flush=True)
     if of_all_text:
         print(
             "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"

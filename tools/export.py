@@ -45,10 +45,13 @@ def main(argv: list[str]) -> None:
 def locked(target: Path) -> Iterator[None]:
     """Only one export at a time writes a target. Raises CheckpointError for another."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f".{target.name}.lock")
     try:
-        with FileLock(target.with_name(f".{target.name}.lock"), timeout=0):
+        with FileLock(lock, timeout=0):
             yield
     except Timeout:
+        if not lock.exists():  # a folder without permission times out too
+            raise CheckpointError(f"{target.parent} cannot be written to; choose another") from None
         raise CheckpointError(
             f"another export is writing {target}; wait for it, or choose another name"
         ) from None

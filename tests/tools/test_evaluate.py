@@ -98,6 +98,9 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     refused = run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data)
     fails_clearly(refused, "another tokenizer", "--tokenizer")
     assert not refused.stdout  # no head without a table
+    second = run_script("-m", "tools.evaluate", runs / "bpe", runs / "char", "--data", bpe_data)
+    fails_clearly(second, "another tokenizer")
+    assert f"{runs / 'bpe'}" in second.stdout  # the row that was there
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
 
 

@@ -196,6 +196,8 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
 
     fails_clearly(export(), "--out FOLDER, --gguf FILE")
     fails_clearly(export("--gguf", tmp_path / "a.bin"), "must end in .gguf")
+    if Path("/proc").is_dir():  # where nobody can make a file
+        fails_clearly(export("--out", "/proc/hf"), "/proc cannot be written to")
     (tmp_path / "there.gguf").touch()
     fails_clearly(
         export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
