@@ -101,6 +101,7 @@ def test_parts_that_compare_with_nanogpt_take_a_checkout(tmp_path, monkeypatch, 
     monkeypatch.setattr(gpu, "PARTS", [Part("theirs", "-c 'print(1)' {nanogpt}", 1, {})])
     out = ["--device=cpu", "--out", str(tmp_path / "gpu.json")]
     assert gpu.main(out) == 0 and "theirs: python" not in capsys.readouterr().out
+    (tmp_path / "train.py").touch()
     assert gpu.main([*out, "--nanogpt", str(tmp_path)]) == 0
     assert f"theirs: python -c 'print(1)' {tmp_path}" in capsys.readouterr().out
 
