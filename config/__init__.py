@@ -202,12 +202,14 @@ def check(config: Config) -> None:
         )
     if c.arch == "qwen3" and c.bias and "bias" in c.given:
         raise ConfigError("bias = True, but arch = qwen3 has no biases; leave bias out")
-    if c.fp8_head and (c.loss_chunks or 1) > 1:
-        raise ConfigError(
-            f"fp8_head = True does not go with loss_chunks = {c.loss_chunks}; leave one of them out"
-        )
-    if c.shard and c.fp8_head:
-        raise ConfigError("fp8_head = True does not go with shard = True yet")
+    conflicts = {
+        f"loss_chunks = {c.loss_chunks}": (c.loss_chunks or 1) > 1,
+        "shard = True": c.shard,
+        "loss_on = assistant": c.loss_on == "assistant",  # few targets: gradients beyond its range
+    }
+    for conflict, is_set in conflicts.items():
+        if c.fp8_head and is_set:
+            raise ConfigError(f"fp8_head = True does not go with {conflict}; leave one of them out")
     for name in ("beta1", "beta2", "muon_momentum"):
         if getattr(c, name) >= 1:
             raise ConfigError(f"{name} = {getattr(c, name)}: it must be below 1")

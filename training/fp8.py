@@ -74,8 +74,8 @@ class FP8Linear(torch.autograd.Function):
     def backward(ctx, gradient):  # [N, V]
         x8, x_scale, w8, w_scale = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
-        # The gradient of a mean over N tokens is at most 1 / N; 16 / N where one in 16 counts. To
-        # look for the largest would be another pass.
+        # The gradient of a mean over N tokens is at most 1 / N; 16 leaves room for targets that do
+        # not count. To look for the largest would be another pass.
         largest = torch.full((), 16 / len(gradient), device=gradient.device)
         g8, g_scale = to_float8(gradient, E5M2, largest)
         x_gradient = scaled_product(g8, g_scale, w8.t().contiguous(), w_scale)

@@ -159,9 +159,11 @@ def test_a_device_whose_products_in_8_bits_fail_keeps_the_plain_head(monkeypatch
     assert fp8.trial(cpu) == "a trial of its products failed: CUBLAS_STATUS_NOT_SUPPORTED"
 
 
-def test_two_ways_of_computing_the_head_are_refused():
-    with pytest.raises(config.ConfigError, match="fp8_head = True does not go with loss_chunks"):
-        config.load(["--fp8_head=True", "--loss_chunks=4"])
+@pytest.mark.parametrize("conflict", ["loss_chunks=4", "shard=True", "loss_on=assistant"])
+def test_a_head_in_8_bits_with_what_it_does_not_go_with_is_refused(conflict):
+    sentence = f"fp8_head = True does not go with {conflict.replace('=', ' = ')}"
+    with pytest.raises(config.ConfigError, match=sentence):
+        config.load(["--fp8_head=True", f"--{conflict}"])
 
 
 # -- whole runs and plans -------------------------------------------------------------------------
