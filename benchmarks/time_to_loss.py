@@ -7,7 +7,7 @@ On the same data and the same evaluation windows. `shakespeare` compares with na
 for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by nanoGPT's
 train.py from a copy of the checkout at PATH; `gpt2_small` with nanoGPT at that size, for 3,000
 steps, or without PATH with our GPT-2 preset. `sources` compares our GPT-2 preset with the modern
-one; its data, 220 MB of Python, as `make .venv/dev` installs it:
+one; its data, 330 MB of Python, as `make .venv/dev` installs it:
 
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
         --out data/site_packages
