@@ -39,9 +39,9 @@ gpu-report: $(WITH_PY)
 	$(PY) -m pip install --quiet -r requirements-dev.txt -c constraints.txt
 	touch $@
 
-# Real llama.cpp, to run exported models in tests; where npm is missing, these tests are skipped.
+# Real llama.cpp, to run exported models. Where npm fails, the tests that need it are skipped.
 .venv/llama_cpp: .venv/bin/python $(wildcard tests/llama_cpp/*)
 	mkdir -p $@ && cp tests/llama_cpp/* $@
 	npm install --prefix $@ --omit=optional --ignore-scripts --no-package-lock --no-audit --no-fund --silent \
-		|| echo "llama.cpp is not installed: tests that run it are skipped"
-	touch $@
+		&& touch $@ \
+		|| { rm -r $@; echo "llama.cpp is not installed: npm failed, or Node.js is missing"; }

@@ -50,7 +50,9 @@ def main(argv: list[str]) -> None:
         checkpoint = open_checkpoint(path, device, args.dtype)
         terminal.note(checkpoint.summary)
         if args.chat and not saw_conversations(checkpoint.state):
-            terminal.note(f"{checkpoint.name} was not trained on conversations")
+            terminal.note(
+                f"{checkpoint.name} was not trained on conversations; config/chat.py does that"
+            )
         checkpoints.append(checkpoint)
     if args.prompts is None and sys.stdin.isatty():
         session(checkpoints, args)
@@ -98,9 +100,11 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
-    print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
     if args.chat:
-        print("/new starts a new conversation; Ctrl-C takes the line back", file=sys.stderr)
+        print("a line is a message; /new starts a new conversation", file=sys.stderr)
+        print("Ctrl-C stops a reply or takes the line back, Ctrl-D leaves", file=sys.stderr)
+    else:
+        print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
     conversations = [Conversation(c, args.system) for c in checkpoints]
     while True:
         try:

@@ -242,7 +242,8 @@ def _what_to_run(folder, weights):
         tokenizer = shlex.quote(weights)
         command = f"python prepare_data.py YOUR_TEXT --tokenizer {tokenizer} --out {quoted}"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
-    return (
-        f"{out} holds no prepared data (no meta.json); run\n  {command}\n"
-        f"prepared in {Path('data').absolute()}: {', '.join(prepared) or 'nothing'}"
-    )
+    here = Path("data").absolute()
+    others = f"nothing is prepared in {here}"
+    if prepared:
+        others = f"or choose one that is prepared in {here}: {', '.join(prepared)}"
+    return f"{out} holds no prepared data (no meta.json); run\n  {command}\n{others}"

@@ -23,7 +23,7 @@ def note(words: str) -> None:
 
 def shown(completion: Completion, chat: bool) -> str:
     """A continuation with its prompt; in a chat, without. Exact, but for a terminal."""
-    text = completion.text.lstrip() if chat else completion.prompt + completion.text
+    text = completion.text.strip() if chat else completion.prompt + completion.text
     return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
 

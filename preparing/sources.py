@@ -179,9 +179,15 @@ def _matches(pattern):
 
 
 def _files_of_folder(folder):
-    """The files with a known ending below a folder, in order; prints which others it skips."""
-    tree = os.walk(folder, onerror=_unreadable)
-    files = sorted(Path(at, name).as_posix() for at, _, names in tree for name in names)
+    """The files with a known ending below a folder, in order; prints which others it skips.
+
+    Folders whose names begin with a dot are not looked into.
+    """
+    files = []
+    for at, folders, names in os.walk(folder, onerror=_unreadable):
+        folders[:] = [name for name in folders if name[0] != "."]
+        files += [Path(at, name).as_posix() for name in names]
+    files.sort()
     known = list(filter(_is_known, files))
     others = (Path(file) for file in files if not _is_known(file))
     skipped = Counter(
@@ -191,7 +197,7 @@ def _files_of_folder(folder):
     example = shlex.quote(f"{Path(folder).as_posix()}/**/*.md")
     hint = f"a glob in quotes takes other text, as in {example}"
     if not known:
-        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts or 'nothing'}; {hint}")
+        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts or 'no file'}; {hint}")
     if skipped:
         print(
             f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}; {hint}",

@@ -81,14 +81,17 @@ def export(args: argparse.Namespace) -> None:
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
         load = f"pipeline('text-generation', {str(args.out)!r})"
-        print(f"  from transformers import pipeline; print({load}('The'))")
+        prompt = [{"role": "user", "content": "Hello"}] if chat else "The"
+        print(f"  from transformers import pipeline; print({load}({prompt!r}))")
     if args.gguf:
         name = args.gguf.stem
         files.write_text(modelfile, recipe)
         gguf.write(args.gguf, source, args.gguf_type, name, chat)
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
-        print(f"  llama-completion -m {quote(args.gguf.as_posix())} -p 'The' -n 100 -no-cnv")
+        file = quote(args.gguf.as_posix())
+        complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
+        print(f"  llama-cli -m {file}" if chat else f"  {complete}")
         create = f"ollama create {quote(name)} -f {quote(modelfile.as_posix())}"
         print(f"  {create} && ollama run {quote(name)}")
 

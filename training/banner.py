@@ -6,6 +6,7 @@ from training import distributed
 from training.plan import disk_space
 from training.setup import Run
 
+LEARNT_BY_HEART = 20  # parameters for each token of the text, from which on a warning says so
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 
 
@@ -37,6 +38,12 @@ def warnings(run: Run) -> list[str]:
     c, found = run.config, []
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
+    tokens, parameters = run.data.train.length, run.state.model.num_parameters()
+    if parameters > LEARNT_BY_HEART * tokens and not c.init_from:
+        found.append(
+            f"{tokens:,} tokens of text for {parameters:,} parameters: the model will learn them by"
+            " heart; take more text, or a smaller n_layer and n_embd"
+        )
     more, free, place = disk_space(run)
     if more > free and not run.schedule.done:
         found.append(

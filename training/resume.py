@@ -76,7 +76,10 @@ def find_start(config: Config) -> Checkpoint | Pretrained | None:
     checkpoint = find_checkpoint(config)
     if checkpoint or not config.init_from:
         return checkpoint
-    return pretrained.load(config.init_from)
+    try:
+        return pretrained.load(config.init_from)
+    except CheckpointError as error:
+        raise CheckpointError(f"init_from = {config.init_from}: {error}") from None
 
 
 def find_checkpoint(config: Config) -> Checkpoint | None:

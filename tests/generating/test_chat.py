@@ -10,6 +10,8 @@ import pytest
 
 from generating.chat import Conversation, reply_prompt
 from generating.load import Checkpoint
+from generating.terminal import shown
+from generating.text import Completion
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, run_script
 
@@ -90,6 +92,13 @@ def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversation
     assert '"prompt": "System: Be brief.\\n\\nUser: Hi\\n\\nAssistant:"' in replied.stdout
     assert "was not trained on conversations" in replied.stderr
     assert "conversations" not in run_script(*ask).stderr
+
+
+def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):
+    reply = Completion("User: Hi\n\nAssistant:", byte_tokenizer, 9, [])
+    for next_id in byte_tokenizer.encode(" Hello\n\n"):
+        reply.add(next_id, 1.0)
+    assert shown(reply, chat=True) == "Hello" and shown(reply, chat=False).endswith(" Hello\n\n")
 
 
 def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(

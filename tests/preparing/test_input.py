@@ -53,6 +53,8 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     write(tmp_path / "in" / "deep" / "a.jsonl.gz", "jsonl.gz", DOCUMENTS[50:])
     (tmp_path / "in" / "picture.png").write_bytes(b"\x89PNG\xff")
     (tmp_path / "in" / "table.parquet.gz").write_bytes(b"which nothing reads")
+    (tmp_path / "in" / ".venv").mkdir()
+    write(tmp_path / "in" / ".venv" / "c.txt", "txt", DOCUMENTS[:5])  # no text of the user's
     ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert [s["path"].split("/")[-1] for s in read_meta(tmp_path / "folder").sources] == [
         "b.txt",

@@ -234,6 +234,8 @@ def test_commands_are_quoted_and_a_killed_export_is_repeated(bpe_run, tmp_path):
     for text, name in ((said, str(gguf_file)), (card, gguf_file.name)):
         (line,) = (line for line in text.splitlines() if "llama-completion" in line)
         assert shlex.split(line)[2] == name
+    of_chat = run_script(*export[:3], "--chat", "--gguf", tmp_path / "chat.gguf").stdout
+    assert "llama-cli -m" in of_chat and "llama-completion" not in of_chat
     load = next(line for line in card.splitlines() if line.startswith("print(pipeline("))
     assert ast.parse(load) and '"it\'s mine"' in load
 

@@ -10,7 +10,7 @@ from tests.conftest import train_small
 from tests.training.conftest import small_run
 from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import as_sold, memory, memory_table
+from training.plan import as_sold, memory, memory_table, short
 from training.setup import model_shape
 from training.state import Progress, State
 
@@ -50,6 +50,15 @@ def test_a_mac_shares_its_memory_and_the_plan_says_so(char_data, tmp_path):
     run.device = replace(run.device, torch=torch.device("mps"), memory=12 << 30, peak_flops=5e12)
     assert "may use 12.9 GB of the machine's own memory" in memory_table(run)[-1]
     assert "5.0 TFLOP/s, measured now" in banner(run)
+
+
+def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
+    assert "by heart" not in banner(small_run(char_data, tmp_path / "run"))
+    assert "by heart" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
+
+
+def test_small_numbers_of_a_plan_keep_two_digits():
+    assert [short(n) for n in (1234.5, 0.25, 0.0021, 0)] == ["1,234.50", "0.25", "0.0021", "0"]
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():

@@ -262,7 +262,7 @@ def test_no_data(finished, tmp_path):
     )
     assert not (tmp_path / "run").exists()
     spaced = train_small(tmp_path / "my data", tmp_path / "run")
-    fails_clearly(spaced, f"--out '{tmp_path}/my data'", f"prepared in {ROOT / 'data'}: ")
+    fails_clearly(spaced, f"--out '{tmp_path}/my data'", f"prepared in {ROOT / 'data'}")
     unprepared = run_script(ROOT / "train.py", "--data_dir=data/mine", cwd=tmp_path)
     fails_clearly(unprepared, "prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine")
 
