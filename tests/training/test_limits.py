@@ -34,11 +34,19 @@ def test_the_allocators_error_is_recognised():
 
 
 def under_a_limit(data, folder, limit, *more):
-    """Train in a process that may take `limit` bytes beyond what it starts with."""
+    """Train in a process that may take `limit` bytes beyond what it starts with.
+
+    It prints how many it took at most.
+    """
     code = (
-        "import sys, resource, train; limit = int(open('/proc/self/statm').read().split()[0]) *"
-        " resource.getpagesize() + int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (limit,"
-        " limit)); train.main(sys.argv[2:])"
+        "import re, resource, sys, train\n"
+        "def kilobytes(name): return int(re.search(name + r':\\s+(\\d+)',"
+        " open('/proc/self/status').read())[1])\n"
+        "begun = kilobytes('VmSize')\n"
+        "limit = 1024 * begun + int(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "train.main(sys.argv[2:])\n"
+        "print('took', 1024 * (kilobytes('VmPeak') - begun))"
     )
     return run_script("-c", code, limit, f"--data_dir={data}", f"--checkpoint_dir={folder}", *more)
 
@@ -61,23 +69,23 @@ BIG = [
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):
-    free = run_script(
-        "train.py", f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'free'}", *BIG
-    )
+    big = [*BIG, "--batch_size=128"]
+    free = under_a_limit(char_data, tmp_path / "free", 1 << 40, *big)
     assert free.returncode == 0, free.stderr
-    tight = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG)
+    limit = int(0.85 * int(free.stdout.split()[-1]))  # half the sequences take less
+    tight = under_a_limit(char_data, tmp_path / "tight", limit, *big)
     assert tight.returncode == 0, tight.stderr
-    assert "out of memory with a micro-batch of 64 sequences; continuing with" in tight.stdout
+    assert "out of memory with a micro-batch of 128 sequences; continuing with" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     events = [r for r in run_log.read(tmp_path / "tight") if r.get("event") == "out of memory"]
-    assert events and files.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 64
-    again = under_a_limit(char_data, tmp_path / "tight", 400_000_000, *BIG, "--max_steps=6")
+    assert events and files.read_json(tmp_path / "tight" / "memory.json")["micro_batch"] < 128
+    again = under_a_limit(char_data, tmp_path / "tight", limit, *big, "--max_steps=6")
     # Near the limit a second start may have to halve once more, but it never repeats what is
     # recorded as too much.
     assert (
         again.returncode == 0
-        and "micro-batch of 64" not in again.stdout
+        and "micro-batch of 128" not in again.stdout
         and "micro-batches of" in again.stdout
     )
 
