@@ -36,7 +36,7 @@ from formats import run_folder
 from generating import decode
 from generating.cpu_kernels import pack
 from generating.load import load_model
-from tools.command import table
+from tools.command import count, table
 
 LENGTHS = {"short": (16, 100), "at 400": (400, 50)}  # tokens of the prompt, and new ones
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"
@@ -103,7 +103,7 @@ def llama_cpp(folder: Path, kind: str, prompt: int, new: int, threads: int) -> f
 
 def main(argv):
     parser = argument_parser("engines", __doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     args = parser.parse_args(argv)
     if not LLAMA_CPP.exists():
         parser.error(f"{LLAMA_CPP} is missing: make .venv/llama_cpp")

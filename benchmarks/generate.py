@@ -31,6 +31,7 @@ from benchmarks.nanogpt import add_option, model_module
 from generating import decode
 from generating.cpu_kernels import pack
 from model import GPT, GPTConfig
+from tools.command import count
 from training.setup import model_shape
 
 SHORT = list(range(1, 17))  # the prompts: ids of 16 tokens
@@ -184,7 +185,7 @@ def main(argv):
         help="a small run, for the time to the first text; default %(default)s",
     )
     parser.add_argument("--preset", default="config/gpt2_small.py", help="the model's shape")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
     args = parser.parse_args(argv)
     device = hardware.find_device("auto")

@@ -37,7 +37,7 @@ from benchmarks import (
 )
 from config import Config
 from formats.data_folder import read_meta
-from tools.command import table
+from tools.command import count, table
 from training.optimizer import make_optimizer
 from training.setup import build, model_shape
 
@@ -260,8 +260,10 @@ def sequences(memory: float) -> int:
 def main(argv):
     parser = argument_parser("ladder", __doc__)
     parser.add_argument("--preset")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8, help="steps timed for each rung in a round")
+    parser.add_argument("--rounds", type=count, default=2)
+    parser.add_argument(
+        "--steps", type=count, default=8, help="steps timed for each rung in a round"
+    )
     args, extra = parser.parse_known_args(argv)
     words = [*([args.preset] if args.preset else default_settings()), *extra]
     c = settings.load(words)

@@ -20,6 +20,7 @@ import torch
 import config
 import hardware
 from benchmarks import argument_parser, run_apart, run_main, train, write
+from tools.command import count
 from training import plan, trial
 from training.setup import build
 
@@ -83,8 +84,8 @@ def main(argv):
     parser = argument_parser("plan", __doc__)
     parser.add_argument("--preset", default="config/gpt2_small.py")
     parser.add_argument("--data", required=True)
-    parser.add_argument("--micro", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--steps", type=int, default=12, help="steps of the real run")
+    parser.add_argument("--micro", type=count, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=count, default=12, help="steps of the real run")
     args, extra = parser.parse_known_args(argv)
     common = [args.preset, f"--data_dir={args.data}", "--warmup_steps=2", *extra]
     rows = []

@@ -29,6 +29,7 @@ from benchmarks import RESULTS, ROOT, argument_parser, run_main, write
 from formats.data_folder import read_meta
 from formats.files import read_json
 from tokenizer_bpe import EOT, Tokenizer
+from tools.command import count
 
 
 def documents() -> list[bytes]:
@@ -179,7 +180,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--gigabytes", type=float, metavar="G", help="only one run of this size, such as 12"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of the tokenising stage")
+    parser.add_argument("--rounds", type=count, default=3, help="of the tokenising stage")
     args = parser.parse_args(argv)
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ from benchmarks import (
     write,
 )
 from config import Config
-from tools.command import table
+from tools.command import count, table
 
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
 QUIET = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1"]
@@ -42,8 +42,8 @@ def parse_args(argv):
     parser = argument_parser("throughput", __doc__)
     parser.add_argument("--preset", default="config/gpt2_small.py")
     nanogpt.add_option(parser)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, help="steps in a round; default: 8, on a GPU 100")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--steps", type=count, help="steps in a round; default: 8, on a GPU 100")
     parser.add_argument(
         "--skip",
         type=int,

@@ -33,7 +33,7 @@ from benchmarks import argument_parser, nanogpt, run_main, train, write
 from config import Config
 from formats.data_folder import read_meta
 from model import IGNORE
-from tools.command import table
+from tools.command import count, table
 from training.dataset import Dataset
 
 
@@ -198,7 +198,7 @@ def main(argv):
     parser = argument_parser("time_to_loss", __doc__)
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=count, default=3)
     parser.add_argument("--leave_out", metavar="NAME", help="one of the contenders, as GPT-2")
     parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")
     args, extra = parser.parse_known_args(argv)

@@ -82,6 +82,8 @@ def test_a_mistake_in_the_settings_of_a_benchmark_is_a_sentence():
     )
     found = run_script("-m", "benchmarks.generate", "--nanogpt", "nowhere")
     fails_clearly(found, "nowhere is no checkout of nanoGPT")
+    none = run_script("-m", "benchmarks.generate", "--rounds", "0")
+    fails_clearly(none, "argument --rounds: 0: it must be a whole number of at least 1")
 
 
 def test_a_pytest_that_broke_down_is_no_success():

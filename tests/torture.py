@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from formats import run_folder, run_log
+from tools.command import count
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = [
@@ -136,9 +137,9 @@ def main(argv):
     parser = argparse.ArgumentParser(
         prog="python -m tests.torture", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=count, default=100)
     parser.add_argument(
-        "--steps", type=int, default=200, help="length of a run; default %(default)s"
+        "--steps", type=count, default=200, help="length of a run; default %(default)s"
     )
     parser.add_argument("--data", help="prepared folder; default: one made of this file")
     args = parser.parse_args(argv)

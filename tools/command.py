@@ -52,6 +52,13 @@ def leave(name: str, sentence: object, status: int) -> None:
     sys.exit(status)
 
 
+def count(text: str) -> int:
+    """The whole number in an argument, at least 1. Raises ArgumentTypeError."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number of at least 1")
+    return int(text)
+
+
 def positive(text: str) -> float:
     """A number above 0, for argparse."""
     try:

@@ -46,7 +46,7 @@ def size_table(run: Run) -> list[str]:
     return [
         f"parameters     {model.num_parameters():,}",
         f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens / 1e12:,.1f} TFLOP a step, "
-        f"{short(flops_left(run) / 1e18)} EFLOP in all",
+        f"{decimals(flops_left(run) / 1e18)} EFLOP in all",
         f"steps          {steps:,} of {tokens:,} tokens, {epoch:,.1f} an epoch; "
         f"{steps * tokens:,} tokens in all",
     ]
@@ -221,7 +221,7 @@ def hours_table(run: Run) -> list[str]:
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"
         if c.shard:
             room += f"; {largest_micro_batch(run, device, SHARDS)} on each of {SHARDS}"
-        lines.append(f"{name:15}{short(hours):>10}{money(hours, c):>10}   {room}")
+        lines.append(f"{name:15}{decimals(hours):>10}{money(hours, c):>10}   {room}")
     return lines
 
 
@@ -249,12 +249,12 @@ def measured_here(run: Run) -> str:
     hours = trial.step_s * run.schedule.steps_left / 3600
     speed = c.batch_size * c.block_size / trial.step_s
     return (
-        f"{'here':15}{short(hours):>10}{money(hours, c):>10}   {trial.step_s:,.3f} s a step, "
+        f"{'here':15}{decimals(hours):>10}{money(hours, c):>10}   {trial.step_s:,.3f} s a step, "
         f"{speed:,.0f} tokens/s, measured on {where} with micro-batch {trial.micro_batch}{note}"
     )
 
 
-def short(number: float) -> str:
+def decimals(number: float) -> str:
     """A number with two decimals, or two digits where it is small: 52.31, 0.0021."""
     return f"{number:,.2f}" if number >= 0.1 else f"{number:.2g}"
 

@@ -21,6 +21,7 @@ from tests.preparing.conftest import DOCUMENTS, command, ok, prepare, sha, start
 from tests.preparing.hub import Faults, Hub
 from tests.preparing.hubs import write_rows
 from tokenizer_bpe import EOT, Tokenizer
+from tools.command import count
 
 PACE = 2_000_000  # bytes a second, so that there is time to be killed in
 AFTER_START = (0.2, 4)  # seconds until a kill,
@@ -119,7 +120,7 @@ def torture(folder: Path, runs: int, seed: int = 0, report=print) -> list[Outcom
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--runs", type=count, default=10)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,6 +20,7 @@ from formats import mirror, run_folder
 from tests.conftest import ROOT
 from tests.torture import SETTINGS, check_same, prepare_this_file, run_once
 from tests.training.store import Store
+from tools.command import count
 
 UPLOAD_S = 0.15  # that each file takes, so that there is time to be killed in
 
@@ -95,8 +96,8 @@ def main(argv):
     parser = argparse.ArgumentParser(
         prog="python -m tests.training.mirror_torture", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=60, help="of a run; default %(default)s")
+    parser.add_argument("--kills", type=count, default=30)
+    parser.add_argument("--steps", type=count, default=60, help="of a run; default %(default)s")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

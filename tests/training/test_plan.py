@@ -10,7 +10,7 @@ from tests.conftest import train_small
 from tests.training.conftest import small_run
 from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import as_sold, memory, memory_table, short
+from training.plan import as_sold, decimals, memory, memory_table
 from training.setup import model_shape
 from training.state import Progress, State
 
@@ -58,7 +58,7 @@ def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
 
 
 def test_small_numbers_of_a_plan_keep_two_digits():
-    assert [short(n) for n in (1234.5, 0.25, 0.0021, 0)] == ["1,234.50", "0.25", "0.0021", "0"]
+    assert [decimals(n) for n in (1234.5, 0.25, 0.0021, 0)] == ["1,234.50", "0.25", "0.0021", "0"]
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():
