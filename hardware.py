@@ -54,9 +54,12 @@ INSTALL = "pip install --force-reinstall torch --index-url https://download.pyto
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SYSTEM = Path("/")  # with dev, proc and sys of Linux
 
-# Both are read when PyTorch first allocates, which is after this module's import.
+# PyTorch reads these when it first allocates or compiles, which is after this module's import.
 # Large pages for tensors of megabytes on Linux: 5% off a CPU's step (docs/findings.md).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+# Compile for the instructions that the CPU lists, without building a program to test each one: a
+# quarter off the first compilation. A compiler that lacks them fails, and the run stays uncompiled.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing. The
 # second name is the older one, which a user may have set.
 if sys.platform.startswith("linux") and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:

@@ -18,7 +18,11 @@ from config import Config
 from formats.data_folder import read_meta
 
 # What hardware.py sets in this process, and stock nanoGPT does not set.
-OURS = {"THP_MEM_ALLOC_ENABLE": "1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+OURS = {
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
