@@ -86,7 +86,7 @@ class Config:
     decay_fraction: float = setting(0.5, "share of the steps in which wsd decays", low=0)
     warmup_steps: int = setting(200, "steps of linear warm-up", low=0)
     embedding_lr: float | None = setting(
-        None, "peak learning rate of the untied embedding; None: learning_rate", low=0
+        None, "peak learning rate of positions and of untied tokens; None: learning_rate", low=0
     )
     muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices", low=0)
     muon_momentum: float = setting(0.95, "Muon's momentum", low=0)
@@ -223,10 +223,10 @@ def check(config: Config) -> None:
         raise ConfigError("optimizer = muon needs learning_rate > 0: muon_lr follows its schedule")
     if c.embedding_lr is not None and not c.learning_rate:
         raise ConfigError("embedding_lr needs learning_rate > 0, whose schedule it follows")
-    if c.embedding_lr is not None and c.tie_weights:
+    if c.embedding_lr is not None and c.tie_weights and c.arch == "qwen3":
         raise ConfigError(
-            "embedding_lr needs tie_weights = False: tied, it would be the head's too; or set"
-            " embedding_lr = None"
+            "embedding_lr needs tie_weights = False: tied, it would be the head's too, and qwen3"
+            " learns no positions; or set embedding_lr = None"
         )
     if c.max_cost is not None and not c.cost_per_hour:
         raise ConfigError(

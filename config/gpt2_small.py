@@ -10,6 +10,7 @@ bias = True
 tie_weights = False
 batch_size = 64  # x 512 = 32,768 tokens a step
 learning_rate = 3e-4
+embedding_lr = 0.06
 min_lr = 3e-5
 warmup_steps = 2000
 epochs = 10

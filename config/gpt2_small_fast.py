@@ -14,6 +14,7 @@ fp8_head = True
 compile = "max"  # takes minutes, once
 batch_size = 64  # x 512 = 32,768 tokens a step
 learning_rate = 3e-4
+embedding_lr = 0.06
 min_lr = 3e-5
 warmup_steps = 2000
 epochs = 10

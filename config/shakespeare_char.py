@@ -8,6 +8,7 @@ n_embd = 128
 block_size = 256
 batch_size = 8
 learning_rate = 6e-3
+embedding_lr = 0.02  # of the positions
 warmup_steps = 50
 # Small batches: average the second moment over as many tokens as larger ones do.
 beta2_tokens = 280_000

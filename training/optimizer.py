@@ -81,9 +81,9 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters: untied embedding, the blocks' matrices, vectors, and other.
+    """The parameters: embeddings, the blocks' matrices, vectors, and the head as `other`.
 
-    These are the head, also where it is the embedding, and learned positions.
+    Embeddings are those of tokens and of learned positions. A tied one counts as the head.
     """
     kinds = {"embedding": [], "matrix": [], "vector": [], "other": []}
     for name, p in model.named_parameters():
@@ -91,10 +91,10 @@ def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
             kinds["vector"].append(p)
         elif name.startswith("h."):
             kinds["matrix"].append(p)
-        elif name == "wte.weight" and p is not model.lm_head.weight:
-            kinds["embedding"].append(p)
-        else:
+        elif p is model.lm_head.weight:
             kinds["other"].append(p)
+        else:
+            kinds["embedding"].append(p)
     return kinds
 
 

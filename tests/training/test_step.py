@@ -52,7 +52,7 @@ def test_weight_decay_falls_on_matrices_only():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_untied_embedding_has_a_learning_rate_of_its_own(tied, optimizer):
+def test_embeddings_have_a_learning_rate_of_their_own(tied, optimizer):
     model = GPT(GPTConfig(50, 8, 1, 2, 16, tie_weights=tied))
     config = Config(optimizer=optimizer, embedding_lr=0.2)
     made = make_optimizer(model, config, torch.device("cpu"))
@@ -61,8 +61,9 @@ def test_an_untied_embedding_has_a_learning_rate_of_its_own(tied, optimizer):
     optimizer_step(model, made, torch.amp.GradScaler("cpu", enabled=False), 1e-3, 0.0)
     rates = {p: group["lr"] for group in made.param_groups for p in group["params"]}
     apart = 0.2 * 1e-3 / config.learning_rate  # it follows the schedule
+    assert rates[model.wpe.weight] == pytest.approx(apart)
     assert rates[model.wte.weight] == pytest.approx(1e-3 if tied else apart)
-    for module in (model.lm_head, model.wpe, model.ln_f):
+    for module in (model.lm_head, model.ln_f):
         assert rates[module.weight] == 1e-3
 
 
