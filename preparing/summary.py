@@ -173,8 +173,7 @@ def vocabulary_advice(tokens: int, tokenizer: str, vocab_size: int) -> list[str]
     if tokenizer != "bpe" or tokens >= FEW * vocab_size or smaller >= vocab_size:
         return []
     return [
-        f"  advice     use --vocab_size {smaller}: a model learns so short a text better than with"
-        f" {vocab_size:,} ids"
+        f"  advice     try --vocab_size {smaller}: {vocab_size:,} ids are many for a text this short"
     ]
 
 

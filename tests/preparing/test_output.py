@@ -49,7 +49,7 @@ def test_a_short_text_is_advised_a_smaller_vocabulary(tmp_path):
     for size, advised in ((1000, True), (512, False)):
         out = tmp_path / str(size)
         result = ok(prepare(tmp_path / "a.txt", vocab_size=size, out=out))
-        assert ("use --vocab_size 512" in result.stdout) == advised
+        assert ("try --vocab_size 512" in result.stdout) == advised
 
 
 def test_workers_do_not_change_the_bytes(tmp_path):
