@@ -73,7 +73,7 @@ TASKS = {
             """,
             "modern": """
                 config/gpt2_small_modern.py --learning_rate=5e-3 --muon_lr=0.04
-                --muon_momentum=0.9 --beta2_tokens=280_000 --warmup_steps=0 --max_steps=115
+                --muon_momentum=0.9 --beta2_tokens=280_000 --warmup_steps=0 --max_steps=190
                 --eval_interval=5
             """,
         },

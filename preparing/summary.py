@@ -172,9 +172,8 @@ def vocabulary_advice(tokens: int, tokenizer: str, vocab_size: int) -> list[str]
         smaller *= 2
     if tokenizer != "bpe" or tokens >= FEW * vocab_size or smaller >= vocab_size:
         return []
-    return [
-        f"  advice     try --vocab_size {smaller}: {vocab_size:,} ids are many for a text this short"
-    ]
+    many = f"{vocab_size:,} ids are many for a text this short"
+    return [f"  advice     try --vocab_size {smaller}: {many}"]
 
 
 def _files(meta):
