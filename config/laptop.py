@@ -1,6 +1,6 @@
 # Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, about two
-# hours of a CPU. Shorter text ends sooner, after two passes: a third one overfitted where it was
-# tried. It also takes fewer ids: --vocab_size 1024 below 10 MB.
+# hours of a CPU. Shorter text ends sooner, after two passes: more gained too little for their time
+# on texts of 3 to 5 MB (docs/findings.md).
 #   python prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"

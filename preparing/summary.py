@@ -32,9 +32,6 @@ from tokenizer_bpe import EOT, Tokenizer
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
 SHOWN = 100  # characters of that line
-# Tokens for each id of a BPE: below FEW the advice is a vocabulary that leaves ENOUGH. Compared
-# at 300, 600 and 25,000 only (docs/findings.md).
-FEW, ENOUGH = 1000, 1500
 BLOCK = 8 * CHUNK  # bytes that a worker compresses at a time
 
 
@@ -151,7 +148,6 @@ def summary(
         f"  validation {journal.split}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them occur;"
         f" {origin}",
-        *vocabulary_advice(tokens, plan.args.tokenizer, meta.vocab_size),
         f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
         f" {read / max(journal.seconds, 1e-9):,.1f} MB/s, with {encoder_name(tokenizer)}",
         f"  begins     {first_line[:SHOWN]!r}",
@@ -163,17 +159,6 @@ def summary(
         lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}")
         lines += [f"    {example!r}" for example in counts["examples"]]
     return "\n".join(lines)
-
-
-def vocabulary_advice(tokens: int, tokenizer: str, vocab_size: int) -> list[str]:
-    """A line that names a smaller vocabulary, where the text is too short for that of its BPE."""
-    smaller = 512
-    while tokens >= 2 * smaller * ENOUGH:
-        smaller *= 2
-    if tokenizer != "bpe" or tokens >= FEW * vocab_size or smaller >= vocab_size:
-        return []
-    many = f"{vocab_size:,} ids are many for a text this short"
-    return [f"  advice     try --vocab_size {smaller}: {many}"]
 
 
 def _files(meta):

@@ -44,14 +44,6 @@ def test_a_single_document_is_split_at_its_end(tmp_path):
         assert words in result.stdout
 
 
-def test_a_short_text_is_advised_a_smaller_vocabulary(tmp_path):
-    write(tmp_path / "a.txt", "txt", DOCUMENTS * 3)
-    for size, advised in ((1000, True), (512, False)):
-        out = tmp_path / str(size)
-        result = ok(prepare(tmp_path / "a.txt", vocab_size=size, out=out))
-        assert ("try --vocab_size 512" in result.stdout) == advised
-
-
 def test_workers_do_not_change_the_bytes(tmp_path):
     (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 10 + prose() * 15, newline="\n")
     write(tmp_path / "b.jsonl.gz", "jsonl.gz", DOCUMENTS * 20)
