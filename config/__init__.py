@@ -242,6 +242,16 @@ def check_folders(checkpoint_dir: str, mirror: str | None) -> None:
     """Raises ConfigError where a run or its mirror cannot be written."""
     if not checkpoint_dir or Path(checkpoint_dir).is_file():
         raise ConfigError(f"checkpoint_dir = {checkpoint_dir!r}: it must be a folder")
+    if "://" in checkpoint_dir or checkpoint_dir.startswith("~"):
+        raise ConfigError(
+            f"checkpoint_dir = {checkpoint_dir}: it must be a folder of this machine, without ~;"
+            " mirror = s3://bucket/runs copies each save to an address"
+        )
+    if Path(checkpoint_dir, "state.json").exists():
+        raise ConfigError(
+            f"checkpoint_dir = {checkpoint_dir} is one step of a run; the run is"
+            f" {Path(checkpoint_dir).parent}"
+        )
     if mirror is None:
         return
     if not mirror or mirror.startswith(("http://", "https://")) or Path(mirror).is_file():

@@ -156,9 +156,10 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
         where = f"{path}, line {lines.get(name, '?')}"
         check_name(name, table, where)
         values[name] = convert(table[name], value, where)
-    for name in assigned.get("__annotations__", {}):
-        if name not in assigned:
-            raise ConfigError(f"{path}, line {lines[name]}: it sets nothing; write {name} = VALUE")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            name = ast.unparse(node.target)
+            raise ConfigError(f"{path}, line {node.lineno}: it sets nothing; write {name} = VALUE")
     return values
 
 

@@ -79,6 +79,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--init_from=resume", ["leave init_from out", "continues it"]),
         ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
         ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
+        ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
+        ("--checkpoint_dir=~/runs/a", ["checkpoint_dir = ~/runs/a", "without ~"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
         ("--mirror=checkpoints/run/copies", ["checkpoints/run/copies/run, would be", "inside it"]),
         (f"--mirror=file://{Path.cwd()}/checkpoints", ["the run itself"]),
@@ -89,6 +91,12 @@ def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
     with pytest.raises(ConfigError) as error:
         config.load([text])
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_step_is_no_folder_for_a_run(tmp_path):
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(ConfigError, match="one step of a run; the run is"):
+        config.load([f"--checkpoint_dir={tmp_path}"])
 
 
 def test_a_bare_flag_is_true():
