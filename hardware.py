@@ -96,7 +96,6 @@ def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
 
     local_rank: the GPU that `cuda` and `auto` mean.
     """
-    limit_threads_to_cgroup()
     device = find_device(name, local_rank)
     products = find_dtype(device, dtype)
     return Device(
@@ -113,6 +112,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
     local_rank: as of open_device; GPU 0 where a launcher shows each process only its own.
     """
+    limit_threads_to_cgroup()
     if name == "auto":
         name = next((kind for kind, count in gpus().items() if count), "cpu")
         if name == "cpu":
@@ -291,16 +291,24 @@ def gpu_memory(device: torch.device) -> int | None:
 def free_ram() -> int | None:
     """Bytes of RAM that can be had without swapping; None where the system does not say."""
     try:
-        available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-        free = 1024 * int(available[1])
+        meminfo = (SYSTEM / "proc/meminfo").read_text()
+        free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
         # The limit of a container, in the two versions of Linux's control groups.
-        for limit, used in (
-            ("memory.max", "memory.current"),
-            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+        group = SYSTEM / "sys/fs/cgroup"
+        for limit, used, file_cache in (
+            ("memory.max", "memory.current", r"^(?:in)?active_file (\d+)"),
+            (
+                "memory/memory.limit_in_bytes",
+                "memory/memory.usage_in_bytes",
+                r"^total_(?:in)?active_file (\d+)",
+            ),
         ):
-            limit, used = Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used)
+            limit, used = group / limit, group / used
             if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-                free = min(free, int(limit.read_text()) - int(used.read_text()))
+                statistics = used.with_name("memory.stat").read_text()
+                # Counted as used, but given back to whoever asks.
+                cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
+                free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
         return free
     except (OSError, TypeError, ValueError):
         return None

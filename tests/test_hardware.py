@@ -194,6 +194,24 @@ def test_free_memory_is_more_than_none():
     assert 1 << 20 < hardware.free_ram() < 1 << 50
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_container_has_cached_is_free(tmp_path, monkeypatch, version):
+    contents = {"proc/meminfo": "MemAvailable:   64000000 kB\n"}
+    if version == 1:
+        group = "sys/fs/cgroup/memory/memory."
+        contents |= {f"{group}limit_in_bytes": "32000\n", f"{group}usage_in_bytes": "31000\n"}
+        contents[f"{group}stat"] = "active_file 7\ntotal_inactive_file 20000\ntotal_active_file 1\n"
+    else:
+        group = "sys/fs/cgroup/memory."
+        contents |= {f"{group}max": "32000\n", f"{group}current": "31000\n"}
+        contents[f"{group}stat"] = "anon 900\ninactive_file 20000\nactive_file 1\n"
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    assert hardware.free_ram() == 21_001
+
+
 def test_a_container_with_fewer_processors_gets_fewer_threads(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
