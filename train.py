@@ -28,6 +28,7 @@ from tokenizer_bpe import TokenizerError
 from training import RunError, distributed, terminal
 from training.banner import banner
 from training.lock import Lock
+from training.memory import OutOfMemory
 from training.plan import check_disk, plan
 from training.profiling import STEPS, WARMUP, Profiler
 from training.recorder import Recorder, generate_command
@@ -94,8 +95,8 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
             if distributed.is_main:
                 recorder.summary(outcome, saver.best)
     except (Stop, RuntimeError) as error:
-        stopped = isinstance(error, Stop)
-        if not stopped and not distributed.connection_lost(error):
+        stopped, no_memory = isinstance(error, Stop), isinstance(error, OutOfMemory)
+        if not (stopped or no_memory or distributed.connection_lost(error)):
             raise
         signals.hold()  # only a second Ctrl-C stops the save that follows
         if run.state.progress.step:
@@ -103,7 +104,8 @@ def run_to_the_end(run: Run, signals: Signals) -> None:
             if stopped:
                 error.message = message
             else:
-                print(f"\na process of the run has ended; {message}", flush=True)
+                why = "memory ran out" if no_memory else "a process of the run has ended"
+                print(f"\n{why}; {message}", flush=True)
         raise
     finally:
         recorder.close()
@@ -197,8 +199,8 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
 
 
 def save_after_interruption(run: Run, saver: Saver, stopped: bool) -> str:
-    """Save what is there after a signal, or else the loss of a process. Returns what came of it."""
-    # The GPU's queue may hold a sum that will never come, with a process that has ended; and where
+    """Save what is there after a signal, or else an error. Returns what came of it."""
+    # The GPU's queue may hold a sum that will never come, as a process has left the step; and where
     # the model is sharded a part of the state has gone with it.
     reachable = stopped or (not run.trainer.sharded and synchronize(run.device.torch, 10))
     step = f"step {run.state.progress.step:,}"

@@ -16,6 +16,10 @@ from hardware import Device
 from training import RunError, distributed
 
 
+class OutOfMemory(RunError):
+    """Memory ran out in the middle of a step; the weights are those of the step before."""
+
+
 class MicroBatch:
     """How many sequences one forward of this process holds, in training and in evaluation.
 
@@ -43,19 +47,19 @@ class MicroBatch:
     def halve(self) -> None:
         """Halve the micro-batch, and remember it.
 
-        Raises RunError where it was a single sequence. Also with several processes, which wait for
-        each other in the middle of the same backward: the next start goes on with half.
+        Raises OutOfMemory where it was a single sequence. Also with several processes, which wait
+        for each other in the middle of the same backward: the next start goes on with half.
         """
         before = self.size
         if before == 1:
-            raise RunError(self.too_small())
+            raise OutOfMemory(self.too_small())
         self.size = largest_divisor(self.batch, before // 2)
         if not self.config.dry_run:
             with contextlib.suppress(OSError):
                 files.write_json(self.path, self.to_json())
         what = f"out of memory with a micro-batch of {before} sequences"
         if distributed.world_size > 1:
-            raise RunError(
+            raise OutOfMemory(
                 f"{what} in one of {distributed.world_size} processes; start the same command "
                 f"again: it continues with {self.size}, and the same batch_size ("
                 f"torchrun --max_restarts=3 does so automatically)"

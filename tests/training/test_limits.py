@@ -10,7 +10,7 @@ import torch
 
 from formats import files, run_folder, run_log
 from hardware import out_of_memory
-from tests.conftest import fails_clearly, losses, run_script, train_small
+from tests.conftest import SMALL, fails_clearly, losses, run_script, train_small
 from tests.training.conftest import small_run
 from train import check_numbers
 from training import RunError
@@ -119,6 +119,30 @@ def test_when_one_sequence_does_not_fit_it_says_what_would(char_data, tmp_path):
         char_data, tmp_path / "run", 60_000_000, *BIG, "--n_embd=512", "--n_layer=8"
     )
     fails_clearly(result, "out of memory", status=1)
+
+
+# Other programs take the memory after five micro-batches.
+TAKEN = """
+import sys, train, model
+from torch.nn.modules.module import register_module_forward_pre_hook
+forwards = []
+def check(module, inputs):
+    if isinstance(module, model.GPT):
+        forwards.append(1)
+        if len(forwards) > 5:
+            raise MemoryError
+register_module_forward_pre_hook(check)
+train.main(sys.argv[1:])
+"""
+
+
+def test_when_memory_runs_out_for_good_the_steps_so_far_are_saved(char_data, tmp_path):
+    options = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}", *SMALL]
+    taken = run_script("-c", TAKEN, *options)
+    fails_clearly(taken, "out of memory", status=1)
+    assert "memory ran out; step 5 is saved" in taken.stdout
+    again = run_script("train.py", *options)
+    assert again.returncode == 0 and "continues at step 5" in again.stdout, again.stderr
 
 
 # -- numbers --------------------------------------------------------------------------------------
