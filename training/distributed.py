@@ -42,6 +42,13 @@ def init() -> None:
     _stderr = sys.stderr
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
+    torchrun_sets = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in torchrun_sets if name not in os.environ]
+    if missing:
+        raise hardware.DeviceError(
+            f"WORLD_SIZE is set, but not {', '.join(missing)}: start several processes with"
+            " torchrun, or one without WORLD_SIZE"
+        )
     _store, rank, world_size = next(dist.rendezvous("env://"))
     local_rank = int(os.environ["LOCAL_RANK"])
     is_main = rank == 0

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import hardware
 from formats import run_folder, run_log
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, SMALL, losses, run_script, train_small
+from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
 from tests.training.test_limits import BIG
 from training import distributed
 from training.step import compile_layers, data_parallel
@@ -210,6 +210,11 @@ def test_out_of_memory_in_one_process_ends_all_and_the_same_command_goes_on(char
         )
     assert micro_batch < 64 and f"micro-batches of {micro_batch} sequences" in tight.stdout
     assert same(losses(tmp_path / "free"), losses(tmp_path / "tight"))
+
+
+def test_without_torchrun_its_variables_are_named():
+    result = run_script("train.py", "--help", WORLD_SIZE="2")
+    fails_clearly(result, "WORLD_SIZE is set, but not RANK, LOCAL_RANK", "torchrun")
 
 
 def test_compiled_processes_have_the_losses_of_one(char_data, tmp_path, alone):
