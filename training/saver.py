@@ -54,6 +54,8 @@ class Saver:
         run_folder.set_aside(run.folder, run.state.progress.step)
         if run.best:  # a crash may have come between a save and its evaluation's mark
             self._write_best(run.best["step"], run.best["val_loss"])
+        else:  # the user may have gone back to an earlier step
+            (run.folder / "best.json").unlink(missing_ok=True)
         model, optimizer = run.state.model, run.state.optimizer
         with contextlib.suppress(RuntimeError, MemoryError):  # the first step will say so
             reserve_state(optimizer)

@@ -2,6 +2,7 @@
 
 import math
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -130,6 +131,16 @@ def test_what_is_not_saved_is_not_the_best(char_data, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "step 1 could not be saved" in said and "there is no checkpoint yet" in said
     assert saver.best == math.inf
+
+
+def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
+    assert train_small(char_data, tmp_path, "--max_steps=20").returncode == 0
+    best = run_folder.best_of(tmp_path)
+    for step in run_folder.steps(tmp_path):
+        if run_folder.step_of(step) >= best:
+            shutil.rmtree(step)
+    Saver(small_run(char_data, tmp_path, "--max_steps=20")).begin()
+    assert run_folder.best_of(tmp_path) != best
 
 
 def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
