@@ -287,7 +287,7 @@ class GPT(nn.Module):
             x = x[torch.arange(B, device=x.device), last]
         return self.head(x, targets)
 
-    def head(self, x, targets=None):
+    def head(self, x, targets):
         """The last layer's output -> logits, or the loss. x: [..., C] -> [..., V] or a scalar."""
         logits = self.lm_head(self.ln_f(x))
         if targets is None:

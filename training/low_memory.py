@@ -36,9 +36,9 @@ def use_chunked_loss(model: GPT, chunks: int) -> None:
     """Compute head and loss in this many chunks of the tokens, one after the other."""
     plain = model.head
 
-    def head(x, targets=None):
+    def head(x, targets):
         if targets is None:
-            return plain(x)
+            return plain(x, targets)
         y = model.ln_f(x).flatten(0, 1)
         return ChunkedLoss.apply(y, model.lm_head.weight, targets.flatten(), chunks)
 

@@ -182,13 +182,13 @@ def is_tall(x):
     return x.size(1) > x.size(2)
 
 
-def newton_schulz(x, steps: int = 5):
+def newton_schulz(x):
     """Five steps of the iteration in x's dtype. x: [N, rows, columns], no taller than wide.
 
     The quintic's slope at zero is steep: all but the smallest singular values are then between 0.7
     and 1.2, near enough.
     """
-    for _ in range(steps):
+    for _ in range(5):
         gram = torch.bmm(x, x.mT)
         quintic = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, quintic, x, beta=3.4445)

@@ -55,7 +55,7 @@ class Schedule:
 
     @property
     def steps_left(self) -> int:
-        return self.total_steps - self.progress.step
+        return max(0, self.total_steps - self.progress.step)
 
     @property
     def learning_rate(self) -> float:

@@ -33,7 +33,7 @@ def warn(message: str) -> None:
     print(f"\n{message}", file=sys.stderr, flush=True)
 
 
-def samples(answers: list[dict], width: int = 120) -> str:
+def samples(answers: list[dict]) -> str:
     """Prompts and how the model continued them, indented. answers: [{"prompt", "text"}].
 
     Control characters, which an untrained model writes too, are shown as "?".
@@ -43,7 +43,7 @@ def samples(answers: list[dict], width: int = 120) -> str:
         text = (answer["prompt"] + answer["text"]).rstrip().expandtabs(4)
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
         for line in text.split("\n"):
-            lines += textwrap.wrap(line, width, drop_whitespace=False) or [""]
+            lines += textwrap.wrap(line, 120, drop_whitespace=False) or [""]
         lines.append("")
     return "\n".join(f"  | {line}".rstrip() for line in lines[:-1])
 
