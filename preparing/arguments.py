@@ -2,6 +2,7 @@
 
 import codecs
 import math
+import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
@@ -142,9 +143,9 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
 
     def number(text):  # argparse's errors show its name
         value = kind(text)
-        if not low <= value <= high:
+        if not low <= value <= high or value == math.inf:
             limit = f" and at most {high}" if high < math.inf else ""
-            raise ArgumentTypeError(f"{text}: it must be at least {low}{limit}")
+            raise ArgumentTypeError(f"{text}: it must be a number of at least {low}{limit}")
         return value
 
     return number
@@ -169,5 +170,5 @@ def default_out(inputs: list[str]) -> str:
     if inputs == ["-"]:
         return "data/stdin"
     fixed = re.split(r"[*?[]", inputs[0])[0]
-    name = Path(fixed).resolve().name.split(".")[0].strip("-_")
+    name = Path(os.path.realpath(fixed)).name.split(".")[0].strip("-_")
     return f"data/{name or 'text'}"

@@ -109,12 +109,9 @@ class FastBPE:
         """Token ids, uint32. Raises TokenizerError as Tokenizer.encode does."""
         if not self.encoder:
             return self.tokenizer.encode(text)
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            return self.tokenizer.encode(text)  # which has the sentence for it
         if has_unassigned(text):
             return self.tokenizer.encode(text)
+        data = text.encode()
         ids = self.encoder.encode(data)
         if self.compared < COMPARED:
             self.compared += len(data)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -231,7 +232,7 @@ class WorkFolder:
         (self.path / "plan.json").unlink(missing_ok=True)
 
     def check_room(self, vocab_size: int) -> None:
-        """Raises InputError when the disk cannot hold what is to be written and fetched."""
+        """Warn where the disk may not hold what is to be written and fetched."""
         plan = self.plan
         tokens = plan.text_size
         if plan.args.tokenizer != "char":
@@ -243,10 +244,11 @@ class WorkFolder:
         size = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written() + cache
         free = shutil.disk_usage(self.out).free
         if size > free:
-            raise InputError(
-                f"{self.out} needs about {size / 1e6:,.1f} MB more on disk, {cache / 1e6:,.1f} MB"
-                f" of it for fetched files (--cache_gb), and {free / 1e6:,.1f} MB are free: make"
-                " room, or give an --out on another disk"
+            print(
+                f"{self.out} may need {size / 1e6:,.1f} MB more on disk, {cache / 1e6:,.1f} MB of"
+                f" it for fetched files (--cache_gb), and {free / 1e6:,.1f} MB are free: make room,"
+                " or give an --out on another disk",
+                file=sys.stderr,
             )
 
     @contextmanager

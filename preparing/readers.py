@@ -10,9 +10,11 @@ import dataclasses
 import gzip
 import itertools
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 
+from formats.address import without_credentials
 from formats.files import in_words
 from preparing import InputError
 from preparing.arguments import Options
@@ -49,6 +51,7 @@ def read_chunks(
 
 def _read_text(source, raw, at, options):
     in_place = not (source.compression or source.is_remote or options.encoding)
+    name = without_credentials(source.path)
     blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
     want = CHUNK
@@ -72,7 +75,7 @@ def _read_text(source, raw, at, options):
         del buffer[:size]
         lines = data.count(b"\n") if source.kind == "jsonl" else 0
         end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-        yield Chunk(source.path, source.kind, data, at, end, in_place)
+        yield Chunk(name, source.kind, data, at, end, in_place)
         at = end
 
 
@@ -125,6 +128,7 @@ def _unpacked(source, raw, start, options):
                 f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
                 " read of it with --on_error skip"
             ) from None
+        print(f"{source.path} is cut off or damaged ({error}): read up to there", file=sys.stderr)
 
 
 def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:
@@ -155,6 +159,7 @@ def _read_rows(source, raw, at, options):
     import pyarrow
     import pyarrow.parquet as parquet
 
+    name = without_credentials(source.path)
     documents = []
     size = 0
     row = at.offset
@@ -180,14 +185,14 @@ def _read_rows(source, raw, at, options):
             size += length
             if size >= CHUNK:
                 end = Position(at.source, row)
-                yield Chunk(source.path, source.kind, documents, at, end)
+                yield Chunk(name, source.kind, documents, at, end)
                 documents = []
                 size = 0
                 at = end
     except (pyarrow.ArrowException, EOFError) as error:
         raise InputError(f"{source.path} cannot be read as parquet: {in_words(error)}") from None
     if documents:
-        yield Chunk(source.path, source.kind, documents, at, Position(at.source, row))
+        yield Chunk(name, source.kind, documents, at, Position(at.source, row))
 
 
 def _documents(values, heading):

@@ -193,8 +193,8 @@ def _without_lone_surrogates(options, text, report):
             raise InputError(
                 "a lone surrogate (as \\ud83d) is not Unicode (--on_error replace takes it)"
             ) from None
-        whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        broken = whole.count("\ufffd") - text.count("\ufffd")
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        broken = 3 * (whole.count("\ufffd") - text.count("\ufffd"))  # bytes
         report.add("lone surrogates: taken as U+FFFD", 1, broken, [whole])
         return whole
     return text

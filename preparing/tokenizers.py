@@ -146,8 +146,8 @@ def all_characters(plan: Plan, work: WorkFolder) -> set[str]:
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)
-            # Where copies are left out, what is written reaches further.
-            if size >= plan.most_bytes and not plan.options.dedupe:
+            # A document is written to its end; where copies are left out, more of the input is.
+            if size >= plan.most_bytes and not end.inside and not plan.options.dedupe:
                 break
     return found
 

@@ -14,8 +14,10 @@ import pyzstd
 
 from formats.data_folder import read_meta
 from preparing import InputError, catalog
-from preparing.arguments import default_out
-from preparing.sources import find_sources
+from preparing.arguments import Options, default_out
+from preparing.chunks import Position
+from preparing.readers import read_chunks
+from preparing.sources import Source, find_sources
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
@@ -165,6 +167,8 @@ def test_the_folder_is_named_after_the_input(tmp_path):
         ("hf://datasets/someone/books/**/*.parquet", "data/books"),
     ):
         assert default_out([given]) == out
+    (tmp_path / "loop").symlink_to("loop")
+    assert default_out([str(tmp_path / "loop")]) == "data/loop"
     assert default_out(["/"]) == default_out(["*"]).replace(Path.cwd().name, "text")
 
 
@@ -221,6 +225,8 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         inputs = [tmp_path / name]
         inputs[0].write_bytes(packing(json.dumps({"text": prose()}).encode())[:-100])
         fails(name, "cut off or damaged")
+        taken = prepare(inputs[0], tokenizer=tokenizer, out=tmp_path / name[4:], on_error="replace")
+        assert f"{name} is cut off or damaged" in taken.stderr
     inputs = [tmp_path / "cut.parquet"]
     inputs[0].write_bytes(b"PAR1 no table")
     fails("cut.parquet cannot be read as parquet")
@@ -256,6 +262,7 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
     out = tmp_path / "out"
     fails_clearly(prepare(tokenizer=tokenizer, out=tokenizer), "it must be a folder")
     fails_clearly(prepare(tokenizer=tokenizer, out=out, workers=0), "--workers: 0")
+    fails_clearly(prepare(tokenizer=tokenizer, out=out, sample_bytes="inf"), "--sample_bytes: inf")
     good = tmp_path / "good.txt"
     good.write_text(prose()[:5000])
     fails_clearly(
@@ -291,3 +298,20 @@ def test_on_error_skip_and_replace(tmp_path, tokenizer):
         documents(tmp_path / "lines") == ["good document"]
         and "unusable records: 3 documents" in result.stdout
     )
+    (tmp_path / "c.jsonl").write_text('{"text": "a \\ud83d b"}')
+    result = ok(prepare(tmp_path / "c.jsonl", on_error="replace", out=tmp_path / "c", **flags))
+    assert documents(tmp_path / "c") == ["a \ufffd b"] and "1 document, 3 bytes" in result.stdout
+
+
+def test_characters_are_those_of_whole_documents(tmp_path):
+    (tmp_path / "book.txt").write_text("x" * 1_500_000 + "yz")
+    flags = {"tokenizer": "char", "val_fraction": 0, "out": tmp_path / "out"}
+    ok(prepare(tmp_path / "book.txt", gigabytes=0.001, **flags))
+    assert documents(tmp_path / "out") == ["x" * 1_500_000 + "yz"]
+
+
+def test_what_opens_an_address_is_in_no_chunk(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    source = Source("https://me:secret@host/a.txt?token=secret", "txt", "", 4, 0)
+    chunk = next(read_chunks([source], Position(0), Options(), lambda index: tmp_path / "a.txt"))
+    assert chunk.data == b"text" and "secret" not in chunk.path
