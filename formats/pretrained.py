@@ -80,6 +80,10 @@ def fetched(address: str) -> Path:
         new = finished.exists() and finished.stat().st_mtime >= asked
         if is_hf(here) and not new:
             sizes = there.list()
-            there.get({name: sizes[name] for name in huggingface.needed(sizes)}, here)
+            wanted = huggingface.needed(sizes)
+            for name in huggingface.needed(path.name for path in here.iterdir()):
+                if name not in wanted:  # of an earlier state of the address
+                    (here / name).unlink()
+            there.get({name: sizes[name] for name in wanted}, here)
             finished.touch()
     return here if is_hf(here) else mirror.find(address)
