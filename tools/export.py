@@ -118,6 +118,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error("say where to: --out FOLDER, --gguf FILE, or both")
     if args.gguf and args.gguf.suffix != ".gguf":
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
+    if args.out and not args.out.name:
+        parser.error(f"--out {args.out}: name a new folder")
+    if args.out and args.gguf and args.gguf.resolve().is_relative_to(args.out.resolve()):
+        parser.error(f"--gguf {args.gguf}: it cannot lie in --out, which is written whole")
     return args
 
 

@@ -354,3 +354,6 @@ def test_no_checkpoint_to_export(tmp_path):
         run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"),
         "no checkpoint at",
     )
+    inside = ["--out", tmp_path / "hf", "--gguf", tmp_path / "hf/a.gguf"]
+    fails_clearly(run_script("-m", "tools.export", tmp_path, *inside), "it cannot lie in --out")
+    fails_clearly(run_script("-m", "tools.export", tmp_path, "--out", "."), "name a new folder")
