@@ -304,11 +304,6 @@ def _word_pattern(description, source):
     Raises TokenizerError for tokenizers that do more than byte-level BPE: they could not be encoded
     faithfully.
     """
-    if any(token["content"].isspace() for token in description["added_tokens"]):
-        raise TokenizerError(
-            f"{source} has blanks as added tokens, which would not be encoded here; train one with"
-            " prepare_data.py"
-        )
     model = description["model"]
     normalizer = (description.get("normalizer") or {}).get("type")
     pre = description.get("pre_tokenizer")

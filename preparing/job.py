@@ -67,7 +67,13 @@ class Plan:
         values = {name: getattr(args, name) for name in SETTINGS if name not in unused}
         self.settings = {name: value for name, value in values.items() if value is not None}
         if args.tokenizer not in ("bpe", "char", "gpt2"):
-            content = Tokenizer.load(args.tokenizer).to_json()
+            tokenizer = Tokenizer.load(args.tokenizer)
+            if any(token["content"].isspace() for token in tokenizer.description["added_tokens"]):
+                raise InputError(
+                    f"{args.tokenizer} has runs of spaces as added tokens, which its own library"
+                    " would use and this one does not; choose another --tokenizer"
+                )
+            content = tokenizer.to_json()
             self.settings["tokenizer"] = f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
         self.most_bytes = (args.gigabytes or math.inf) * 1e9
         self.cache_bytes = args.cache_gb * 1e9

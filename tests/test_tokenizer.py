@@ -206,10 +206,6 @@ def test_merges_are_recovered_from_ranks():
         (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
         (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
         (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer Whitespace"),
-        (
-            lambda d: d["added_tokens"].append({"content": "  ", "id": 900}),
-            "blanks as added tokens",
-        ),
         (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
         (lambda d: d["model"]["vocab"].update({"中": 900}), "is not byte-level"),
         (lambda d: d["model"]["vocab"].update(a=4_000_000_000), "ids beyond 524,288"),
