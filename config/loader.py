@@ -156,9 +156,11 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
         where = f"{path}, line {lines.get(name, '?')}"
         check_name(name, table, where)
         values[name] = convert(table[name], value, where)
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.AnnAssign) and node.value is None:
-            name = ast.unparse(node.target)
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.AnnAssign) or node.value:
+            continue
+        name = ast.unparse(node.target)
+        if name not in assigned:
             raise ConfigError(f"{path}, line {node.lineno}: it sets nothing; write {name} = VALUE")
     return values
 

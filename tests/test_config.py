@@ -113,6 +113,7 @@ def test_a_bare_flag_is_true():
         ("n_layer = 2\nvocab_size = 5000\n", ["mine.py, line 2", "prepare_data.py --vocab_size"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3: NameError", "undefined"]),
         ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
+        ("if True:\n    n_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
         (
             "n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n",
             ["mine.py, line 3", "'n_hed'", "'n_head'"],
