@@ -305,9 +305,10 @@ def free_ram() -> int | None:
         ):
             limit, used = group / limit, group / used
             if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-                statistics = used.with_name("memory.stat").read_text()
-                # Counted as used, but given back to whoever asks.
-                cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
+                cached = 0  # bytes of files: counted as used, but given back to whoever asks
+                with contextlib.suppress(OSError):  # gVisor has none
+                    statistics = used.with_name("memory.stat").read_text()
+                    cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
                 free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
         return free
     except (OSError, TypeError, ValueError):

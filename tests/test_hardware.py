@@ -210,6 +210,8 @@ def test_what_a_container_has_cached_is_free(tmp_path, monkeypatch, version):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
     assert hardware.free_ram() == 21_001
+    (tmp_path / f"{group}stat").unlink()
+    assert hardware.free_ram() == 1000
 
 
 def test_a_container_with_fewer_processors_gets_fewer_threads(tmp_path, monkeypatch):
