@@ -200,13 +200,14 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
 
 def save_after_interruption(run: Run, saver: Saver, stopped: bool) -> str:
     """Save what is there after a signal, or else an error. Returns what came of it."""
+    saver.wait()
+    saved = distributed.is_main and saver.saved_step == run.state.progress.step
     # The GPU's queue may hold a sum that will never come, as a process has left the step; and where
     # the model is sharded a part of the state has gone with it.
     reachable = stopped or (not run.trainer.sharded and synchronize(run.device.torch, 10))
     step = f"step {run.state.progress.step:,}"
-    if reachable and saver.save_now():
+    if saved or (reachable and saver.save_now()):
         return f"{step} is saved in {run.folder}; the same command continues"
-    saver.wait()
     return f"{step} could not be saved. {last_checkpoint(run, saver)}"
 
 

@@ -17,7 +17,7 @@ from training import RunError, distributed
 
 
 class OutOfMemory(RunError):
-    """Memory ran out in the middle of a step; the weights are those of the step before."""
+    """Memory ran out in a forward or backward; the weights are those of the last step."""
 
 
 class MicroBatch:
@@ -72,8 +72,9 @@ class MicroBatch:
         precision = ", dtype = bfloat16" if self.device.dtype == torch.float32 else ""
         return (
             f"out of memory on {self.device.name} with a single sequence of {c.block_size} tokens. "
-            f"Try block_size = {c.block_size // 2}, a smaller n_layer ({c.n_layer}) "
-            f"or n_embd ({c.n_embd}){precision}; or end other programs that use the memory"
+            f"End other programs that use the memory; or try activation_checkpointing = True, "
+            f"loss_chunks = 8{precision}; or begin a run with block_size = {c.block_size // 2}, or "
+            f"with a smaller n_layer ({c.n_layer}) or n_embd ({c.n_embd})"
         )
 
 
