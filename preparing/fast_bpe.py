@@ -106,7 +106,7 @@ class FastBPE:
         self.compared = self.since_new = 0  # bytes
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, uint32. Raises TokenizerError as Tokenizer.encode does."""
+        """Token ids of a text without lone surrogates, uint32."""
         if not self.encoder:
             return self.tokenizer.encode(text)
         if has_unassigned(text):

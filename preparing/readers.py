@@ -123,12 +123,12 @@ def _unpacked(source, raw, start, options):
         while block := stream.read1(CHUNK):
             yield block
     except errors as error:
+        problem = f"{without_credentials(source.path)} is cut off or damaged ({error})"
         if options.on_error == "stop":
             raise InputError(
-                f"{source.path} is cut off or damaged ({error}): copy it again, or take what can be"
-                " read of it with --on_error skip"
+                f"{problem}: copy it again, or take what can be read of it with --on_error skip"
             ) from None
-        print(f"{source.path} is cut off or damaged ({error}): read up to there", file=sys.stderr)
+        print(f"{problem}: read up to there", file=sys.stderr)
 
 
 def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:

@@ -280,6 +280,10 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
         prepare(good, tokenizer=other, out=out), "good.txt", "is not among the 3 characters"
     )
     fails_clearly(prepare(good, tokenizer=tmp_path / "none.json", out=out), "no tokenizer at")
+    description = json.loads(tokenizer.read_text())
+    description["added_tokens"].append({"content": "  ", "id": 9000})
+    other.write_text(json.dumps(description))
+    fails_clearly(prepare(good, tokenizer=other, out=out), "other.json has runs of spaces")
 
 
 def test_on_error_skip_and_replace(tmp_path, tokenizer):
@@ -304,10 +308,11 @@ def test_on_error_skip_and_replace(tmp_path, tokenizer):
 
 
 def test_characters_are_those_of_whole_documents(tmp_path):
-    (tmp_path / "book.txt").write_text("x" * 1_500_000 + "yz")
+    book = "x y " * 375_000 + "z"  # two chunks
+    (tmp_path / "book.txt").write_text(book)
     flags = {"tokenizer": "char", "val_fraction": 0, "out": tmp_path / "out"}
     ok(prepare(tmp_path / "book.txt", gigabytes=0.001, **flags))
-    assert documents(tmp_path / "out") == ["x" * 1_500_000 + "yz"]
+    assert documents(tmp_path / "out") == [book]
 
 
 def test_what_opens_an_address_is_in_no_chunk(tmp_path):
