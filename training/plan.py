@@ -122,11 +122,19 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     return int(micro_batch * shape.block_size * (layers + logits)) + head
 
 
-def checkpoint_bytes(state: State) -> int:
-    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
-    groups = state.optimizer.param_groups
-    copies = [(2 if group.get("num_fused") else 3, group["params"]) for group in groups]
-    return sum(4 * n * p.numel() for n, params in copies for p in params)
+def checkpoint_bytes(state: State, page_locked: bool = False) -> int:
+    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one.
+
+    page_locked: that its copy takes in such memory, which PyTorch gives out in powers of two.
+    """
+    total = 0
+    for group in state.optimizer.param_groups:
+        for p in group["params"]:
+            size = 4 * p.numel()
+            if page_locked:
+                size = 1 << (size - 1).bit_length()
+            total += size * (2 if group.get("num_fused") else 3)
+    return total
 
 
 def memory_table(run: Run, gpus: int = 1) -> list[str]:
@@ -197,13 +205,14 @@ def check_disk(run: Run) -> None:
 def disk_table(run: Run) -> list[str]:
     c = run.config
     size = checkpoint_bytes(run.state)
+    copy = checkpoint_bytes(run.state, page_locked=run.device.type == "cuda")
     more, free, folder = disk_space(run)
     verdict = "" if more < free else "  << too little"
     return [
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
         f"written: up to {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}"
         f"{verdict}",
-        f"{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
+        f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
     ]
 
 

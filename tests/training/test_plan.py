@@ -10,7 +10,7 @@ from tests.conftest import train_small
 from tests.training.conftest import small_run
 from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import as_sold, decimals, memory, memory_table
+from training.plan import as_sold, checkpoint_bytes, decimals, memory, memory_table
 from training.setup import model_shape
 from training.state import Progress, State
 
@@ -87,3 +87,9 @@ def test_a_small_micro_batch_leaves_muon_the_memory_of_its_step():
     blocks = sum(p.numel() for p in state.model.h.parameters())
     assert held + 7 * blocks < small["peak"] < held + 12 * blocks  # bytes
     assert large["peak"] < held + large["activations"]
+
+
+def test_the_copy_of_a_save_is_larger_where_it_is_page_locked():
+    _, state = planned(32_000, "config/gpt2_small.py")
+    assert round(checkpoint_bytes(state) / 1e9, 2) == 1.62
+    assert round(checkpoint_bytes(state, page_locked=True) / 1e9, 2) == 2.47
