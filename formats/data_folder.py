@@ -14,7 +14,6 @@ import shlex
 import shutil
 import zlib
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -143,7 +142,6 @@ def read_meta(folder: str | Path, weights: str | None = None) -> Meta:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
         if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
             raise ValueError(f"dtype {meta.dtype} cannot hold {meta.vocab_size:,} ids")
-        datetime.fromisoformat(meta.created)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{path} cannot be used ({type(error).__name__}: {error}); prepare the data again, or"

@@ -68,7 +68,7 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
     write_conversations(tmp_path / "a.jsonl", [said])
     flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "replace"}
     for clean, replies in (
-        (False, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd\ufffd\ufffd it."]),
+        (False, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd it."]),
         (True, ["Voilà, a café it is.", "Half of  it."]),
     ):
         out = tmp_path / str(clean)
