@@ -20,17 +20,17 @@ from argparse import Namespace
 import hardware
 from formats import files
 from formats.address import AddressError
-from formats.run_folder import CheckpointError
+from formats.run_folder import CheckpointError, saw_conversations
 from generating import terminal
 from generating.arguments import parse_args, read_prompt
-from generating.chat import Conversation, saw_conversations
-from generating.load import Checkpoint, open_checkpoint
+from generating.chat import Conversation
+from generating.load import LoadedModel, open_checkpoint
 from generating.text import Completion, complete
 from tokenizer_bpe import TokenizerError
 
 # The arguments that generating.text.complete takes too.
 SETTINGS = ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
-
+# What a user can mend; the exit status is 2.
 MISTAKES = (
     AddressError,
     CheckpointError,
@@ -45,55 +45,60 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     device = hardware.find_device(args.device)
-    checkpoints = []
+    models = []
     for path in args.checkpoint or [None]:
-        checkpoint = open_checkpoint(path, device, args.dtype)
-        terminal.note(checkpoint.summary)
-        if args.chat and not saw_conversations(checkpoint.state):
+        loaded = open_checkpoint(path, device, args.dtype)
+        terminal.note(loaded.summary)
+        if args.chat and not saw_conversations(loaded.state):
             terminal.note(
-                f"{checkpoint.name} was not trained on conversations; config/chat.py does that"
+                f"{loaded.name} was not trained on conversations; config/chat.py does that"
             )
-        checkpoints.append(checkpoint)
+        models.append(loaded)
     if args.prompts is None and sys.stdin.isatty():
-        session(checkpoints, args)
+        session(models, args)
         return
     lines = args.prompts or [read_prompt("-")]
     if not all(lines) and not args.chat:
         terminal.note("an empty prompt: the model begins a document")
-    prompts = [lines] * len(checkpoints)
+    prompts = [lines] * len(models)
     if args.chat:
-        prompts = [[Conversation(c, args.system).prompt(s) for s in lines] for c in checkpoints]
-    answer(checkpoints, prompts, args)
+        prompts = [[Conversation(m, args.system).prompt(line) for line in lines] for m in models]
+    answer(models, prompts, args)
 
 
 def answer(
-    checkpoints: list[Checkpoint], prompts: list[list[str]], args: Namespace
+    models: list[LoadedModel], prompts: list[list[str]], args: Namespace
 ) -> list[list[Completion]]:
-    """Continue each checkpoint's prompts, num_samples times each; print and return the texts.
+    """Continue each model's prompts, num_samples times each; print and return the texts.
 
-    prompts, and what is returned: a list for each checkpoint.
+    prompts, and what is returned: a list for each model.
     """
+    in_columns = len(models) > 1 and not args.json
+    settings = {name: getattr(args, name) for name in SETTINGS}
     answers = []
-    for checkpoint, own_prompts in zip(checkpoints, prompts, strict=True):
-        terminal.note_long_prompts(checkpoint, own_prompts)
+    for loaded, own_prompts in zip(models, prompts, strict=True):
+        terminal.note_long_prompts(loaded, own_prompts)
         repeated = [prompt for prompt in own_prompts for _ in range(args.num_samples)]
-        settings = {name: getattr(args, name) for name in SETTINGS}
-        growing = complete(checkpoint.model, checkpoint.tokenizer, repeated, **settings)
-        if len(checkpoints) == 1 and not args.json:
-            completions = terminal.stream(growing, args.chat)
-        else:
+        decoder = loaded.decoder(len(repeated))
+        growing = complete(loaded.model, loaded.tokenizer, repeated, decoder=decoder, **settings)
+        if in_columns or args.json:
             *_, completions = growing
-        if args.json:
-            terminal.show_json(checkpoint.name, completions)
         else:
-            terminal.note_speed(checkpoint.name, completions)
+            completions = terminal.stream(growing, args.chat)
+        if args.json:
+            terminal.show_json(loaded.name, completions)
+        else:
+            terminal.note_speed(loaded.name, completions)
         answers.append(completions)
-    if len(checkpoints) > 1 and not args.json:
-        terminal.show_columns([checkpoint.name for checkpoint in checkpoints], answers, args.chat)
+    if in_columns:
+        names = [loaded.name for loaded in models]
+        for completions in zip(*answers, strict=True):
+            texts = [terminal.shown(completion, args.chat) for completion in completions]
+            print(terminal.columns(names, texts), end="\n\n")
     return answers
 
 
-def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
+def session(models: list[LoadedModel], args: Namespace) -> None:
     """Ask for prompts until Ctrl-D; in a chat each model remembers its conversation.
 
     Ctrl-C ends a text, not the session.
@@ -105,19 +110,19 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
         print("Ctrl-C stops a reply or takes the line back, Ctrl-D leaves", file=sys.stderr)
     else:
         print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
-    conversations = [Conversation(c, args.system) for c in checkpoints]
+    conversations = [Conversation(loaded, args.system) for loaded in models]
     while True:
         try:
             line = input("> ")
             if line == "/new":
-                conversations = [Conversation(c, args.system) for c in checkpoints]
+                conversations = [Conversation(loaded, args.system) for loaded in models]
             elif line.strip() and args.chat:
                 prompts = [[conversation.prompt(line)] for conversation in conversations]
-                answers = answer(checkpoints, prompts, args)
+                answers = answer(models, prompts, args)
                 for conversation, (reply, *_) in zip(conversations, answers, strict=True):
                     conversation.remember(line, reply.text)
             elif line.strip():
-                answer(checkpoints, [[line]] * len(checkpoints), args)
+                answer(models, [[line]] * len(models), args)
         except EOFError:
             print()
             return
@@ -127,21 +132,15 @@ def session(checkpoints: list[Checkpoint], args: Namespace) -> None:
             print(error, file=sys.stderr)
 
 
+def explain(error: BaseException) -> str | None:
+    """The sentence for a failure that is no mistake, if it has one."""
+    if isinstance(error, OSError):
+        return files.error_message(error)
+    if hardware.out_of_memory(error):
+        return "out of memory; try fewer --num_samples, or --device cpu"
+    return None
+
+
 if __name__ == "__main__":
-    try:
-        startup.end()
-        main(sys.argv[1:])
-        sys.stdout.flush()
-    except MISTAKES as error:
-        print(f"generate.py: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # as with `| head`
-        sys.exit(0)
-    except OSError as error:
-        sys.exit(f"generate.py: {files.in_words(error)}")
-    except (RuntimeError, MemoryError) as error:
-        if not hardware.out_of_memory(error):
-            raise
-        sys.exit("generate.py: out of memory; try fewer --num_samples, or --device cpu")
+    startup.end()
+    sys.exit(startup.run("generate.py", main, MISTAKES, explain))

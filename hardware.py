@@ -1,32 +1,29 @@
-"""What the machine offers: device, precision, memory, speed as sold.
+"""What the machine has: its device, precision, memory and peak speed.
 
 Knows no model and no data.
 """
 
 import contextlib
+import gc
 import math
 import os
 import re
 import shutil
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-# As sold: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added up in float32,
-# and GB of memory (of the smallest variant). The first key found in a device's name counts.
+# Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
+# up in float32, and GB of memory of the smallest variant. The first key found in a device's name
+# counts. The speed of other GPUs is measured.
 GPUS = {
     "H200": (989, 141),
     "H100 PCIe": (756, 80),
     "H100": (989, 80),
-    "H800": (989, 80),
-    "GH200": (989, 96),
-    "GB200": (2500, 186),
     "B200": (2250, 180),
     "A100": (312, 40),
-    "A800": (312, 40),
     "L40S": (362, 48),
     "L4": (121, 24),
     "A10G": (70, 24),
@@ -36,34 +33,18 @@ GPUS = {
     "V100": (125, 16),
     "T4": (65, 16),
     "RTX PRO 6000 Blackwell": (504, 96),
-    "RTX 6000 Ada": (364, 48),
     "RTX 5090": (210, 32),
-    "RTX 5080": (113, 16),
     "RTX 4090": (165, 24),
-    "RTX 4080": (97, 16),
-    "RTX 4070 Ti": (80, 12),
     "RTX 3090": (71, 24),
-    "RTX 3080": (60, 10),
     "MI300X": (1307, 192),
-    "MI250X": (192, 64),  # one of its two chips, each of which is a device to PyTorch
 }
 # Words after a key that make it another product, with another speed.
 VARIANTS = "Ti|SUPER|D|Laptop|Max-Q|NVL|MIG"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-INSTALL = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
-HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-SYSTEM = Path("/")  # with dev, proc and sys of Linux
-
-# PyTorch reads these when it first allocates or compiles, which is after this module's import.
-# Large pages for tensors of megabytes on Linux: 5% off a CPU's step (docs/findings.md).
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-# Compile for the instructions that the CPU lists, without building a program to test each one: a
-# quarter off the first compilation. A compiler that lacks them fails, and the run stays uncompiled.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing. The
-# second name is the older one, which a user may have set.
-if sys.platform.startswith("linux") and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+OTHER_BUILD = (
+    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
+)
+SYSTEM = Path("/")  # with proc and sys of Linux
 
 
 class DeviceError(ValueError):
@@ -113,8 +94,9 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     local_rank: as of open_device; GPU 0 where a launcher shows each process only its own.
     """
     limit_threads_to_cgroup()
+    found = count_devices()
     if name == "auto":
-        name = next((kind for kind, count in gpus().items() if count), "cpu")
+        name = fastest(found)
         if name == "cpu":
             _check_build()
     try:
@@ -123,99 +105,73 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         raise DeviceError(
             f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
         ) from None
-    count = (gpus() | {"cpu": 1}).get(device.type, 0)
+    count = found.get(device.type, 0)
     if device.type in ("cuda", "xpu") and device.index is None:
         device = torch.device(device.type, 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
         raise DeviceError(
             f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this"
-            f" machine; device=auto takes {find_device('auto')}"
+            f" machine; device = auto takes {fastest(found)}"
         )
-    if device.type == "cuda":
-        _check_generation(device)
     return device
 
 
-def gpus() -> dict[str, int]:
-    """How many GPUs of each kind PyTorch finds, in the order in which `auto` prefers them."""
+def count_devices() -> dict[str, int]:
+    """How many devices of each kind PyTorch finds, in the order in which `auto` prefers them."""
     return {
         "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "xpu": torch.xpu.device_count(),
         "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
     }
 
 
-def left_aside(device: torch.device, processes: int) -> str:
+def fastest(found: dict[str, int]) -> str:
+    """The kind of device that `auto` takes. found: of count_devices."""
+    return next(kind for kind, count in found.items() if count)
+
+
+def unused_gpus(device: torch.device, processes: int) -> str:
     """Which GPUs `processes` processes on `device` do not use, and why, for banners; or ""."""
-    found = gpus()
-    others = [kind for kind, count in found.items() if count and kind != device.type]
-    if others:
-        return f"not used: {', '.join(others)}; device = {others[0]} uses it"
+    found = count_devices()
     if device.type == "cuda" and found["cuda"] > processes:
         return f"one of {found['cuda']} GPUs; torchrun trains on more"
-    hiding = [f", as {name} is set" for name in HIDING if name in os.environ]
-    nothing = f"PyTorch {torch.__version__} finds no GPU" + "".join(hiding)
-    return nothing if device.type == "cpu" else ""
+    if device.type != "cpu":
+        return ""
+    gpu = fastest(found)
+    if gpu == "cpu":
+        return f"PyTorch {torch.__version__} finds no GPU"
+    return f"not used: {gpu}; device = {gpu} uses it"
 
 
 def _check_build():
-    """Raises DeviceError where only the installation keeps a GPU from use."""
+    """Raises DeviceError where only PyTorch's build keeps a GPU of NVIDIA from use."""
     # A notebook without a GPU may have nvidia-smi, but not the driver.
     driver = os.name == "nt" or (SYSTEM / "proc/driver/nvidia/version").exists()
-    nvidia = shutil.which("nvidia-smi") and driver
-    # Most of AMD's processors have a GPU, with little memory of its own, that ROCm does not know.
-    memory = (SYSTEM / "sys/class/drm").glob("card*/device/mem_info_vram_total")
-    amd = (SYSTEM / "dev/kfd").exists() and any(int(m.read_text()) > 3 << 30 for m in memory)
-    if not (nvidia or amd) or any(name in os.environ for name in HIDING):
-        return
-    versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
-    made_for = " ".join(f"{name} {version}" for name, version in versions.items() if version)
-    remedy = f"another build may:\n  {INSTALL}{'cu126' if nvidia else 'rocm7.2'}"
-    if not nvidia and torch.version.hip:
-        remedy = "no permission?\n  sudo usermod -aG render,video $USER     # then log in again"
-    raise DeviceError(
-        f"this machine has an {'NVIDIA driver' if nvidia else 'AMD GPU'}, but PyTorch"
-        f" {torch.__version__}, made for {made_for or 'CPUs'}, finds no GPU; {remedy}\n"
-        "device = cpu trains without a GPU"
-    )
-
-
-def _check_generation(gpu):
-    """Raises DeviceError for a GPU older than those that PyTorch was built for."""
-    major, minor = torch.cuda.get_device_capability(gpu)
-    built_for = re.findall(r"sm_(\d+)", " ".join(torch.cuda.get_arch_list()))
-    if 10 * major + minor < min(map(int, built_for), default=0):
+    if driver and shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
         raise DeviceError(
-            f"PyTorch {torch.__version__} no longer supports {torch.cuda.get_device_name(gpu)};"
-            f" one made for CUDA 12 does:\n  {INSTALL}cu126"
+            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU;"
+            f" another build may:\n  {OTHER_BUILD}\ndevice = cpu trains without a GPU"
         )
 
 
 def find_dtype(device: torch.device, name: str) -> torch.dtype:
     """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
 
-    auto: bfloat16 where the hardware multiplies it (GPUs of NVIDIA from Ampere on, of AMD with
-    matrix units, of Intel and Apple; CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16), float16 on
-    older GPUs of NVIDIA and AMD, else float32.
+    auto: bfloat16 where the hardware multiplies it (CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16;
+    all GPUs but NVIDIA's before Ampere), float16 on NVIDIA's older GPUs, float32 on other CPUs.
     """
     if name != "auto":
         return DTYPES[name]
-    other = torch.float32
-    if device.type == "cuda" and torch.version.hip:
-        architecture = torch.cuda.get_device_properties(device).gcnArchName
-        multiplies, other = re.match("gfx(908|90a|9[45]|1[12])", architecture), torch.float16
-    elif device.type == "cuda":
-        multiplies, other = torch.cuda.get_device_capability(device) >= (8, 0), torch.float16
-    elif device.type == "xpu":
-        multiplies = torch.xpu.is_bf16_supported(including_emulation=False)
-    elif device.type == "mps":
-        multiplies = True  # in macOS 14, which PyTorch takes
-    else:
-        multiplies = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        if torch.backends.mkldnn.is_available():  # which knows ARM's; older PyTorch does not tell
-            arm = getattr(torch.cpu, "get_capabilities", dict)()
-            multiplies = multiplies or arm.get("bf16")
-    return torch.bfloat16 if multiplies else other
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return torch.float16
+    if device.type != "cpu":
+        return torch.bfloat16
+    multiplies = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    if torch.backends.mkldnn.is_available():  # which knows ARM's; older PyTorch does not tell
+        arm = getattr(torch.cpu, "get_capabilities", dict)()
+        multiplies = multiplies or arm.get("bf16")
+    return torch.bfloat16 if multiplies else torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype):
@@ -256,10 +212,10 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     """Floating-point operations a second of a GPU, as sold or else measured; None for a CPU."""
     if device.type == "cpu":
         return None
-    return sold_flops(describe(device)) or measured_flops(device, dtype)
+    return data_sheet_flops(describe(device)) or measured_flops(device, dtype)
 
 
-def sold_flops(name: str) -> float | None:
+def data_sheet_flops(name: str) -> float | None:
     """Floating-point operations a second that a GPU is sold with; None if not known."""
     for key, (tflops, _) in GPUS.items():
         if re.search(rf"\b{key}\b(?!.*\b({VARIANTS})\b)", name):
@@ -289,29 +245,29 @@ def gpu_memory(device: torch.device) -> int | None:
 
 
 def free_ram() -> int | None:
-    """Bytes of RAM that can be had without swapping; None where the system does not say."""
+    """Bytes of RAM that can be had without swapping; None where the system does not say.
+
+    A container has at most what its limit leaves, in either version of Linux's control groups.
+    """
+    group = SYSTEM / "sys/fs/cgroup"
     try:
         meminfo = (SYSTEM / "proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
-        # The limit of a container, in the two versions of Linux's control groups.
-        group = SYSTEM / "sys/fs/cgroup"
-        for limit, used, file_cache in (
-            ("memory.max", "memory.current", r"^(?:in)?active_file (\d+)"),
-            (
-                "memory/memory.limit_in_bytes",
-                "memory/memory.usage_in_bytes",
-                r"^total_(?:in)?active_file (\d+)",
-            ),
-        ):
-            limit, used = group / limit, group / used
-            if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-                cached = 0  # bytes of files: counted as used, but given back to whoever asks
-                with contextlib.suppress(OSError):  # gVisor has none
-                    statistics = used.with_name("memory.stat").read_text()
-                    cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
-                free = min(free, int(limit.read_text()) - int(used.read_text()) + cached)
-        return free
-    except (OSError, TypeError, ValueError):
+        if (group / "memory.max").exists():
+            limit, used = group / "memory.max", group / "memory.current"
+            file_cache = r"^(?:in)?active_file (\d+)"
+        else:
+            group /= "memory"
+            limit, used = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
+            file_cache = r"^total_(?:in)?active_file (\d+)"
+        if not limit.exists() or limit.read_text() == "max\n":
+            return free
+        cached = 0  # bytes of files: counted as used, but given back to whoever asks
+        with contextlib.suppress(OSError):  # gVisor has no memory.stat
+            statistics = (group / "memory.stat").read_text()
+            cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
+        return min(free, int(limit.read_text()) - int(used.read_text()) + cached)
+    except (OSError, TypeError):
         return None
 
 
@@ -325,23 +281,19 @@ def describe(device: torch.device) -> str:
     return f"{name}, {gpu_memory(device) / 2**30:.0f} GiB"
 
 
-def synchronize(device: torch.device, timeout: float | None = None) -> bool:
-    """Wait until the device has finished all its work. False where that takes over `timeout` s.
-
-    Only cuda knows a timeout.
-    """
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all its work."""
     if device.type == "mps":
         torch.mps.synchronize()
-    elif device.type == "xpu" or (device.type == "cuda" and timeout is None):
+    elif device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
-    elif device.type == "cuda":
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-        deadline = time.monotonic() + timeout
-        while not event.query() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        return event.query()
-    return True
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of tensors that nothing refers to."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -14,81 +14,78 @@ if __name__ == "__main__":
 
 import functools
 import math
+import os
 import signal
 import sys
 import time
-from argparse import Namespace
-from pathlib import Path
 
-from formats.data_folder import DataError, dtype_for
-from preparing import InputError, PrepareError
-from preparing.arguments import parse_args
+from formats.data_folder import DataError
+from preparing import InputError, PrepareError, ray_engine
+from preparing.arguments import Plan, parse
 from preparing.encoder import encode_chunk
-from preparing.job import Plan, WorkFolder
 from preparing.progress import Progress
-from preparing.summary import compress, describe, summary, verify
+from preparing.summary import describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
-from preparing.writer import Journal, Output
+from preparing.work_folder import WorkFolder
+from preparing.writer import TokenWriter
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 STOPPED = "stopped; finished work is kept, and the same command continues"
 
 
-def prepare(args: Namespace) -> None:
+def prepare(plan: Plan) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
     started = time.monotonic()
-    plan = Plan(args)  # finds the input; writes nothing
-    with WorkFolder(plan) as work:
+    os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))  # those of the Rust packages
+    work = WorkFolder(plan)  # finds the input; writes nothing
+    if plan.ray:
+        ray_engine.connect(plan.ray)
+    with work:
         if finished := work.finished():
             print(finished)
             return
         work.start_or_resume()
-        tokenizer, origin = obtain_tokenizer(plan, work)
+        tokenizer, origin = obtain_tokenizer(work)
         work.check_room(tokenizer.vocab_size)
-        journal = tokenise(plan, work, tokenizer)
-        meta, used = describe(plan, work, tokenizer, journal)
-        work.publish(meta, journal.report)
-    seconds = time.monotonic() - started
-    print(summary(plan, meta, journal, tokenizer, origin=origin, used=used, seconds=seconds))
+        writer = tokenise(work, tokenizer)
+        meta = describe(work, tokenizer, writer)
+        work.publish(meta, writer.journal.report)
+    print(summary(meta, writer, origin=origin, seconds=time.monotonic() - started))
 
 
-def tokenise(plan: Plan, work: WorkFolder, tokenizer: Tokenizer) -> Journal:
+def tokenise(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
     """Tokenise what is asked for and not finished yet into the working folder; says how far.
 
-    Chunks of text are read here, encoded by worker processes, and written here in order. Raises
-    InputError when nothing is left of the text.
+    Chunks of text are read and written here, in order, and encoded in threads. Raises InputError
+    when nothing is left of the text.
     """
-    output = Output(plan, work, tokenizer)
-    journal = output.journal
-    is_limited = plan.most_bytes < math.inf
+    writer = TokenWriter(work, tokenizer)
+    journal = writer.journal
+    is_limited = math.isfinite(work.most_bytes)
     if journal.position.on_disk:
         megabytes = journal.position.on_disk / 1e6
         print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
-    if not journal.split and not output.is_full:
-        encode = functools.partial(
-            encode_chunk, tokenizer, dtype_for(tokenizer.vocab_size), plan.options
-        )
-        total = plan.most_bytes if is_limited else plan.input_size
-        bar = Progress(total, "tokenising", output.done)
+    if not journal.split and not writer.is_full:
+        encode = functools.partial(encode_chunk, tokenizer, work.plan.options)
+        total = work.most_bytes if is_limited else work.input_size
+        bar = Progress(total, "tokenising", writer.done)
         with work.map_text(encode, journal.position) as parts, bar:
-            output.start_clock()  # the workers are up
             for part in parts:
-                output.add(part)
-                bar.to(output.done)
-                if output.is_full:
+                writer.add(part)
+                bar.to(writer.done)
+                if writer.is_full:
                     break
-    if not any(journal.tokens.values()):
+    if not writer.train.tokens and not writer.val.tokens:
         rules = journal.report.rules.items()
         why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules)
         raise InputError(
-            f"no document is left of the input, which begins with {plan.sources[0].path}"
+            f"no document is left of the input, which begins with {work.sources[0].path}"
             f" ({why or 'only white space'})"
         )
-    if is_limited and not output.is_full:
+    if is_limited and not writer.is_full:
         found = journal.text_bytes / 1e9
         print(f"the input has only {found:.3g} GB of text, and all of it is used", file=sys.stderr)
-    output.finish()
-    return journal
+    return writer
 
 
 class Terminated(KeyboardInterrupt):
@@ -107,18 +104,16 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, terminate)
     sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     try:
-        args = parse_args(argv)
-        if args.verify:
-            print(verify(Path(args.verify)))
-        elif args.compress:
-            print(compress(Path(args.compress), args.workers))
+        plan = parse(argv)
+        if plan.verify:
+            print(verify(plan.verify))
         else:
-            prepare(args)
+            prepare(plan)
     except (InputError, PrepareError, TokenizerError, DataError) as error:
-        failed = isinstance(error, PrepareError) or args.verify
+        failed = isinstance(error, PrepareError) or plan.verify
         return complain(error, 1 if failed else 2)
     except OSError as error:
-        place = error.filename or args.verify or args.compress or args.out
+        place = error.filename or plan.verify or plan.out
         reason = error.strerror or error
         return complain(
             f"{place}: {reason}; finished work is kept, and the same command continues once there"

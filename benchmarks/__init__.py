@@ -1,4 +1,4 @@
-"""What the benchmarks share: contenders in turn, runs of train.py, the machine, JSON and tables.
+"""What the benchmarks share: contenders in turn, runs of train.py, the machine, and JSON.
 
 `python -m benchmarks.NAME` measures one thing and writes it to results/ as JSON, with the machine
 it ran on. docs/results.md has the commands and the numbers.
@@ -8,29 +8,29 @@ import argparse
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 import hardware
+import startup
 from config import ConfigError
 from formats import files, run_log
 from formats.data_folder import DataError
 from hardware import DeviceError
 
+startup.tune_environment()  # as the scripts do
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
-# Of /proc/cpuinfo: what makes one kind of CPU multiply faster than another.
+# Flags in /proc/cpuinfo that make one kind of CPU multiply faster than another.
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "i8mm", "sve")
-# The lines in which train.py says that it does without something: the speed is of something else.
-NOTICES = ("failed", "stay in 16 bits")
 
 
 def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
@@ -43,18 +43,9 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
     )
 
 
-def run_main(main: Callable) -> None:
-    """Call main with the command line. A mistake in it ends in a sentence.
-
-    A program that failed has said why.
-    """
-    try:
-        main(sys.argv[1:])
-    except (ConfigError, DataError, DeviceError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+def run_main(name: str, main: Callable) -> None:
+    """Run benchmarks/NAME.py; a mistake in its command line ends in a sentence."""
+    sys.exit(startup.run(f"benchmarks.{name}", main, (ConfigError, DataError, DeviceError)))
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -88,9 +79,12 @@ def train(*arguments: str) -> list[dict]:
     """The log of one run of train.py, in a process of its own as a user's."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={folder}/run"]
-        process = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        for line in notices(process.stdout.splitlines()):
-            print(line, flush=True)
+        process = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        if process.returncode:
+            sys.exit(process.returncode)  # it has said why
+        for line in process.stdout.splitlines():
+            if "failed" in line:  # as compiling may: then the speed is that of something else
+                print(line, flush=True)
         return run_log.read(Path(folder) / "run")
 
 
@@ -98,26 +92,6 @@ def run_apart(function: Callable, *arguments):
     """What function(*arguments) returns, called in a process with its own memory."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def notices(lines: Iterable[str]) -> list[str]:
-    """The lines with one of NOTICES."""
-    return [line for line in lines if any(words in line for words in NOTICES)]
-
-
-def bandwidth(device: torch.device) -> float:
-    """Bytes/s of the memory at its best: a copy, a sum or a product of 256 MB, four times each."""
-    a = torch.ones(1 << 26, device=device)
-    b = torch.ones_like(a)
-    works = (lambda: b.copy_(a), 2), (lambda: a.sum(), 1), (lambda: torch.dot(a, b), 2)
-    best = 0.0
-    for work, tensors in works * 4:
-        hardware.synchronize(device)
-        start = time.perf_counter()
-        work()
-        hardware.synchronize(device)
-        best = max(best, tensors * a.nbytes / (time.perf_counter() - start))
-    return best
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -135,8 +109,9 @@ def machine(device: torch.device) -> dict:
         flags = set(cpuinfo.read_text().split())
         values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
     if device.type == "cuda":
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         values["cuda"] = torch.version.cuda
+    if device.type == "cuda" and shutil.which("nvidia-smi"):  # AMD's and small containers lack it
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         values["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return values
 

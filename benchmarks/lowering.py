@@ -17,7 +17,7 @@ It takes triton (691 MB, so it is in no requirements file: `pip install triton==
 """
 
 from collections import defaultdict
-from dataclasses import fields
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -39,15 +39,14 @@ import model as model_file
 from benchmarks import argument_parser, fake_device, run_apart, run_main, write
 from benchmarks.fake_device import CHIPS
 from config import Config
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, num_fused
 from tools.command import table
-from training.adapt import adapt
-from training.optimizer import num_fused
-from training.plan import as_sold
+from training.low_memory import apply_memory_options
+from training.plan import from_data_sheet
+from training.start import model_shape
 
 PRESETS = [
     "config/gpt2_small.py",
-    "config/gpt2_small_fast.py",
     "config/gpt2_small_modern.py",
 ]
 VOCABULARY = 32000
@@ -69,7 +68,7 @@ def launch(gpu: str, size: float, flops: float = 0.0, speed: float = SPEED) -> n
 
     gpu: of CHIPS.
     """
-    computing = flops / (as_sold(gpu).peak_flops * speed)
+    computing = flops / (from_data_sheet(gpu).peak_flops * speed)
     moving = size / (CHIPS[gpu].bandwidth * BANDWIDTH)
     return np.array([1, size / 1e9, flops / 1e12, 1e3 * (LAUNCH + max(computing, moving))])
 
@@ -84,9 +83,9 @@ class Lowering:
     def __init__(self, config: Config, gpu: str):
         self.gpu, self.peak = gpu, 0
         self.parts = defaultdict(lambda: np.zeros(len(COLUMNS)))
-        self.vocabulary = {config.vocab_size, 64 * -(-config.vocab_size // 64)}
+        self.vocabulary = {VOCABULARY}
         sequences = config.micro_batch_size or config.batch_size
-        self.head_dim = config.head_dim or config.n_embd // config.n_head
+        self.head_dim = model_shape(config, VOCABULARY).head_dim
         # attention's operations: multiples
         self.pairs = sequences * config.block_size**2 * config.n_head * self.head_dim
 
@@ -151,7 +150,7 @@ class Lowering:
             return "elementwise", 0.0, SPEED
         of_head = any(self.vocabulary & set(shape) for shape in buffer_shapes(node))
         part = "products of the head" if of_head else "products of the blocks"
-        return part, flops, 2 * SPEED if "scaled_mm" in names else SPEED  # of 8 bits
+        return part, flops, SPEED
 
 
 def bytes_moved(node) -> int:
@@ -203,13 +202,13 @@ def buffer_shapes(node) -> list[tuple]:
 
 def lower(config: Config, layers: int, gpu: str) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
-    device = as_sold(gpu)
+    device = from_data_sheet(gpu)
     sequences = config.micro_batch_size or config.batch_size
     lowering = Lowering(config, gpu)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model = GPT(shape(config, n_layer=layers))
         chunk = torch.zeros(sequences, config.block_size + 1, dtype=torch.int64)
-        adapt(model, config, device)
+        apply_memory_options(model, config, device)
         compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
         with torch.autocast("cpu", device.dtype):
             loss = compiled(chunk[:, :-1], chunk[:, 1:])
@@ -220,7 +219,7 @@ def lower(config: Config, layers: int, gpu: str) -> Lowering:
 
 def shape(config: Config, **other) -> GPTConfig:
     """The model's shape, but for what is given."""
-    return GPTConfig(**{f.name: getattr(config, f.name) for f in fields(GPTConfig)} | other)
+    return replace(model_shape(config, VOCABULARY), **other)
 
 
 def flash_attention(q, k, v, dropout):
@@ -257,7 +256,6 @@ def optimizer_part(config: Config, gpu: str) -> np.ndarray:
 def measure(arguments: list[str], gpu: str) -> dict:
     """The step of one preset on one GPU, in this process: by part, in all, and its peak memory."""
     config = settings.load(arguments)
-    config.vocab_size = VOCABULARY
     fake_device.install(gpu)
     model_file.causal_attention = flash_attention
     model_file.stream_dtype = stream_dtype
@@ -308,4 +306,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main("lowering", main)

@@ -14,14 +14,16 @@ import sys
 import time
 from pathlib import Path
 
+import startup
 from config import Config
 from formats.data_folder import read_meta
 
-# What hardware.py sets in this process, and stock nanoGPT does not set.
+# What startup.py sets in this process, and stock nanoGPT does not set.
 OURS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "GOMP_SPINCOUNT": startup.SPIN,
 }
 
 
@@ -65,25 +67,19 @@ def shape_arguments(c: Config) -> list[str]:
     return [*shape, f"--compile={c.compile is not False}"]
 
 
-def train(copy: Path, arguments: list[str]) -> list[tuple[float, str]]:
-    """What its train.py prints, line by line with the moment in seconds."""
+def train(copy: Path, arguments: list[str]) -> list[tuple[int, float]]:
+    """Run its train.py. Returns the iterations that it logs, and the moment of each in seconds."""
     # The data set comes last: a config file among the arguments sets another.
     words = [sys.executable, "-u", "train.py", *arguments, "--dataset=same"]
     clean = {name: value for name, value in os.environ.items() if OURS.get(name) != value}
-    process = subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean)
-    lines = [(time.perf_counter(), line) for line in process.stdout]
-    if process.wait():
-        raise subprocess.CalledProcessError(process.returncode, words)
-    return lines
-
-
-def iterations(lines: list[tuple[float, str]]) -> list[tuple[int, float]]:
-    """The iterations that its log names, and when each was over."""
-    found = []
-    for at, line in lines:
-        if match := re.match(r"iter (\d+): loss", line):
-            found.append((int(match[1]), at))
-    return found
+    stamps = []
+    with subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean) as process:
+        for line in process.stdout:
+            if match := re.match(r"iter (\d+): loss", line):
+                stamps.append((int(match[1]), time.perf_counter()))
+    if process.returncode:
+        sys.exit(process.returncode)  # it has said why
+    return stamps
 
 
 def model_module(path: Path):

@@ -25,9 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import RESULTS, ROOT, argument_parser, run_main, write
-from formats.data_folder import read_meta
-from formats.files import read_json
+from benchmarks import ROOT, argument_parser, run_main, write
 from tokenizer_bpe import EOT, Tokenizer
 from tools.command import count
 
@@ -52,7 +50,7 @@ def is_document(data: bytes) -> bool:
     return False
 
 
-def make_text(path: Path, size: int, texts: list[bytes]) -> Path:
+def make_text(path: Path, size: float, texts: list[bytes]) -> Path:
     """Write `size` bytes or a little more: the texts, then again with their paragraphs shuffled."""
     shuffle = random.Random(1)
     repeated = False
@@ -78,20 +76,22 @@ def run(words: list, cwd: Path = ROOT) -> dict:
                 family = [process, *process.children(recursive=True)]
                 peak = max(peak, sum(member.memory_info().rss for member in family))
                 process.wait(0.1)
-        seconds = round(time.perf_counter() - started, 2)
+        seconds = time.perf_counter() - started
         file.seek(0)
-        output = file.read()
+        output = file.read().splitlines()
     if process.returncode:
-        raise SystemExit(f"{words} failed:\n{output[-2000:]}")
-    return {"seconds": seconds, "peak_rss_mb": peak // 10**6, "output": output}
+        sys.exit(process.returncode)  # it has said why
+    return {"seconds": round(seconds, 2), "peak_rss_mb": peak // 10**6, "output": output}
 
 
 def prepare(*arguments) -> dict:
     """Run prepare_data.py; adds the tokenising stage's own speed, from its summary."""
     result = run(["prepare_data.py", *arguments])
-    found = re.search(r"tokenising ([\d,.]+) MB took ([\d,.]+) s, ([\d,.]+) MB/s", result["output"])
-    megabytes, seconds, speed = (float(number.replace(",", "")) for number in found.groups())
-    return result | {"megabytes": megabytes, "tokenising_s": seconds, "tokenising_mb_s": speed}
+    found = re.search(r"tokenising .* took .* ([\d,.]+) MB/s", "\n".join(result["output"]))
+    return result | {"tokenising_mb_s": float(found[1].replace(",", ""))}
+
+
+# -- the measurements ------------------------------------------------------------------------------
 
 
 def bare(tokenizer: Path, text: Path) -> float:
@@ -105,105 +105,72 @@ def bare(tokenizer: Path, text: Path) -> float:
     return text.stat().st_size / 1e6 / (time.perf_counter() - started)
 
 
-def bare_loops(tokenizer: Path, text: Path, count: int) -> float:
-    """MB/s of `count` such loops at once, each in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(count) as pool:
-        return sum(pool.starmap(bare, [(tokenizer, text)] * count, chunksize=1))
+def bare_on_all_cores(tokenizer: Path, text: Path) -> float:
+    """MB/s of as many such loops at once as there are cores, each in a process of its own."""
+    cores = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        return sum(pool.starmap(bare, [(tokenizer, text)] * cores, chunksize=1))
 
 
-def tokenising(work: Path, texts: list[bytes], rounds: int) -> dict:
-    """The tokenising stage and bare loops, in turn."""
-    workers = len(os.sched_getaffinity(0))
-    small = make_text(work / "small.txt", 40_000_000, texts)
+def tokenising(work: Path, texts: list[bytes], rounds: int, size: float) -> dict:
+    """The tokenising stage and bare loops over `size` bytes, in turn."""
     tokenizer = work / "tokenizer"
-    prepare(small, "--out", tokenizer)
-    text = make_text(work / "tokenising.txt", 200_000_000, texts)
-    speeds = {"bare_mb_s": [], "prepare_mb_s": [], "bare_all_cores_mb_s": []}
+    prepare(make_text(work / "small.txt", size / 5, texts), "--out", tokenizer)
+    text = make_text(work / "tokenising.txt", size, texts)
+    speeds = {"prepare_mb_s": [], "bare_on_all_cores_mb_s": []}
     for _ in range(rounds):
         shutil.rmtree(work / "tokenising", ignore_errors=True)
-        flags = ["--tokenizer", tokenizer, "--workers", workers, "--out", work / "tokenising"]
-        speeds["bare_mb_s"].append(round(bare_loops(tokenizer, text, 1), 2))
-        speeds["prepare_mb_s"].append(prepare(text, *flags)["tokenising_mb_s"])
-        speeds["bare_all_cores_mb_s"].append(round(bare_loops(tokenizer, text, workers), 2))
-    one, ours, together = (statistics.median(values) for values in speeds.values())
-    ratios = {
-        "of_workers_times_bare": round(ours / workers / one, 3),
-        "of_bare_on_all_cores": round(ours / together, 3),
-    }
-    return {"megabytes": 200, "workers": workers} | speeds | ratios
+        result = prepare(text, "--tokenizer", tokenizer, "--out", work / "tokenising")
+        speeds["prepare_mb_s"].append(result["tokenising_mb_s"])
+        speeds["bare_on_all_cores_mb_s"].append(bare_on_all_cores(tokenizer, text))
+    ratios = [ours / theirs for ours, theirs in zip(*speeds.values(), strict=True)]
+    return speeds | {"times_bare": statistics.median(ratios)}
 
 
-def characters(work: Path, texts: list[bytes]) -> dict:
-    """250 MB of characters, from text to a finished folder."""
-    text = make_text(work / "characters.txt", 250_000_000, texts)
-    result = prepare(text, "--tokenizer", "char", "--out", work / "characters")
-    del result["output"]
-    return result
-
-
-def gpuburnout(work: Path, texts: list[bytes], path: Path) -> dict:
-    """GPUburnout's script and ours on the same 40 MB with a vocabulary of 32,000."""
-    text = make_text(work / "forty.txt", 40_000_000, texts)
-    script = path.resolve() / "tokenize_local_bpe.py"
+def gpuburnout(work: Path, text: Path, checkout: Path) -> dict:
+    """GPUburnout's script and ours on the same text with a vocabulary of 32,000."""
+    script = checkout.resolve() / "tokenize_local_bpe.py"
     theirs = run([script, "--input", text, "--output_dir", work / "theirs"], cwd=script.parent)
     ours = prepare(text, "--out", work / "ours")
-    result = {}
-    for name, row in (("gpuburnout", theirs), ("prepare_data", ours)):
-        result[name] = {key: row[key] for key in ("seconds", "peak_rss_mb")}
-    result["times_faster"] = round(theirs["seconds"] / ours["seconds"], 2)
-    result["share_of_memory"] = round(ours["peak_rss_mb"] / theirs["peak_rss_mb"], 3)
-    return result
+    return {"gpuburnout": theirs, "prepare_data": ours}
 
 
-def large(work: Path, texts: list[bytes], gigabytes: float) -> dict:
-    """One run from text to a finished folder, tokenizer included."""
-    text = make_text(work / "large.txt", int(gigabytes * 1e9), texts)
-    result = prepare(text, "--out", work / "large")
-    result["summary"] = result.pop("output").splitlines()
-    splits = read_meta(work / "large").splits
-    result["tokens"] = {name: split.tokens for name, split in splits.items()}
-    result["bytes_on_disk"] = sum(path.stat().st_size for path in (work / "large").iterdir())
-    return result
+def measure(work: Path, args) -> dict:
+    """What the command line asks for."""
+    texts = documents()
+    if args.gigabytes:
+        text = make_text(work / "text.txt", 1e9 * args.gigabytes, texts)
+        return {"large": prepare(text, "--out", work / "large")}
+    text = make_text(work / "characters.txt", 250e6, texts)
+    characters = prepare(text, "--tokenizer", "char", "--out", work / "characters")
+    results = {"tokenising": tokenising(work, texts, args.rounds, 200e6), "characters": characters}
+    if args.gpuburnout:
+        text = make_text(work / "forty.txt", 40e6, texts)
+        results["gpuburnout"] = gpuburnout(work, text, args.gpuburnout)
+    return results
 
 
 def main(argv: list[str]) -> None:
     parser = argument_parser("prepare", __doc__)
-    parser.add_argument(
-        "--work",
-        type=Path,
-        default=Path("data/benchmark"),
-        help="folder for text and results, several times the text's size; default %(default)s",
-    )
-    parser.add_argument(
-        "--gpuburnout", type=Path, metavar="PATH", help="checkout; without it, its results stay"
-    )
-    parser.add_argument(
-        "--gigabytes", type=float, metavar="G", help="only one run of this size, such as 12"
-    )
+    text = "folder for text and results, several times the text's size; default %(default)s"
+    parser.add_argument("--work", type=Path, default="data/benchmark", help=text)
+    parser.add_argument("--gpuburnout", type=Path, metavar="PATH", help="checkout to compare with")
+    text = "only one run of this size, such as 12"
+    parser.add_argument("--gigabytes", type=float, metavar="G", help=text)
     parser.add_argument("--rounds", type=count, default=3, help="of the tokenising stage")
     args = parser.parse_args(argv)
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    texts = documents()
-    name, results = "prepare", {}
-    if args.gigabytes:
-        name = f"prepare_{args.gigabytes:g}gb"
-        results["large"] = large(work, texts, args.gigabytes)
-    else:
-        results = read_json(RESULTS / "prepare.json") or {}
-        results["tokenising"] = tokenising(work, texts, args.rounds)
-        results["characters"] = characters(work, texts)
-        if args.gpuburnout:
-            results["gpuburnout"] = gpuburnout(work, texts, args.gpuburnout)
+    results = measure(work, args)
+    shutil.rmtree(work)
     results["machine"] = {
         "cores": len(os.sched_getaffinity(0)),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),
     }
-    write(name, results)
     print(json.dumps(results, indent=1))
-    shutil.rmtree(work)
+    write(f"prepare_{args.gigabytes:g}gb" if args.gigabytes else "prepare", results)
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main("prepare", main)

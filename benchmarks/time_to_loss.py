@@ -1,7 +1,7 @@
 """Seconds of training until a recipe has the loss that another one ends with.
 
     python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH]
-        [--seeds 3] [--leave_out NAME] [--key=value ...]
+        [--seeds 3] [--key=value ...]
 
 On the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's own recipe
 for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by nanoGPT's
@@ -16,14 +16,11 @@ Training counts, compilation included; evaluation and saving do not. Seeds alter
 machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON.
 """
 
-import importlib.util
-import itertools
 import math
 import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -36,80 +33,79 @@ from model import IGNORE
 from tools.command import count, table
 from training.dataset import Dataset
 
-
-class Task(NamedTuple):
-    """What all contenders of ours share, and each one's own: a preset and settings."""
-
-    shared: str
-    contenders: dict[str, str]
-
-
-# The first contender's final loss is the aim.
+# The settings that all of ours share in a task, and those of each contender.
 TASKS = {
-    "shakespeare": Task(
-        """
+    "shakespeare": {
+        "shared": """
             --data_dir=data/shakespeare_char --n_layer=4 --n_head=4 --n_embd=128 --block_size=64
-            --eval_batches=0
+            --batch_size=16 --eval_batches=0
         """,
-        {
-            "GPT-2": """
-                config/shakespeare_char.py --batch_size=16 --max_steps=1200 --eval_interval=60
-            """,
-            "modern": """
-                config/shakespeare_char_modern.py --batch_size=16 --max_steps=150
-                --eval_interval=10
-            """,
-        },
-    ),
-    "sources": Task(
-        """
+        "GPT-2": "config/shakespeare_char.py --max_steps=1200 --eval_interval=60",
+        "modern": "config/shakespeare_char_modern.py --max_steps=150 --eval_interval=10",
+    },
+    "sources": {
+        "shared": """
             --data_dir=data/site_packages --n_layer=4 --n_head=4 --n_embd=256 --block_size=256
             --batch_size=16 --eval_batches=5 --save_interval=0 --sample_prompts=[] --compile=True
         """,
-        {
-            "GPT-2": """
-                config/gpt2_small.py --learning_rate=1e-3 --min_lr=None --warmup_steps=60
-                --max_steps=480 --eval_interval=60
-            """,
-            "modern": """
-                config/gpt2_small_modern.py --learning_rate=5e-3 --muon_lr=0.04
-                --muon_momentum=0.9 --beta2_tokens=280_000 --warmup_steps=0 --max_steps=190
-                --eval_interval=5
-            """,
-        },
-    ),
-    "gpt2_small": Task(
-        """
+        "GPT-2": """
+            config/gpt2_small.py --learning_rate=1e-3 --min_lr=None --warmup_steps=60
+            --max_steps=480 --eval_interval=60
+        """,
+        "modern": """
+            config/gpt2_small_modern.py --learning_rate=5e-3 --muon_lr=0.04 --muon_momentum=0.9
+            --beta2=0.98991 --warmup_steps=0 --max_steps=190 --eval_interval=5
+        """,
+    },
+    "gpt2_small": {
+        "shared": """
             --data_dir=data/main --eval_batches=10 --save_interval=0 --save_minutes=0
             --sample_prompts=[]
         """,
-        {
-            "GPT-2": """
-                config/gpt2_small.py --max_steps=3000 --warmup_steps=200 --learning_rate=1e-3
-                --min_lr=1e-4 --eval_interval=200
-            """,
-            "modern": "config/gpt2_small_modern.py --max_steps=1100 --eval_interval=50",
-        },
-    ),
+        "GPT-2": """
+            config/gpt2_small.py --max_steps=3000 --warmup_steps=200 --learning_rate=1e-3
+            --min_lr=1e-4 --eval_interval=200
+        """,
+        "modern": "config/gpt2_small_modern.py --max_steps=1100 --eval_interval=50",
+    },
 }
-# nanoGPT's train.py: of Shakespeare the recipe in its README, "I only have a macbook", word for
+# nanoGPT's train.py: for Shakespeare the recipe in its README, "I only have a macbook", word for
 # word; at GPT-2 Small's size what our preset sets, with biases, for as many steps.
 NANOGPT = {
     "shakespeare": """
         config/train_shakespeare_char.py --compile=False --eval_iters=20 --log_interval=1
         --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000
-        --lr_decay_iters=2000 --dropout=0.0 --eval_interval=2000 --always_save_checkpoint=True
+        --lr_decay_iters=2000 --dropout=0.0
     """,
     "gpt2_small": """
         {shape} --gradient_accumulation_steps=1 --batch_size={batch_size} --min_lr={min_lr}
         --learning_rate={learning_rate} --warmup_iters={warmup_steps} --max_iters={max_steps}
-        --lr_decay_iters={max_steps} --eval_interval={max_steps} --log_interval={log_interval}
-        --eval_iters=1 --always_save_checkpoint=True
+        --lr_decay_iters={max_steps} --eval_interval={eval_interval} --eval_iters=1
     """,
+}
+# What makes nanoGPT's train.py save its weights at each evaluation, with the seconds of training
+# before it: `clock` runs from the end of one evaluation to the start of the next.
+CLOCK = {
+    "while True:\n": "clock, mark = 0.0, time.time()\nwhile True:\n",
+    "        losses = estimate_loss()\n": """
+        if device_type == 'cuda':
+            torch.cuda.synchronize()
+        clock += time.time() - mark
+        losses = estimate_loss()
+""",
+    "torch.save(checkpoint, os.path.join(out_dir, 'ckpt.pt'))": """torch.save(
+                    [clock, model_args, checkpoint['model']],
+                    os.path.join(out_dir, f'{iter_num:06d}.pt'))
+""",
+    "    if iter_num == 0 and eval_only:\n": """
+    if iter_num % eval_interval == 0:
+        mark = time.time()
+    if iter_num == 0 and eval_only:
+""",
 }
 
 
-# -- curves: (seconds of training, validation loss in nats a token) --------------------------------
+# -- curves: (seconds of training, validation loss in nats per token) ------------------------------
 
 
 def our_curve(arguments: list[str], seed: int) -> list[tuple[float, float]]:
@@ -118,47 +114,37 @@ def our_curve(arguments: list[str], seed: int) -> list[tuple[float, float]]:
 
 
 def nanogpt_curve(
-    path: str, arguments: list[str], device: torch.device, c: Config, seed: int
+    path: Path, arguments: list[str], device: torch.device, c: Config, seed: int
 ) -> list[tuple[float, float]]:
-    """The last point of nanoGPT's, whose final weights are evaluated on our windows."""
-    edits = {"torch.manual_seed(1337 + seed_offset)": f"torch.manual_seed({seed})"}
+    """nanoGPT's curve: its weights at each of its evaluations, evaluated on our windows."""
+    edits = CLOCK | {"torch.manual_seed(1337 + seed_offset)": f"torch.manual_seed({seed})"}
     with tempfile.TemporaryDirectory() as folder:
         copy = nanogpt.copy_checkout(path, Path(folder) / "nanogpt", c.data_dir, edits)
-        own = [f"--device={device.type}", "--out_dir=out"]
-        seconds = seconds_of_training(nanogpt.train(copy, [*arguments, *own]))
-        return [(seconds, validation_loss(copy, device, c))]
+        own = [f"--device={device.type}", "--out_dir=out", "--always_save_checkpoint=True"]
+        nanogpt.train(copy, [*arguments, *own])
+        module = nanogpt.model_module(copy)
+        saved = sorted((copy / "out").glob("*.pt"))
+        return [validation_loss(module, weights, device, c) for weights in saved]
 
 
-def seconds_of_training(lines: list[tuple[float, str]]) -> float:
-    """Seconds of all iterations of nanoGPT's train.py, the first one's compilation included.
+def validation_loss(module, saved: Path, device: torch.device, c: Config) -> tuple[float, float]:
+    """Seconds of training, and the loss on the windows that our runs evaluate.
 
-    lines: as nanogpt.train returns them. Evaluations, before the first and before the last
-    iteration, do not count.
+    saved: weights of nanoGPT. module: its model.py.
     """
-    begun = next(at for at, line in lines if line.startswith("step 0:"))
-    ends = [at for _, at in nanogpt.iterations(lines)]
-    seconds = [b - a for a, b in itertools.pairwise([begun, *ends])]
-    seconds[-1] = statistics.median(seconds[1:-1])  # this one holds an evaluation
-    return sum(seconds)
-
-
-def validation_loss(copy: Path, device: torch.device, c: Config) -> float:
-    """The loss of the model that nanoGPT has trained, on the windows that our runs evaluate."""
-    module = nanogpt.model_module(copy)
-    saved = torch.load(copy / "out" / "ckpt.pt", map_location=device, weights_only=True)
-    model = module.GPT(module.GPTConfig(**saved["model_args"])).to(device).eval()
-    weights = {name.removeprefix("_orig_mod."): w for name, w in saved["model"].items()}
-    model.load_state_dict(weights)
+    seconds, shape, weights = torch.load(saved, map_location=device, weights_only=True)
+    model = module.GPT(module.GPTConfig(**shape)).to(device).eval()
+    model.load_state_dict({name.removeprefix("_orig_mod."): w for name, w in weights.items()})
     # In the precision that nanoGPT trains in: on a CPU that of its weights.
     dtype = torch.float32 if device.type == "cpu" else hardware.find_dtype(device, c.dtype)
-    data = Dataset(c.data_dir, read_meta(c.data_dir), "val", c.block_size, device, "ram")
+    data = Dataset(c.data_dir, read_meta(c.data_dir), "val", c.block_size, device)
     total = count = 0
     with torch.no_grad(), hardware.autocast(device, dtype):
         for x, y in data.evaluation(c.eval_batches * c.batch_size, 64):
             predictions = int((y != IGNORE).sum())
             total += model(x, y.contiguous())[1].item() * predictions
             count += predictions
-    return total / count
+    return seconds, total / count
 
 
 def seconds_to(curve: list[tuple[float, float]], aim: float) -> float:
@@ -178,17 +164,15 @@ def seconds_to(curve: list[tuple[float, float]], aim: float) -> float:
 def contenders_of(args, extra: list[str]) -> tuple[dict, dict[str, list[str]], torch.device]:
     """Functions of a seed that return a curve, the settings of each, and the device."""
     task = TASKS[args.task]
-    commands = {}
-    for name, own in task.contenders.items():
-        commands[name] = [*own.split(), *task.shared.split(), *extra]
+    commands, contenders = {}, {}
+    for name in ("GPT-2", "modern"):
+        commands[name] = [*task[name].split(), *task["shared"].split(), *extra]
+        contenders[name] = partial(our_curve, commands[name])
     c = settings.load(commands["GPT-2"])
     device = hardware.find_device(c.device)
-    commands.pop(args.leave_out, None)
-    contenders = {name: partial(our_curve, command) for name, command in commands.items()}
     if args.nanogpt:
-        values = vars(c) | {"shape": " ".join(nanogpt.shape_arguments(c))}
-        values["log_interval"] = max(1, min(c.log_interval, c.max_steps // 4))
-        commands["nanoGPT"] = NANOGPT[args.task].format(**values).split()
+        shape = " ".join(nanogpt.shape_arguments(c))
+        commands["nanoGPT"] = NANOGPT[args.task].format(**vars(c), shape=shape).split()
         theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], device, c)
         contenders = {"nanoGPT": theirs} | contenders
     return contenders, commands, device
@@ -199,8 +183,6 @@ def main(argv):
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
     parser.add_argument("--seeds", type=count, default=3)
-    parser.add_argument("--leave_out", metavar="NAME", help="one of the contenders, as GPT-2")
-    parser.add_argument("--name", help="of the result files; default: time_to_loss_ and the task's")
     args, extra = parser.parse_known_args(argv)
     contenders, commands, device = contenders_of(args, extra)
     curves = {name: [] for name in contenders}
@@ -210,56 +192,48 @@ def main(argv):
             seconds, loss = curves[name][-1][-1]
             print(f"seed {seed}, {name}: {loss:.4f} after {seconds:.1f} s", flush=True)
 
-    first = next(iter(curves))
+    first = next(iter(curves))  # its final loss is the aim of all
     aims = [curve[-1][1] for curve in curves[first]]
     reached, shares, rows = {}, {}, []
     for name, of_name in curves.items():
         reached[name] = [seconds_to(*pair) for pair in zip(of_name, aims, strict=True)]
         of_first = zip(reached[name], reached[first], strict=True)
         shares[name] = statistics.median(seconds / of_it for seconds, of_it in of_first)
-        times = [f"{s:.1f} s" if math.isfinite(s) else "never" for s in reached[name]]
+        times = [f"{seconds:.1f} s" for seconds in reached[name]]
         rows.append([name, *times, f"{shares[name]:.2f}"])
-    figures = {f"{first}: seconds to its loss": finite(reached[first][0])}
-    for name in [*shares][1:]:
-        figures[f"{name}: share of {first}'s time"] = finite(shares[name])
+    seeds = [f"seed {n}" for n in range(1, args.seeds + 1)]
+    print(table(["to the aim", *seeds, "median share"], rows))
     result = {
-        "figures": {name: value for name, value in figures.items() if value is not None},
+        "figures": {f"{name}: share of {first}'s time": share for name, share in shares.items()},
         "task": args.task,
         "settings": commands,
         "aim": aims,
-        "seconds_to_aim": {name: list(map(finite, s)) for name, s in reached.items()},
-        "share_of_time_median": {name: finite(share) for name, share in shares.items()},
+        "seconds_to_aim": reached,
         "curves": curves,
     }
-    path = write(args.name or f"time_to_loss_{args.task}", result, device)
-    if importlib.util.find_spec("matplotlib"):
-        draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
-    seeds = [f"seed {n}" for n in range(1, args.seeds + 1)]
-    print(table(["to the aim", *seeds, "median share"], rows))
-
-
-def finite(value: float) -> float | None:
-    """None for infinity, which JSON lacks."""
-    return value if math.isfinite(value) else None
+    path = write(f"time_to_loss_{args.task}", result, device)
+    draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
 
 
 def draw(curves: dict[str, list], aim: float, path: Path, task: str) -> None:
-    """The curves of every seed, and the aim."""
-    from matplotlib.figure import Figure
-
+    """The curves of every seed, and the aim. Does nothing where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
-    colors = ("#0072B2", "#D55E00", "#009E73")
-    for color, (name, of_name) in zip(colors, curves.items(), strict=False):
+    for color, (name, of_name) in zip(
+        ("#0072B2", "#D55E00", "#009E73"), curves.items(), strict=False
+    ):
         for n, curve in enumerate(of_name):
             label = None if n else name
             axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3, label=label)
     first = next(iter(curves))
     axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
-    highest = max(curve[0][1] for of_name in curves.values() for curve in of_name)
-    axes.set_ylim(None, min(highest, aim + 1.2))
+    axes.set_ylim(None, aim + 1.2)
     axes.set_xlabel("seconds of training")
-    axes.set_ylabel("validation loss, nats a token")
+    axes.set_ylabel("validation loss, nats per token")
     axes.set_title(f"Time to loss: {task}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -267,4 +241,4 @@ def draw(curves: dict[str, list], aim: float, path: Path, task: str) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main("time_to_loss", main)

@@ -15,7 +15,7 @@ batch_size = 64  # x 512 = 32,768 tokens a step
 learning_rate = 3e-3
 embedding_lr = 0.2
 muon_lr = 0.02
-beta2_tokens = 7_000_000
+beta2 = 0.5 ** (batch_size * block_size / 7_000_000)  # halves in 7_000_000 tokens
 weight_decay = 0.0
 warmup_steps = 100
 lr_schedule = "wsd"

@@ -1,13 +1,12 @@
-"""A preset and a command line -> values in the types of a table of settings.
+"""A preset, a run's folder or a command line -> values in the types of a table of settings.
 
 Knows how a value is written, checked and explained; config/__init__.py has the settings.
 """
 
 import ast
-import codecs
 import dataclasses
 import difflib
-import math
+import json
 import re
 import traceback
 import typing
@@ -15,22 +14,31 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-# What nanoGPT calls some settings.
+# nanoGPT's names, and what to write here.
 NANOGPT = {
     "out_dir": "checkpoint_dir",
     "dataset": "data_dir",
     "max_iters": "max_steps",
+    "lr_decay_iters": "max_steps",
     "warmup_iters": "warmup_steps",
     "eval_iters": "eval_batches",
-    "lr_decay_iters": "max_steps",
-    "gradient_accumulation_steps": "micro_batch_size",
-    "wandb_project": "wandb",
+    "gradient_accumulation_steps": "batch_size / micro_batch_size",
+    "wandb_log": "wandb = PROJECT",
+    "wandb_project": "wandb = PROJECT",
+    "wandb_run_name": "the last folder of checkpoint_dir",
+    "decay_lr": "min_lr = learning_rate, for a constant rate",
+    "backend": "device",
+    "eval_only": "python -m tools.evaluate RUN --data DATA",
+    "always_save_checkpoint": "save_interval",
+    "vocab_size": "python prepare_data.py --vocab_size N, as it comes from the data",
 }
-YES_OR_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+# Values of nanoGPT's init_from that are no weights of ours.
+NANOGPT_STARTS = ("scratch", "resume", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+# What a setting of each type takes; the limits are those of its table.
 KINDS = {
     bool: "True or False",
-    int: "a whole number",
-    float: "a number",
+    int: "a whole number from {low:,} to {high:,}",
+    float: "a number from {low:,} to {high:,}",
     str: "a text",
     list: 'a list of texts, as in \'["Once", "To be"]\'',
     NoneType: "None",
@@ -41,12 +49,14 @@ class ConfigError(ValueError):
     """A setting that cannot be used, in a sentence for the user."""
 
 
-def setting(default, meaning: str, choices=None, low=None, section=None):
+def setting(default, meaning: str, low=0, high=10**9, choices=None, section=None):
     """A field of a table: its default, its meaning for --help, and the values it takes.
 
-    choices: the only texts. low: the smallest number. section: the heading before it in --help.
+    low, high: the smallest and largest number. choices: the only texts. section: the heading before
+    it in --help.
     """
-    metadata = {"meaning": meaning, "choices": choices, "low": low, "section": section}
+    metadata = {"meaning": meaning, "low": low, "high": high}
+    metadata |= {"choices": choices, "section": section}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -58,14 +68,11 @@ def kinds_of(field: Field) -> tuple[type, ...]:
 
 
 def describe(field: Field) -> str:
-    """What a setting takes, in words."""
-    words = dict(KINDS)
+    """The values that a setting takes, in words."""
     if field.metadata["choices"]:
-        words[str] = ", ".join(field.metadata["choices"])
-    text = " or ".join(words[kind] for kind in kinds_of(field))
-    if field.metadata["low"] is not None:
-        text += f", at least {field.metadata['low']}"
-    return text
+        return ", ".join(field.metadata["choices"])
+    words = " or ".join(KINDS[kind] for kind in kinds_of(field))
+    return words.format(**field.metadata)
 
 
 def parse(field: Field, text: str):
@@ -73,35 +80,36 @@ def parse(field: Field, text: str):
     kinds = kinds_of(field)
     if text == "None":
         return None
-    if bool in kinds:
-        return YES_OR_NO.get(text.lower(), text)
-    if list in kinds and not text.startswith("["):
-        return [text]
     if str in kinds:
         return text
+    if list in kinds and not text.startswith("["):
+        return [text]
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.capitalize() if bool in kinds else text)
     except (ValueError, SyntaxError):
         return text
 
 
-def convert(field: Field, value, where: str):
+def convert(field: Field, value, where: str | Path):
     """`value` in the type of a setting. Raises ConfigError where it does not fit."""
-    kinds, choices, low = kinds_of(field), field.metadata["choices"], field.metadata["low"]
+    kinds, limits = kinds_of(field), field.metadata
     if float in kinds and type(value) is int:
         value = float(value)
     if int in kinds and type(value) is float and value.is_integer():
         value = int(value)
     fits = type(value) in kinds
-    if type(value) is list:
-        fits = fits and all(type(item) is str for item in value)
-    if type(value) is str and choices:
-        fits = fits and value in choices
-    if type(value) in (int, float) and low is not None:
-        fits = fits and low <= value < math.inf
+    if fits and limits["choices"]:
+        fits = value in limits["choices"]
+    if fits and type(value) is list:
+        fits = all(type(item) is str for item in value)
+    if fits and type(value) in (int, float):
+        fits = limits["low"] <= value <= limits["high"]
     if not fits:
         raise ConfigError(f"{where}: {field.name} = {value!r}, but it takes {describe(field)}")
     return value
+
+
+# -- where the values come from --------------------------------------------------------------------
 
 
 def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
@@ -110,7 +118,7 @@ def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
     Raises ConfigError.
     """
     where = "the command line"
-    key, equals, text = arg[2:].partition("=")
+    key, equals, text = arg.lstrip("-").partition("=")
     name = key.replace("-", "_")
     check_name(name, table, where)
     if not equals and bool not in kinds_of(table[name]):
@@ -119,62 +127,69 @@ def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
     return name, convert(table[name], value, where)
 
 
-def read_preset(path: Path, table: dict[str, Field]) -> dict:
-    """The assignments of a preset, {name: value}. Raises ConfigError.
+def find_preset(path: Path) -> Path:
+    """The file of a preset; a relative path counts from here, or else from the folder of train.py.
 
-    A relative path counts from here, or else from the folder of train.py.
+    Raises ConfigError, with the nearest preset.
     """
-    installed = Path(__file__).parent.parent / path
-    if not path.exists() and installed.exists():
-        path = installed
-    if not path.exists():
-        names = [preset.name for preset in presets()]
-        near = difflib.get_close_matches(f"{path.stem}.py", names, 1)
-        hint = f"did you mean config/{near[0]}?" if near else f"config/ has {', '.join(names)}"
-        raise ConfigError(f"no preset {path}; {hint}")
-    if path.suffix != ".py":
-        raise ConfigError(f"{path}: a preset is a Python file of assignments, as config/demo.py is")
-    assigned = {"__name__": path.stem, "__file__": str(path)}
+    for file in (path, Path(__file__).parent.parent / path):
+        if file.suffix == ".py" and file.exists():
+            return file
+    names = [preset.stem for preset in presets()]
+    wanted = path.name.removeprefix("config.").removesuffix(".py")
+    near = difflib.get_close_matches(wanted, names, 1)
+    hint = f"did you mean config/{near[0]}.py?" if near else f"config/ has {', '.join(names)}"
+    raise ConfigError(f"{path} is no preset and no run; {hint}")
+
+
+def read_preset(path: Path, table: dict[str, Field]) -> dict:
+    """The assignments of a preset, {name: value}. Raises ConfigError."""
+    path, assigned = find_preset(path), {}
     try:
-        data = path.read_bytes()
-        utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
-        source = data.decode("utf-16" if utf_16 else "utf-8-sig")
+        source = path.read_text(encoding="utf-8-sig")
         exec(compile(source, str(path), "exec"), assigned)
     except Exception as error:  # a preset is a program, and may raise anything
         frames = traceback.extract_tb(error.__traceback__)
-        lines, why = [f.lineno for f in frames if f.filename == str(path)], error
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         if isinstance(error, SyntaxError):
-            lines, why = [error.lineno or 1], error.msg
+            lines = [error.lineno]
         where = f"{path}, line {lines[0]}" if lines else path
+        why = getattr(error, "msg", error)
         raise ConfigError(f"{where}: {type(error).__name__}: {why}") from None
     # The last line that begins with a name is the one that set it.
     lines = {re.match(r"\s*(\w*)", line)[1]: n for n, line in enumerate(source.splitlines(), 1)}
     values = {}
     for name, value in assigned.items():
-        if name.startswith("_") or isinstance(value, ModuleType):
-            continue
-        where = f"{path}, line {lines.get(name, '?')}"
-        check_name(name, table, where)
-        values[name] = convert(table[name], value, where)
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.AnnAssign) or node.value:
-            continue
-        name = ast.unparse(node.target)
-        if name not in assigned:
-            raise ConfigError(f"{path}, line {node.lineno}: it sets nothing; write {name} = VALUE")
+        if not name.startswith("_") and not isinstance(value, ModuleType):
+            where = f"{path}, line {lines.get(name, '?')}"
+            check_name(name, table, where)
+            values[name] = convert(table[name], value, where)
     return values
+
+
+def read_run(folder: Path, table: dict[str, Field]) -> dict:
+    """The settings that a run recorded, {name: value}, with its folder. Raises ConfigError.
+
+    Settings of older versions that are gone are left out.
+    """
+    path, values = folder / "config.json", {}
+    try:
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+            if name in table:
+                values[name] = convert(table[name], value, path)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder} is no run with its settings: {error}") from None
+    return values | {"checkpoint_dir": str(folder), "dry_run": False, "resume": "auto"}
 
 
 def check_name(name: str, table: dict[str, Field], where: str) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name in table:
         return
-    if name == "vocab_size":
-        raise ConfigError(
-            f"{where}: vocab_size comes from the data; python prepare_data.py --vocab_size sets it"
-        )
-    near = [NANOGPT[name]] if name in NANOGPT else difflib.get_close_matches(name, table, 1, 0.65)
+    near = difflib.get_close_matches(name, table, 1, 0.65)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if name in NANOGPT:
+        hint = f"; here it is {NANOGPT[name]}"
     raise ConfigError(
         f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
     )
@@ -190,7 +205,7 @@ def help_text(table: dict[str, Field], defaults) -> str:
 
     defaults: an object with the default of each as an attribute.
     """
-    lines = ["usage: python train.py [config/PRESET.py] [--key=value ...]"]
+    lines = ["usage: python train.py [config/PRESET.py | checkpoints/RUN] [--key=value ...]"]
     for name, field in table.items():
         if field.metadata["section"]:
             lines += ["", f"{field.metadata['section']}:"]
@@ -198,3 +213,66 @@ def help_text(table: dict[str, Field], defaults) -> str:
         line = f"  --{name}={getattr(defaults, name)}".ljust(36) + f" {field.metadata['meaning']}"
         lines.append(line + f" ({', '.join(choices)})" if choices else line)
     return "\n".join(lines)
+
+
+# -- settings that contradict each other -----------------------------------------------------------
+
+
+def check(config) -> None:
+    """Raises ConfigError where settings contradict each other. config: a Config."""
+    c, run = config, Path(config.checkpoint_dir)
+    micro = c.micro_batch_size or c.batch_size
+    rules = [
+        (
+            c.batch_size % micro == 0,
+            f"micro_batch_size = {micro} does not divide batch_size = {c.batch_size}",
+        ),
+        (
+            not (c.arch == "qwen3" and c.bias),
+            "bias = True, but arch = qwen3 has no biases; set bias = False",
+        ),
+        (
+            (c.min_lr or 0) <= c.learning_rate,
+            f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}",
+        ),
+        (
+            c.learning_rate > 0 or (c.optimizer == "adamw" and c.embedding_lr is None),
+            "learning_rate = 0: muon_lr and embedding_lr follow its schedule, and need it above 0",
+        ),
+        (
+            c.embedding_lr is None or not c.tie_weights or c.arch == "gpt2",
+            "embedding_lr needs tie_weights = False with arch = qwen3: tied, it would be the"
+            " head's too",
+        ),
+        (
+            c.max_cost is None or c.cost_per_hour > 0,
+            f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour",
+        ),
+        (
+            not run.is_file() and "://" not in c.checkpoint_dir,
+            f"checkpoint_dir = {c.checkpoint_dir}: it must be a folder of this machine; mirror ="
+            " s3://bucket/runs copies each save to an address",
+        ),
+        (
+            not (run / "state.json").exists(),
+            f"checkpoint_dir = {run} is one step of a run; the run is {run.parent}",
+        ),
+        (
+            not c.mirror or "://" in c.mirror or Path(c.mirror).resolve() != run.parent.resolve(),
+            f"mirror = {c.mirror}: the copy of this run would be the run itself; choose a folder on"
+            " another disk, or an address",
+        ),
+        (
+            not re.search(r"(?<!hf)://[^/\s]*@", f"{c.mirror} {c.init_from}"),
+            "a login in mirror or init_from would be recorded in the run's files; give it in the"
+            " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)",
+        ),
+        (
+            c.init_from not in NANOGPT_STARTS,
+            f"init_from = {c.init_from}: leave it out to train new weights, and to continue a run;"
+            " GPT-2's weights are at hf://openai-community/gpt2, gpt2-medium, gpt2-large, gpt2-xl",
+        ),
+    ]
+    for holds, sentence in rules:
+        if not holds:
+            raise ConfigError(sentence)

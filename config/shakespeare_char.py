@@ -11,7 +11,7 @@ learning_rate = 6e-3
 embedding_lr = 0.02  # of the positions
 warmup_steps = 50
 # Small batches: average the second moment over as many tokens as larger ones do.
-beta2_tokens = 280_000
+beta2 = 0.5 ** (batch_size * block_size / 280_000)  # halves in 280_000 tokens
 max_steps = 1200
 eval_interval = 100
 eval_batches = 0  # the whole validation split

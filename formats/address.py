@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from formats.files import check_room, in_words, whole
+from formats.files import atomic_write, check_room, error_message
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 # What opens an address: a user and password before its host, keys after its "?".
@@ -75,7 +75,7 @@ class Folder:
         try:
             self.files, self.root = url_to_fs(self.address, use_listings_cache=False)
         except (ImportError, ValueError) as error:  # it names the package to install
-            raise AddressError(f"{address} cannot be opened: {in_words(error)}") from None
+            raise AddressError(f"{address} cannot be opened: {error_message(error)}") from None
 
     def list(self) -> dict[str, int]:
         """The files in it and below it: {name: bytes}. Empty where there is no such folder.
@@ -92,7 +92,9 @@ class Folder:
             if self.on_disk:
                 return {}
             # A bucket that does not exist.
-            raise AddressError(f"{self.address} cannot be reached: {in_words(error)}") from None
+            raise AddressError(
+                f"{self.address} cannot be reached: {error_message(error)}"
+            ) from None
         below = f"{self.root}/"
         sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
         return {path.removeprefix(below): size for path, size in sizes.items()}
@@ -119,7 +121,7 @@ class Folder:
     def _on_disk(self, name):
         path = Path(self.root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return whole(path)
+        return atomic_write(path)
 
     def get(self, sizes: dict[str, int], folder: Path) -> None:
         """Copy files to a folder of this disk, each whole or not at all, and say so.
@@ -131,7 +133,7 @@ class Folder:
         how_much = f", {size / 1e6:,.1f} MB" if size else ""
         print(f"fetching {self.address}{how_much}", file=sys.stderr, flush=True)
         for name in sizes:
-            with whole(folder / name) as partial:
+            with atomic_write(folder / name) as partial:
                 self._request(self.files.get_file, f"{self.root}/{name}", str(partial))
 
     def get_small(self, names: tuple[str, ...], folder: Path) -> None:
@@ -140,7 +142,7 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 data = self.read(name)
                 folder.mkdir(parents=True, exist_ok=True)
-                with whole(folder / name) as partial:
+                with atomic_write(folder / name) as partial:
                     partial.write_bytes(data)
 
     def remove(self, name: str) -> None:
@@ -159,13 +161,13 @@ class Folder:
             denied = isinstance(failure, PermissionError)
             if denied or type(failure).__name__ == "NoCredentialsError":
                 hint = PERMISSION.get(protocol_of(self.address), "check its permissions")
-                raise AddressError(f"no access to {self.address}: {in_words(failure)}; {hint}")
+                raise AddressError(f"no access to {self.address}: {error_message(failure)}; {hint}")
             time.sleep(pause)
-        raise AddressError(f"{self.address} cannot be reached: {in_words(failure)}")
+        raise AddressError(f"{self.address} cannot be reached: {error_message(failure)}")
 
 
 @contextlib.contextmanager
-def copy_of(there: Folder) -> Iterator[Path]:
+def local_copy(there: Folder) -> Iterator[Path]:
     """The folder of this disk for copies of what is at an address; one process at a time has it."""
     here = FETCHED / without_credentials(there.address).replace("://", "/")
     here.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +175,7 @@ def copy_of(there: Folder) -> Iterator[Path]:
         yield here
 
 
-def run_here(address: str) -> Path:
+def download_log(address: str) -> Path:
     """A run's folder: of an address, the copy of its log and settings on this disk.
 
     Raises AddressError where they cannot be read.
@@ -181,6 +183,6 @@ def run_here(address: str) -> Path:
     if not protocol_of(address):
         return Path(address)
     there = Folder(address)
-    with copy_of(there) as here:
+    with local_copy(there) as here:
         there.get_small(("log.jsonl", "config.json"), here)
     return here

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ DRIVE = Path("/content/drive")  # where Colab mounts it
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Have a file written whole or not at all: under another name, which it yields, until it is."""
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -35,12 +34,13 @@ def writing(path: Path, remedy: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise OSError(
-            f"the disk took only a part of {path.name} ({in_words(error)}); make room, or {remedy}"
+            f"the disk took only a part of {path.name} ({error_message(error)}); make room, or"
+            f" {remedy}"
         ) from None
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Have a folder written whole or not at all: under another name, which it yields, until it is.
 
     One that is there already is replaced.
@@ -85,7 +85,7 @@ def write_text(path: Path, text: str) -> None:
     A lone surrogate, as Python has it in file names that are not UTF-8, becomes JSON's escape.
     """
     data = text.encode("utf-8", "backslashreplace")
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(data)
 
 
@@ -107,24 +107,6 @@ def read_json(path: Path, **fields: type) -> dict | None:
     if any(type(values.get(name)) is not kind for name, kind in fields.items()):
         return None
     return values
-
-
-def has_form(value, like) -> bool:
-    """Whether a value from JSON has the types of `like`: in a dict its keys, in a list its length.
-
-    Numbers are from 0 on and finite; where `like` has a fraction, one without is fine too.
-    """
-    if type(like) is dict:
-        known = isinstance(value, dict) and like.keys() <= value.keys()
-        return known and all(has_form(value[key], like[key]) for key in like)
-    if type(like) is list:
-        same = isinstance(value, list) and len(value) == len(like)
-        return same and all(map(has_form, value, like))
-    if type(like) is float:
-        return type(value) in (int, float) and 0 <= value < math.inf
-    if type(like) is int:
-        return type(value) is int and 0 <= value < 2**63
-    return type(value) is type(like)
 
 
 def sync(path: Path) -> None:
@@ -156,12 +138,12 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
         )
 
 
-def in_words(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """What an error says, in a line: an error of the system names the file and says why."""
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""
         return place + error.strerror
     if error.__cause__ and "://" in line and " " not in line:
-        return in_words(error.__cause__)  # fsspec's errors for the web say the address alone
+        return error_message(error.__cause__)  # fsspec's errors for the web say the address alone
     return line[:300] or type(error).__name__

@@ -11,7 +11,7 @@ import torch
 
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
-from formats.files import check_room, whole, writing
+from formats.files import atomic_write, check_room, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
@@ -44,7 +44,7 @@ def write(
     """
     config, tokenizer = source.config, source.tokenizer
     pre = check(config, tokenizer, kind)
-    with whole(path) as partial:
+    with atomic_write(path) as partial:
         writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
         add_shape(writer, config, kind, name)
         add_tokenizer(writer, tokenizer, pre, chat)

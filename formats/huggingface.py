@@ -1,8 +1,7 @@
 """Weights <-> a folder in Hugging Face's format.
 
 GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. Knows config.json, the names and
-layouts of the tensors, and model.safetensors or pytorch_model.bin, also in shards. Reads them with
-torch or the package safetensors, and executes nothing. Does not know how models are trained.
+layouts of the tensors, and model.safetensors, also in shards. Does not know how models are trained.
 """
 
 import dataclasses
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from formats import files, run_folder
+from formats import files
 from formats.run_folder import CheckpointError
-from model import GPT, GPTConfig
+from model import GPTConfig, expected_shapes
 from tokenizer_bpe import Tokenizer
 
 # For each architecture: our shape's names and theirs.
@@ -77,7 +76,6 @@ MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks in old GPT-2 files
 # The files of a folder.
 BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-BINARIES = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 
 
 # -- config.json -----------------------------------------------------------------------------------
@@ -218,28 +216,6 @@ def _split(config, tensor, count):
     return tensor.chunk(count)
 
 
-def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model."""
-    with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in GPT(config).state_dict().items()}
-
-
-def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
-    """Raises CheckpointError unless names and shapes are those of a model of this shape."""
-    expected = expected_shapes(config)
-    found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
-    wrong = [
-        f"{name}: {found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
-        for name in sorted(expected.keys() | found.keys(), key=str)
-        if found.get(name) != expected.get(name)
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise CheckpointError(
-            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
-        )
-
-
 # -- files -----------------------------------------------------------------------------------------
 
 
@@ -248,40 +224,22 @@ def needed(names: Iterable[str]) -> list[str]:
 
     Raises CheckpointError where the package that reads them is missing.
     """
-    names = list(names)
-    weights = [name for name in names if SAFETENSORS.fullmatch(name)]
-    if weights:
-        _check_package()
-    else:
-        weights = [name for name in names if BINARIES.fullmatch(name)]
-    return [name for name in names if name in BESIDE_WEIGHTS] + weights
+    _check_package()
+    return [name for name in names if name in BESIDE_WEIGHTS or SAFETENSORS.fullmatch(name)]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder under their names there, from whichever of the four forms it has.
+    """All tensors of a folder under their names there, of one file or of several with an index.
 
-    Raises CheckpointError for a missing or damaged file, and for one that holds more than tensors.
+    Raises CheckpointError for a missing or damaged file.
     """
-    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": read_pickle}
-    for name, read in readers.items():
-        if (folder / name).exists():
-            return read(folder / name)
-        index = files.read_json(folder / f"{name}.index.json", weight_map=dict)
-        if index:
-            tensors = {}
-            for part in sorted({Path(str(part)).name for part in index["weight_map"].values()}):
-                tensors |= read(folder / part)
-            return tensors
-    there = run_folder.what_is_there(folder)
-    raise CheckpointError(f"{folder} has no model.safetensors and no pytorch_model.bin; {there}")
-
-
-def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a pytorch_model.bin. Raises CheckpointError, as for a pickle of code."""
-    tensors = run_folder.load_tensors(path)
-    for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise CheckpointError(f"{path}: {name!r:.80} is not the name of a tensor")
+    index = files.read_json(folder / "model.safetensors.index.json", weight_map=dict)
+    names = {"model.safetensors"}
+    if index:
+        names = {Path(str(name)).name for name in index["weight_map"].values()}
+    tensors = {}
+    for name in sorted(names):
+        tensors |= read_safetensors(folder / name)
     return tensors
 
 
@@ -297,10 +255,13 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError(
+            f"{path} is missing; weights in pytorch_model.bin become one with transformers:"
+            " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
+        ) from None
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} is damaged, or no safetensors file ({files.in_words(error)})"
+            f"{path} is damaged, or no safetensors file ({files.error_message(error)})"
         ) from None
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from formats import files, huggingface, mirror, run_folder
-from formats.address import Folder, copy_of, protocol_of
-from model import GPTConfig
+from formats.address import Folder, local_copy, protocol_of
+from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer
 
 
@@ -38,28 +38,50 @@ class Pretrained:
         return tensors
 
 
-def load(path: str | Path) -> Pretrained:
-    """The weights at `path`.
+def load(path: str | Path | None) -> Pretrained:
+    """The weights at `path`, as resolve() finds them; their `path` is the folder on this disk.
 
-    path: a run (its best step, else its newest), a step of one, or a folder in Hugging Face's
-    format; also the address of one. Raises CheckpointError for what is missing, damaged or of
-    another architecture, and for files that hold more than tensors; AddressError, and OSError
-    where the disk does not take the copy of an address.
+    Raises CheckpointError for what is missing, damaged or of another architecture, and for files
+    that hold more than tensors; otherwise as resolve() does.
     """
-    folder = fetched(path) if protocol_of(str(path)) else Path(path)
+    folder = resolve(path)
     if is_hf(folder):
         config, state, tokenizer = huggingface.read_config(folder), {}, None
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder))
+        run_folder.check_tensors(folder, config, tensors)
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
-    else:
-        folder = run_folder.find(folder)
-        state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
-        config = run_folder.read_shape(folder, state)
-        tensors = run_folder.load_tensors(folder / "model.pt")
-        tokenizer = Tokenizer.load(folder)
-    huggingface.check_tensors(folder, config, tensors)
-    return Pretrained(folder, config, tensors, tokenizer, state)
+        return Pretrained(folder, config, tensors, tokenizer, state)
+    state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+    config, tensors = run_folder.load_model(folder, state)
+    return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
+
+
+def resolve(path: str | Path | None) -> Path:
+    """The folder with the weights that a path or an address means, on this disk.
+
+    path: a run (its best step by validation loss, else its newest), a step of one, or a folder in
+    Hugging Face's format; the address of one, which is fetched; None: the run under checkpoints/
+    that was saved last. Raises CheckpointError that lists what there is, AddressError, and OSError
+    where the disk does not take the copy of an address.
+    """
+    if protocol_of(str(path)):
+        return fetch(str(path))
+    if path is not None and is_hf(Path(path)):
+        return Path(path)
+    return run_folder.find(path)
+
+
+def model_of(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> GPT:
+    """A model that holds these tensors, on the CPU. Its own are not made: that would take 3 s."""
+    with torch.device("meta"):
+        model = GPT(config)
+    model.load_state_dict(tensors, assign=True)
+    if config.tie_weights:
+        model.lm_head.weight = model.wte.weight
+    if model.rotary is not None:
+        model.rotary = rotary_table(config)
+    return model
 
 
 def is_hf(folder: Path) -> bool:
@@ -67,14 +89,14 @@ def is_hf(folder: Path) -> bool:
     return "model_type" in (files.read_json(folder / "config.json") or {})
 
 
-def fetched(address: str) -> Path:
+def fetch(address: str) -> Path:
     """A copy of what is at an address: a folder in Hugging Face's format, or a step of a run.
 
-    Of several processes one fetches. Raises as `load` does.
+    Of several processes one fetches. Raises as resolve() does.
     """
     asked = time.time()
     there = Folder(address)
-    with copy_of(there) as here:
+    with local_copy(there) as here:
         there.get_small(("config.json",), here)
         finished = here / ".finished"
         new = finished.exists() and finished.stat().st_mtime >= asked
@@ -86,4 +108,4 @@ def fetched(address: str) -> Path:
                     (here / name).unlink()
             there.get({name: sizes[name] for name in wanted}, here)
             finished.touch()
-    return here if is_hf(here) else mirror.find(address)
+    return here if is_hf(here) else mirror.fetch_to_read(address)

@@ -15,33 +15,20 @@ from pathlib import Path
 import torch
 
 from formats.files import (
+    atomic_folder,
     check_room,
     delete_folder,
-    has_form,
-    in_words,
+    error_message,
     read_json,
     sha256,
-    whole_folder,
     write_json,
 )
-from model import GPTConfig
+from model import GPTConfig, expected_shapes
 
 FORMAT = 1
 ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
-
-# The form of what is read from state.json: each program takes these values as they come.
-STATE = {
-    "step": 0,
-    "tokens": 0,
-    "seed": 0,
-    "progress": {"step": 0, "sequences": 0, "elapsed_s": 0.0, "running_s": 0.0, "sums": [0.0] * 4},
-    "model": {"bias": True, "tie_weights": True},
-    "data": {"vocab_size": 0, "tokens": {"train": 0, "val": 0}},
-    "settings": {"data_dir": ""},
-    "versions": {"device": "", "dtype": "", "torch": ""},
-}
 
 
 class CheckpointError(ValueError):
@@ -51,11 +38,11 @@ class CheckpointError(ValueError):
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
-    state: plain values, in the form of STATE. model, optimizer: state dicts of tensors and
-    plain values. Raises OSError when the disk does not take it; nothing of it is left then.
+    state: plain values. model, optimizer: state dicts of tensors and plain values. Raises OSError
+    where the disk does not take it; nothing of it is left then.
     """
     final = run / step_name(state["step"])
-    with whole_folder(final) as partial:
+    with atomic_folder(final) as partial:
         check_room(run, tensor_bytes(model) + tensor_bytes(optimizer), "lower keep_last")
         torch.save(model, partial / "model.pt")
         torch.save(optimizer, partial / "optimizer.pt")
@@ -90,9 +77,8 @@ def tensor_bytes(value) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors_in(value)}.values())
 
 
-def fingerprint(state: dict) -> str:
-    """Checksum of state.json's values, but for the checksum itself."""
-    values = {k: v for k, v in state.items() if k != "sha256"}
+def fingerprint(values: dict) -> str:
+    """Checksum of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -124,12 +110,9 @@ def read_state(folder: Path, names=FILES) -> dict:
             raise CheckpointError(
                 f"{path} has format {state['format']}, this code reads format {FORMAT}"
             )
-        if state["sha256"] != fingerprint(state):
+        values = {name: value for name, value in state.items() if name != "sha256"}
+        if state["sha256"] != fingerprint(values):
             raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
-        for part in ("progress", "versions"):  # which may have fewer fields in an older version
-            state[part] = STATE[part] | state[part]
-        if not has_form(state, STATE):
-            raise CheckpointError(f"{path} is damaged: it is not as train.py writes it")
         for name in names:
             file, known = folder / name, state["files"][name]
             if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
@@ -140,8 +123,8 @@ def read_state(folder: Path, names=FILES) -> dict:
         raise CheckpointError(f"{error.filename} is missing") from None
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be read ({in_words(error)}); start again, or move it away to use an"
-            " older one"
+            f"{folder} cannot be read ({error_message(error)}); start again, or move it away to"
+            " use an older one"
         ) from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
@@ -159,6 +142,29 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
 
 
+def load_model(folder: Path, state: dict) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
+    """The shape and the tensors of the model in a step folder. Raises CheckpointError."""
+    config, tensors = read_shape(folder, state), load_tensors(folder / "model.pt")
+    check_tensors(folder, config, tensors)
+    return config, tensors
+
+
+def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Raises CheckpointError unless names and shapes are those of a model of this shape."""
+    expected = expected_shapes(config)
+    found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
+    wrong = [
+        f"{name}: {found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
+        for name in sorted(expected.keys() | found.keys(), key=str)
+        if found.get(name) != expected.get(name)
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise CheckpointError(
+            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
+        )
+
+
 def load_tensors(path: Path) -> dict:
     """The tensors of model.pt or optimizer.pt, on the CPU.
 
@@ -173,7 +179,7 @@ def load_tensors(path: Path) -> dict:
         if foreign:
             why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
         else:
-            why = in_words(error)
+            why = error_message(error)
         raise CheckpointError(f"{path} cannot be loaded: {why}") from None
 
 
@@ -248,11 +254,11 @@ def set_aside(run: Path, step: int) -> None:
             os.replace(folder, folder.with_name(f"damaged_{folder.name}_{time.time_ns()}"))
 
 
-def rotate(run: Path, keep_last: int, spare: Path | None = None) -> None:
-    """Delete all step folders but the newest `keep_last`, the best, and `spare`."""
+def rotate(run: Path, keep_last: int) -> None:
+    """Delete all step folders but the newest `keep_last` and the best."""
     best = best_of(run)
     for folder in steps(run)[:-keep_last]:
-        if step_of(folder) != best and folder != spare:
+        if step_of(folder) != best:
             delete_folder(folder)
     delete_partial(run)
 
@@ -261,3 +267,8 @@ def delete_partial(run: Path) -> None:
     """Delete what interrupted saves left."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)
+
+
+def saw_conversations(state: dict) -> bool:
+    """Whether a run was trained on conversations. state: of a step folder."""
+    return "masks" in state["data"]

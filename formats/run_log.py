@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from formats.files import has_form, write_text
+from formats.files import write_text
 
 NAME = "log.jsonl"
 
@@ -46,9 +46,9 @@ def read(run: Path) -> list[dict]:
 
 
 def iterate(run: Path):
-    """The same, one after the other, as a long log takes much memory.
+    """Yield the records of log.jsonl one after the other, as a long log takes much memory.
 
-    What is no record of ours is passed over too.
+    A line that is no record is passed over, as one that a crash cut short.
     """
     path = run / NAME
     if not path.exists():
@@ -56,14 +56,7 @@ def iterate(run: Path):
     # newline: "\n" alone ends a line, for a text may hold U+2028.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
+            with contextlib.suppress(ValueError):
                 record = json.loads(line)
-                if _is_record(record):
+                if isinstance(record, dict) and "step" in record:
                     yield record
-
-
-def _is_record(value):
-    """Whether it has a step, and losses that are numbers where it has some."""
-    if not has_form(value, {"step": 0}):
-        return False
-    return all(has_form(value.get(name) or 0.0, 0.0) for name in ("loss", "val_loss"))

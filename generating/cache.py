@@ -6,19 +6,12 @@ import torch.nn.functional as F
 from model import GPTConfig
 
 
-def last_tokens(sequences) -> torch.Tensor:
-    """Each sequence's last token and its position: int64 [2, B, 1], on the CPU."""
-    ids = [sequence[-1:] for sequence in sequences]
-    positions = [[len(sequence) - 1] for sequence in sequences]
-    return torch.tensor([ids, positions])
-
-
-class Cache:
+class KVCache:
     """Each layer's keys and values, with a slot for each position of the context.
 
     The B rows may differ in length: `set_positions` gives the positions of the next tokens in each,
-    and a token sees the slots up to its own. The slots beyond it hold what padding left there; they
-    are overwritten before a token sees them.
+    and a token sees the slots up to its own. The slots beyond it hold what padding or an earlier
+    text left there; they are overwritten before a token sees them.
     """
 
     def __init__(self, config: GPTConfig, rows: int, device: torch.device, dtype: torch.dtype):

@@ -1,45 +1,40 @@
 """Conversations: the prompt of a model's next reply."""
 
 from formats.conversation import REPLY, format_chat
-from generating.load import Checkpoint
+from generating.load import LoadedModel
 
 
 class Conversation:
     """What was said to one model, and what it replied. system: a message before it, or None."""
 
-    def __init__(self, checkpoint: Checkpoint, system: str | None = None):
-        self.checkpoint = checkpoint
+    def __init__(self, loaded: LoadedModel, system: str | None = None):
+        self.loaded = loaded
         self.messages = []  # as reply_prompt takes them
         if system:
             self.messages.append({"role": "system", "content": system})
 
     def prompt(self, line: str) -> str:
         said = {"role": "user", "content": line}
-        return reply_prompt([*self.messages, said], self.checkpoint)
+        return reply_prompt([*self.messages, said], self.loaded)
 
     def remember(self, line: str, reply: str) -> None:
         self.messages.append({"role": "user", "content": line})
         self.messages.append({"role": "assistant", "content": reply})
 
 
-def reply_prompt(messages: list[dict], checkpoint: Checkpoint) -> str:
+def reply_prompt(messages: list[dict], loaded: LoadedModel) -> str:
     """The prompt for a model's next reply, as prepare_data.py writes conversations.
 
     messages: [{"role", "content"}]. Where they would leave less than half of the context for the
     reply, the oldest turns are left out, up to a later one of the user's; a system message at the
     beginning stays.
     """
-    room = checkpoint.model.config.block_size // 2
+    room = loaded.model.config.block_size // 2
     system = messages[:1] if messages[0]["role"] == "system" else []
     turns = messages[len(system) :]
     while True:
         prompt = format_chat([*system, *turns]) + REPLY
         later = [n for n, turn in enumerate(turns) if n and turn["role"] == "user"]
-        if not later or len(checkpoint.tokenizer.encode(prompt)) <= room:
+        if not later or len(loaded.tokenizer.encode(prompt)) <= room:
             return prompt
         turns = turns[later[0] :]
-
-
-def saw_conversations(state: dict) -> bool:
-    """Whether a run was trained on conversations. state: of a step folder."""
-    return "masks" in state["data"]

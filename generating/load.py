@@ -6,14 +6,17 @@ from pathlib import Path
 import torch
 
 import hardware
-from formats import files, mirror, pretrained
+from formats import files, pretrained
+from formats.pretrained import model_of
+from formats.run_folder import CheckpointError
 from generating.cpu_kernels import pack
-from model import GPT, GPTConfig, rotary_table
+from generating.decoder import Decoder, make_decoder
+from model import GPT
 from tokenizer_bpe import Tokenizer
 
 
 @dataclass
-class Checkpoint:
+class LoadedModel:
     """A model that is ready to generate.
 
     name: its step folder, with slashes on every system. summary: a line about it. state: its
@@ -23,29 +26,45 @@ class Checkpoint:
     name: str
     model: GPT
     tokenizer: Tokenizer
-    summary: str
+    summary: str = ""
     state: dict = field(default_factory=dict)
+    _decoder: Decoder | None = field(default=None, init=False, repr=False)
+
+    def decoder(self, rows: int) -> Decoder:
+        """The decoder of the last text if it is for as many sequences, else a new one.
+
+        So a session keeps its CUDA graph. One text at a time may use it.
+        """
+        if self._decoder is None or self._decoder.rows != rows:
+            self._decoder = make_decoder(self.model, rows)
+        return self._decoder
 
 
 def open_checkpoint(
     path: str | Path | None, device: torch.device, dtype: str = "auto"
-) -> Checkpoint:
+) -> LoadedModel:
     """The model of a run or step, at its fastest on this machine.
 
-    path: as in mirror.find. dtype: of the weights, as --dtype of generate.py takes it. Raises
-    CheckpointError where there is no checkpoint, or none that is whole.
+    path: as in pretrained.resolve, but of a run or a step. dtype: of the weights, as --dtype of
+    generate.py takes it. Raises CheckpointError where there is no checkpoint, or none that is
+    whole.
     """
-    folder = mirror.find(path)
     on_cpu = device.type == "cpu"
-    loaded_as = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    model, tokenizer, state = load_model(folder, device, loaded_as)
+    weights = pretrained.load(path)
+    state, folder = weights.state, weights.path
+    if not state:
+        raise CheckpointError(
+            f"{folder} is in Hugging Face's format; generating takes a run of ours"
+        )
+    model = model_of(weights.config, weights.tensors)
+    model.to(device, torch.float32 if on_cpu else hardware.find_dtype(device, dtype)).eval()
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
     if on_cpu:
         pack(model, dtype)
-    return Checkpoint(folder.as_posix(), model, tokenizer, summary, state)
+    return LoadedModel(folder.as_posix(), model, weights.tokenizer, summary, state)
 
 
 def load_model(
@@ -58,15 +77,3 @@ def load_model(
     weights = pretrained.load(folder)
     model = model_of(weights.config, weights.tensors).to(device, dtype).eval()
     return model, weights.tokenizer, weights.state
-
-
-def model_of(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> GPT:
-    """A model that holds these tensors, on the CPU. Its own are not made: that would take 3 s."""
-    with torch.device("meta"):
-        model = GPT(config)
-    model.load_state_dict(tensors, assign=True)
-    if config.tie_weights:
-        model.lm_head.weight = model.wte.weight
-    if model.rotary is not None:
-        model.rotary = rotary_table(config)
-    return model

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 
-from generating.load import Checkpoint
+from generating.load import LoadedModel
 from generating.text import Completion
 
 # What a terminal obeys, such as a new title or clipboard, as the picture of its character: ESC is
@@ -46,36 +46,22 @@ def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
     return completions
 
 
-def show_columns(names: list[str], answers: list[list[Completion]], chat: bool) -> None:
-    """Print the continuations of each prompt as columns. answers: a list for each name."""
-    for completions in zip(*answers, strict=True):
-        print(columns(names, [shown(completion, chat).rstrip() for completion in completions]))
-        print()
-
-
 def columns(titles: list[str], texts: list[str]) -> str:
-    """Texts as columns, as wide as the terminal."""
+    """Texts as columns, as wide as the terminal. A title has one line, its end if it is longer."""
     width = max(20, shutil.get_terminal_size((160, 24)).columns // len(texts) - 3)
-
-    def rows(cells):
-        return itertools.zip_longest(*(wrapped(cell, width) for cell in cells), fillvalue="")
-
-    table = [*rows(titles), ["-" * width] * len(titles), *rows(texts)]
-    return "\n".join(" | ".join(cell.ljust(width) for cell in row).rstrip() for row in table)
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """The lines of a text, none wider than `width`; only line breaks are left out."""
-    lines = []
-    for line in text.expandtabs(4).splitlines():
-        parts = textwrap.wrap(line, width, replace_whitespace=False, drop_whitespace=False)
-        lines += parts or [""]
-    return lines
+    wrapper = textwrap.TextWrapper(
+        width, tabsize=4, replace_whitespace=False, drop_whitespace=False
+    )
+    cells = []
+    for title, text in zip(titles, texts, strict=True):
+        wrapped = [wrapper.wrap(line) or [""] for line in text.splitlines()]
+        cells.append([title[-width:], "-" * width, *itertools.chain(*wrapped)])
+    rows = itertools.zip_longest(*cells, fillvalue="")
+    return "\n".join(" | ".join(cell.ljust(width) for cell in row).rstrip() for row in rows)
 
 
 def show_json(name: str, completions: list[Completion]) -> None:
     """Print a line of JSON for each continuation of the checkpoint `name`."""
-    speed = round(tokens_per_second(completions), 1)
     for completion in completions:
         values = {
             "checkpoint": name,
@@ -85,7 +71,7 @@ def show_json(name: str, completions: list[Completion]) -> None:
             "tokens": len(completion.ids),
             "ids": completion.ids,
             "first_token_s": round(completion.first_s, 4),
-            "tokens_per_second": speed,
+            "tokens_per_second": round(tokens_per_second(completions), 1),
         }
         print(json.dumps(values, ensure_ascii=False), flush=True)
 
@@ -101,13 +87,13 @@ def tokens_per_second(completions: list[Completion]) -> float:
     return tokens / max(completion.seconds for completion in completions)
 
 
-def note_long_prompts(checkpoint: Checkpoint, prompts: list[str]) -> None:
+def note_long_prompts(loaded: LoadedModel, prompts: list[str]) -> None:
     """Note the prompts whose beginning the model does not see."""
-    context = checkpoint.model.config.block_size
+    context = loaded.model.config.block_size
     for prompt in prompts:
-        length = len(checkpoint.tokenizer.encode(prompt))
+        length = len(loaded.tokenizer.encode(prompt))
         if length > context:
             note(
-                f"{checkpoint.name}: the prompt has {length:,} tokens; the model sees the last"
+                f"{loaded.name}: the prompt has {length:,} tokens; the model sees the last"
                 f" {context}, its context"
             )

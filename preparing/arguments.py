@@ -1,16 +1,20 @@
-"""The command line of prepare_data.py: its options, and the defaults that depend on one another."""
+"""The command line of prepare_data.py -> a Plan of plain values.
+
+Looks at no input: nothing is read, fetched or connected here.
+"""
 
 import codecs
+import dataclasses
 import math
 import os
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from preparing.catalog import table
-from preparing.engines import usable_cores
+from preparing.chunks import Options
 from tokenizer_bpe import LARGEST
 
 DEFAULT_VOCAB_SIZE = 32000
@@ -18,33 +22,50 @@ USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|c
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
 
 
-@dataclass
-class Options:
-    """How records become texts, as the command line chose; --help says what each option does."""
+@dataclass(frozen=True)
+class Plan:
+    """What one call has to do.
 
-    text_field: str | None = None  # None: "text", else "messages"
-    on_error: str = "stop"
-    encoding: str | None = None  # None: UTF-8
-    clean: bool = False
-    dedupe: str | None = None
-    min_chars: int = 20
-    max_char_share: float = 0.5
-    min_letters: float = 0.4
-
-    def text_column(self, names: Iterable[str]) -> str:
-        """The field or column with the text: the one asked for, else text, else messages."""
-        if self.text_field:
-            return self.text_field
-        if "messages" in names and "text" not in names:
-            return "messages"
-        return "text"
-
-
-def parse_args(argv: list[str]) -> Namespace:
-    """The command line, with defaults that depend on one another filled in.
-
-    Ends the process with status 2 for contradictions. input: empty for the default text.
+    inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
+    folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
+    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe. val_fraction: None where it follows
+    from the size of the input. gigabytes: of text, after which to stop; infinity for all of it.
+    cache_bytes: that remote files may take on the disk at a time. ray: address of a cluster.
     """
+
+    inputs: list[str]
+    out: Path
+    verify: Path | None
+    overwrite: bool
+    options: Options
+    stdin_format: str
+    tokenizer: str
+    vocab_size: int | None
+    sample_bytes: int
+    val_fraction: float | None
+    gigabytes: float
+    cache_bytes: float
+    workers: int
+    ray: str | None
+
+    def settings(self, tokenizer: str, val_fraction: float) -> dict:
+        """{name: value}, what the bytes written depend on, where given, besides the input.
+
+        tokenizer: what tells it from others. val_fraction: the share that is used.
+        """
+        values = dataclasses.asdict(self.options) | {
+            "tokenizer": tokenizer,
+            "vocab_size": self.vocab_size,
+            "sample_bytes": self.sample_bytes if self.tokenizer == "bpe" else None,
+            "val_fraction": val_fraction,
+            "gigabytes": self.gigabytes if math.isfinite(self.gigabytes) else None,
+        }
+        unused = [name for name, value in values.items() if value is None or value is False]
+        return {name: value for name, value in values.items() if name not in unused}
+
+
+def parse(argv: list[str]) -> Plan:
+    """The plan that a command line asks for. Ends the process with status 2 for contradictions."""
     parser = ArgumentParser(
         prog="prepare_data.py", usage=USAGE, description=DESCRIPTION, epilog=table()
     )
@@ -53,27 +74,39 @@ def parse_args(argv: list[str]) -> Namespace:
     args = parser.parse_args(argv)
     if "-" in args.input and len(args.input) > 1:
         parser.error("- (standard input) cannot be mixed with files")
-    if args.tokenizer == "bpe":
-        args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
-    elif args.vocab_size:
+    if args.vocab_size and args.tokenizer != "bpe":
         parser.error("--vocab_size is for --tokenizer bpe, which is trained here")
+    on_error = "stop" if args.input else "skip"
+    if args.clean:
+        on_error = "replace"
     steps = sorted(Path(args.tokenizer).glob("step_*/tokenizer.json"))  # of a run
-    if steps:
-        args.tokenizer = str(steps[-1])
-    args.sample_bytes = int(args.sample_bytes)
-    if not args.on_error:
-        args.on_error = "stop" if args.input else "skip"
-        if args.clean:
-            args.on_error = "replace"
-    if args.clean and not args.dedupe:
-        args.dedupe = "exact"
-    args.out = args.out or default_out(args.input)
-    return args
+    options = Options(
+        text_field=args.text_field,
+        on_error=args.on_error or on_error,
+        encoding=args.encoding,
+        clean=args.clean,
+        dedupe=args.dedupe or args.clean,
+    )
+    return Plan(
+        inputs=args.input,
+        out=Path(args.out or default_out(args.input)),
+        verify=args.verify,
+        overwrite=args.overwrite,
+        options=options,
+        stdin_format=args.stdin_format,
+        tokenizer=str(steps[-1]) if steps else args.tokenizer,
+        vocab_size=args.vocab_size or (DEFAULT_VOCAB_SIZE if args.tokenizer == "bpe" else None),
+        sample_bytes=int(args.sample_bytes),
+        val_fraction=args.val_fraction,
+        gigabytes=args.gigabytes,
+        cache_bytes=args.cache_gb * 1e9,
+        workers=args.workers,
+        ray=args.ray,
+    )
 
 
 def _add_arguments(parser):
     positive = number(float, 1e-6)
-    share = number(float, 0, 1)
     add = parser.add_argument
     add(
         "input",
@@ -86,10 +119,11 @@ def _add_arguments(parser):
     add("--out", help="folder to write; default: data/ and the input's name")
     text = "share of the text for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
-    add("--gigabytes", type=positive, help="stop after N GB of text, at a document's end")
+    text = "stop after N GB of text, at a document's end"
+    add("--gigabytes", type=positive, default=math.inf, help=text)
     add("--overwrite", action="store_true", help="replace the content of --out")
-    add("--verify", metavar="FOLDER", help="check a prepared folder: sizes, checksums, tokenizer")
-    add("--compress", metavar="FOLDER", help="add train.bin.gz and val.bin.gz to a prepared folder")
+    text = "check a prepared folder: sizes, checksums, tokenizer"
+    add("--verify", type=Path, metavar="FOLDER", help=text)
     add = parser.add_argument_group("tokenizer").add_argument
     add(
         "--tokenizer",
@@ -117,20 +151,10 @@ def _add_arguments(parser):
     )
     add = parser.add_argument_group("cleaning").add_argument
     add("--clean", action="store_true", help="repair characters, drop copies and noise, and report")
-    add(
-        "--dedupe",
-        choices=["exact", "near"],
-        help="drop copies: exact ones, as --clean does, or near ones too: documents that share"
-        " three quarters of their runs of five words with an earlier one (pip install rensa)",
-    )
-    text = "--clean drops shorter documents; default %(default)s"
-    add("--min_chars", type=int, default=Options.min_chars, help=text)
-    text = "--clean drops documents with more of one character; default %(default)s"
-    add("--max_char_share", type=share, default=Options.max_char_share, help=text)
-    text = "--clean drops documents with fewer letters and digits; default %(default)s"
-    add("--min_letters", type=share, default=Options.min_letters, help=text)
+    text = "drop documents whose text came before, as --clean does; not above 1 MB"
+    add("--dedupe", action="store_true", help=text)
     add = parser.add_argument_group("machine").add_argument
-    text = "worker processes; default: one per core, here %(default)s"
+    text = "threads that encode; default: one per core, here %(default)s"
     add("--workers", type=number(int, 1), default=usable_cores(), help=text)
     text = "tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)"
     add("--ray", metavar="ADDRESS", help=text)
@@ -172,3 +196,9 @@ def default_out(inputs: list[str]) -> str:
     fixed = re.split(r"[*?[]", inputs[0])[0]
     name = Path(os.path.realpath(fixed)).name.split(".")[0].strip("-_")
     return f"data/{name or 'text'}"
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

@@ -1,24 +1,42 @@
-"""Chunks: the portions of about 1 MB in which text is read, sent to workers and encoded.
+"""Chunks: the portions of about 1 MB in which text is read and encoded, and how to read them.
 
 Says where text may be cut: between lines or documents, or within a long document where no token
-can cross.
+can cross. Knows neither files nor the command line.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizer_bpe import EOT, safe_cut
 
-# Bytes that a worker encodes at a time. Much more in one call is slower and takes far more memory.
-CHUNK = 1 << 20
-NO_CUT = 16 * CHUNK  # text that has no place to cut for this long is cut anyway
+# Bytes that a thread encodes at a time. Much more in one call is slower and takes far more memory.
+CHUNK_BYTES = 1 << 20
+UNCUT_BYTES = 16 * CHUNK_BYTES  # Text without a place to cut for this long is cut anyway.
 LOOK_BACK = 1 << 16  # bytes before the end of a chunk in which to look for a place to cut
-AHEAD = 8  # bytes after a place to cut that decide whether it is one
+LOOK_AHEAD = 8  # bytes after a place to cut that decide whether it is one
 LONGEST_SEPARATOR = 64  # bytes of an end-of-text line, with the white space after the mark
 MARK = EOT.encode()
 LINE_END = ord("\n")
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
+
+
+@dataclass(frozen=True)
+class Options:
+    """How records become texts, as the command line chose; --help says what each option does."""
+
+    text_field: str | None = None  # None: "text", else "messages"
+    on_error: str = "stop"
+    encoding: str | None = None  # None: UTF-8
+    clean: bool = False
+    dedupe: bool = False
+
+    def text_column(self, names: Iterable[str]) -> str:
+        """The field or column with the text: the one asked for, else text, else messages."""
+        if self.text_field:
+            return self.text_field
+        if "messages" in names and "text" not in names:
+            return "messages"
+        return "text"
 
 
 @dataclass
@@ -42,7 +60,6 @@ class Chunk:
     """Whole documents, or a part of a single long one.
 
     data: bytes, or the rows of a parquet file as {column: value}. start, end: its positions.
-    in_place: whether a worker can read these very bytes from the file.
     """
 
     path: str
@@ -50,22 +67,11 @@ class Chunk:
     data: bytes | list
     start: Position
     end: Position
-    in_place: bool = False
-
-    @property
-    def begins(self) -> bool:
-        """Whether its first document begins in it."""
-        return not self.start.inside
-
-    @property
-    def ends(self) -> bool:
-        """Whether its last document ends in it."""
-        return not self.end.inside
 
     @property
     def whole(self) -> bool:
         """Whether it holds whole documents, not a part of one."""
-        return self.begins and self.ends
+        return not (self.start.inside or self.end.inside)
 
     @property
     def size(self) -> int:
@@ -75,95 +81,62 @@ class Chunk:
         return sum(len(str(value)) for row in self.data for value in row.values())
 
 
-def batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks for workers in lists of half a CHUNK and more: small files share a task.
+def cut_lines(buffer: bytearray, ended: bool) -> int:
+    """Where the last whole line of at most CHUNK_BYTES ends, or else the first one; 0 for neither.
 
-    Without the data that workers can read: sending it costs a tenth of encoding it.
+    ended: whether the buffer holds all that is left of the file.
     """
-    batch = []
-    size = 0
-    for chunk in chunks:
-        size += chunk.size
-        batch.append(dataclasses.replace(chunk, data=b"") if chunk.in_place else chunk)
-        if size >= CHUNK // 2:
-            yield batch
-            batch = []
-            size = 0
-    if batch:
-        yield batch
+    end = buffer.rfind(b"\n", 0, CHUNK_BYTES) + 1 or buffer.find(b"\n", CHUNK_BYTES) + 1
+    if not end and ended:
+        return len(buffer)
+    return end
 
 
-def for_each(function: Callable, batch: list[Chunk]) -> list:
-    """function(chunk) for each chunk of a batch, in a worker."""
-    for chunk in batch:
-        if chunk.in_place:
-            with open(chunk.path, "rb") as file:
-                file.seek(chunk.start.offset)
-                chunk.data = file.read(chunk.end.offset - chunk.start.offset)
-    return list(map(function, batch))
+def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bool]:
+    """Where the documents that fit in CHUNK_BYTES end, or else a part of the first one.
+
+    ended: whether the buffer holds all that is left of the file. inside: whether it begins within
+    a document, whose end is then the next to cut at. Returns the end, 0 to read on, and whether a
+    document ends there.
+    """
+    if not inside:
+        if ended and len(buffer) <= CHUNK_BYTES:
+            return len(buffer), True
+        _, end = next(separators(buffer, CHUNK_BYTES, ended, backwards=True), (0, 0))
+        if end:
+            return end, True
+    for limit in range(CHUNK_BYTES, UNCUT_BYTES + 1, CHUNK_BYTES):
+        reaches_beyond = len(buffer) >= limit + LOOK_AHEAD
+        if not (reaches_beyond or ended):
+            return 0, False
+        _, end = next(separators(buffer, limit if reaches_beyond else len(buffer), ended), (0, 0))
+        if end or not reaches_beyond:
+            return end or len(buffer), True
+        end = _cut_between_tokens(buffer, limit)
+        if end:
+            return end, False
+    return _character_boundary(buffer, UNCUT_BYTES), False
 
 
-# -- where to cut
+def _cut_between_tokens(buffer, limit):
+    """The last place before `limit` that no token can cross; 0 where there is none."""
+    tail = buffer[max(0, limit - LOOK_BACK) : limit + LOOK_AHEAD]
+    tail = tail.lstrip(CONTINUATION_BYTES)  # from the first whole character
+    # With surrogateescape a broken byte stays one character, and encodes back.
+    text = tail.decode("utf-8", "surrogateescape")
+    before_limit = len(tail[:-LOOK_AHEAD].decode("utf-8", "surrogateescape"))
+    cut = safe_cut(text, before_limit)
+    if not cut:
+        return 0
+    return limit + LOOK_AHEAD - len(text[cut:].encode("utf-8", "surrogateescape"))
 
 
-def character_boundary_before(data: bytes, at: int) -> int:
+def _character_boundary(data, at):
     """Where the UTF-8 character that holds byte `at` begins; in broken text, 3 bytes back."""
     for start in range(at, at - 3, -1):
         if data[start] not in CONTINUATION_BYTES:
             return start
     return at - 3
-
-
-def cut_lines(buffer: bytearray, ended: bool) -> int:
-    """Where whole lines of at most CHUNK bytes end, or else the first line. 0: read on.
-
-    ended: whether the buffer holds all that is left of the file.
-    """
-    if ended and len(buffer) <= CHUNK:
-        return len(buffer)
-    end = buffer.rfind(b"\n", 0, CHUNK) + 1
-    if not end:
-        end = buffer.find(b"\n", CHUNK) + 1
-    if not end and ended:
-        end = len(buffer)
-    return end
-
-
-def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bool]:
-    """Where whole documents of at most CHUNK bytes end, or else a part of the first one.
-
-    ended: whether the buffer holds all that is left of the file. inside: whether it begins within
-    a document. Returns the end, 0 to read on, and whether a document ends there.
-    """
-    if ended and len(buffer) <= CHUNK and not inside:
-        return len(buffer), True
-    for limit in range(CHUNK, NO_CUT + 1, CHUNK):
-        as_many_as_fit = limit == CHUNK and not inside  # else only the first document
-        short = len(buffer) < limit + AHEAD
-        reach = len(buffer) if short and ended else limit
-        found = separators(buffer, reach, ended, backwards=as_many_as_fit)
-        _, end = next(found, (0, 0))
-        if end:
-            return end, True
-        if short:
-            return (len(buffer), True) if ended else (0, False)
-        end = _cut_between_tokens(buffer, limit)
-        if end:
-            return end, False
-    return character_boundary_before(buffer, NO_CUT), False
-
-
-def _cut_between_tokens(buffer, limit):
-    """The last place before `limit` that no token can cross; 0 where there is none."""
-    tail = buffer[max(0, limit - LOOK_BACK) : limit + AHEAD]
-    tail = tail.lstrip(CONTINUATION_BYTES)  # from the first whole character
-    # With surrogateescape a broken byte stays one character, and encodes back.
-    text = tail.decode("utf-8", "surrogateescape")
-    before_limit = len(tail[:-AHEAD].decode("utf-8", "surrogateescape"))
-    cut = safe_cut(text, before_limit)
-    if not cut:
-        return 0
-    return limit + AHEAD - len(text[cut:].encode("utf-8", "surrogateescape"))
 
 
 def separators(

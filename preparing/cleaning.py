@@ -8,24 +8,24 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 
-from preparing.arguments import Options
-
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
-EXAMPLES = 3  # that the report shows for each rule
-EXAMPLE_CHARS = 100
-SAMPLE_CHARS = 500  # of a document, on which its share of letters and digits is judged
+EXAMPLES = 3  # documents that the report shows for each rule
+EXAMPLE_CHARS = 100  # characters of each
+# The three rules by which a document is noise. The shares are of what is not white space.
+MIN_CHARS = 20
+MAX_CHAR_SHARE = 0.5
+MIN_LETTERS = 0.4
+SAMPLE_CHARS = 500  # characters of a document on which its share of letters and digits is judged
 
 
 @dataclass
 class CleaningReport:
     """What was left out or corrected.
 
-    rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it. noise: the rule by
-    which the last document was dropped; further chunks of it go with it.
+    rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it.
     """
 
     rules: dict[str, dict] = field(default_factory=dict)
-    noise: str = ""
 
     def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
         """Count the documents and bytes that a rule left out."""
@@ -59,23 +59,22 @@ def clean(text: str, report: CleaningReport) -> str:
     return text
 
 
-def noise(text: str, options: Options) -> str:
+def noise(text: str) -> str:
     """The rule by which a document is noise, or "".
 
-    Shares are of what is not white space. The share of letters and digits is judged on about
-    SAMPLE_CHARS characters, evenly spaced.
+    The share of letters and digits is judged on about SAMPLE_CHARS characters, evenly spaced.
     """
-    if len(text) < options.min_chars:
-        return f"shorter than {options.min_chars} characters"
-    too_few_letters = f"fewer than {options.min_letters:.0%} letters and digits"
+    if len(text) < MIN_CHARS:
+        return f"shorter than {MIN_CHARS} characters"
+    too_few_letters = f"fewer than {MIN_LETTERS:.0%} letters and digits"
     stride = max(1, len(text) // SAMPLE_CHARS)
     sample = "".join(text[::stride].split())
     if not sample:
         return too_few_letters
     commonest, _ = Counter(sample).most_common(1)[0]
     visible = len("".join(text.split()))
-    if text.count(commonest) > options.max_char_share * visible:
-        return f"one character is more than {options.max_char_share:.0%}"
-    if sum(map(str.isalnum, sample)) < options.min_letters * len(sample):
+    if text.count(commonest) > MAX_CHAR_SHARE * visible:
+        return f"one character is more than {MAX_CHAR_SHARE:.0%}"
+    if sum(map(str.isalnum, sample)) < MIN_LETTERS * len(sample):
         return too_few_letters
     return ""

@@ -1,23 +1,22 @@
-"""Chunks -> token ids, and which of them are replies, in a worker process.
+"""Chunks -> token ids, and which of them are replies.
 
-Independent of processes, of files to write, and of what came before: the same chunk always gives
-the same ids.
+Independent of threads, of files to write, and of what came before: the same chunk always gives the
+same ids.
 """
 
 import contextlib
-import dataclasses
 import functools
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from formats.conversation import REPLY
-from formats.data_folder import IN_REPLY, TURN_BEGINS
-from preparing.arguments import Options
-from preparing.chunks import CHUNK, Chunk
+from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
+from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position
 from preparing.cleaning import CleaningReport
-from preparing.copies import band_keys, hash64
+from preparing.copies import hash64
 from preparing.fast_bpe import fast_bpe
 from preparing.records import Document, documents_of
 from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
@@ -30,8 +29,7 @@ class Encoded:
     ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
     tokens. mask: of the ids, as mask_of gives it; None where no document is a conversation.
     tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text,
-    without the white space at its end. keys: those of near-copies, where they are looked for.
-    chunk: where they are from, without its data.
+    without the white space at its end. whole, end: of the chunk.
     """
 
     ids: np.ndarray
@@ -39,49 +37,42 @@ class Encoded:
     tokens: np.ndarray
     text_bytes: np.ndarray
     hashes: np.ndarray
-    keys: np.ndarray | None
     report: CleaningReport
-    chunk: Chunk
+    whole: bool
+    end: Position
 
 
-def encode_chunk(tokenizer: Tokenizer, dtype: str, options: Options, chunk: Chunk) -> Encoded:
-    """Encode the documents of a chunk as ids of type `dtype`.
+def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encoded:
+    """Encode the documents of a chunk, as ids of the type on disk.
 
     Raises InputError or TokenizerError, naming the file.
     """
     documents, report = documents_of(chunk, options)
-    eot = np.array([tokenizer.eot_id] if chunk.whole else [], np.uint32)
-    ids = [eot[:0]]
-    masks = []
-    tokens = []
-    text_bytes = []
-    hashes = []
-    for document in documents:
-        if tokenizer.composes:  # so that it counts the text of the ids
-            document = document.corrected(_composed, report)
-        try:
-            found = encode(tokenizer, document.text)
-        except TokenizerError as error:
-            place = f"{chunk.path}, from offset {chunk.start.offset:,}"
-            raise TokenizerError(f"{place}: {error}") from None
-        ids += [found, eot]
-        masks.append(mask_of(document, found, tokenizer, len(eot)))
-        tokens.append(len(found) + len(eot))
-        data = document.text.encode()
-        text_bytes.append(len(data))
-        hashes.append(hash64(data.rstrip() if chunk.ends else data))
-    ids = np.concatenate(ids)
-    looks_for_near_copies = options.dedupe == "near" and chunk.whole
-    is_chat = any(document.turns for document in documents)
+    if tokenizer.composes:  # so that it counts the text of the ids
+        documents = [document.corrected(_composed, report) for document in documents]
+    try:
+        ids, tokens = encode(tokenizer, [document.text for document in documents])
+    except TokenizerError as error:
+        place = f"{chunk.path}, from offset {chunk.start.offset:,}"
+        raise TokenizerError(f"{place}: {error}") from None
+    texts = [document.text.encode() for document in documents]
+    mask = None
+    if any(document.turns for document in documents):
+        parts = np.split(ids, np.cumsum(tokens)[:-1])
+        pairs = zip(documents, parts, strict=True)
+        mask = np.concatenate([mask_of(document, part, tokenizer) for document, part in pairs])
+    if chunk.whole:
+        ids = np.insert(ids, np.cumsum(tokens), tokenizer.eot_id)
+        tokens = tokens + 1
     return Encoded(
-        ids=ids.astype(dtype),
-        mask=np.concatenate(masks) if is_chat else None,
-        tokens=np.array(tokens, np.int64),
-        text_bytes=np.array(text_bytes, np.int64),
-        hashes=np.array(hashes, np.uint64),
-        keys=band_keys([d.text for d in documents]) if looks_for_near_copies else None,
+        ids=ids.astype(dtype_for(tokenizer.vocab_size)),
+        mask=mask,
+        tokens=tokens,
+        text_bytes=np.array([len(text) for text in texts], np.int64),
+        hashes=np.array([hash64(text.rstrip()) for text in texts], np.uint64),
         report=report,
-        chunk=dataclasses.replace(chunk, data=b""),
+        whole=chunk.whole,
+        end=chunk.end,
     )
 
 
@@ -89,14 +80,14 @@ def _composed(text, _):
     return unicodedata.normalize("NFC", text)
 
 
-def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int) -> np.ndarray:
-    """What each token of a document is in a conversation, uint8 [len(ids) + ends].
+def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """What each token of a document is in a conversation, uint8 [len(ids) + 1].
 
-    ids: of its text. ends: how many end-of-text tokens follow. IN_REPLY: the assistant says it, or
-    it is what ends a reply: the name of who speaks next, or end-of-text. TURN_BEGINS: the first
-    token of a turn that is not the assistant's. Else 0.
+    ids: of its text, without the end-of-text that follows. IN_REPLY: the assistant says it, or it
+    ends a reply: the name of who speaks next, or end-of-text. TURN_BEGINS: the first token of a
+    turn that is not the assistant's. Else 0.
     """
-    mask = np.zeros(len(ids) + ends, np.uint8)
+    mask = np.zeros(len(ids) + 1, np.uint8)
     if not document.turns:
         return mask
     turns = document.turns
@@ -107,8 +98,8 @@ def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer, ends: int
     lengths = token_lengths(tokenizer)[ids]
     first_bytes = np.cumsum(lengths) - lengths
     part_of = np.searchsorted(begins, first_bytes, side="right") - 1
-    mask[: len(ids)] = np.where(in_reply[part_of], IN_REPLY, 0)
-    mask[len(ids) :] = IN_REPLY if replies[-1] else 0
+    mask[:-1] = np.where(in_reply[part_of], IN_REPLY, 0)
+    mask[-1] = IN_REPLY if replies[-1] else 0
     mask[np.searchsorted(first_bytes, begins[::2][~replies])] |= TURN_BEGINS
     return mask
 
@@ -124,14 +115,23 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     return lengths
 
 
-def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """The ids of a text, uint32; in parts, because encoding takes many times its text in memory."""
-    encoder = fast_bpe(tokenizer)
-    parts = []
-    while len(text) > 2 * CHUNK:
-        cut = safe_cut(text, CHUNK)
+def encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of texts, uint32, one text after the other; and how many each has, int64 [texts].
+
+    Long texts are encoded in parts: encoding takes many times its text in memory.
+    """
+    parts = [list(_parts(text)) for text in texts]
+    ids, counts = fast_bpe(tokenizer).encode([part for text in parts for part in text])
+    first = np.cumsum([0, *map(len, parts)])[:-1]
+    return ids, np.add.reduceat(counts, first) if len(counts) else counts
+
+
+def _parts(text) -> Iterator[str]:
+    """A text in parts that encode as the whole does."""
+    while len(text) > 2 * CHUNK_BYTES:
+        cut = safe_cut(text, CHUNK_BYTES)
         if not cut:
             break
-        parts.append(encoder.encode(text[:cut]))
+        yield text[:cut]
         text = text[cut:]
-    return np.concatenate([*parts, encoder.encode(text)])
+    yield text

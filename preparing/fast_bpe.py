@@ -1,7 +1,7 @@
 """Byte-level BPE by gigatoken (Rust), where it is installed: many times as fast.
 
 It trains the tokenizer that `tokenizers` trains, and gives the ids that tiktoken gives: whether it
-is there is no part of a dataset's identity. It is young: each process compares its first ids with
+is there is no part of a dataset's identity. It is young: each run compares its first ids with
 tiktoken's, and tests/preparing/test_fast_bpe.py compares both.
 """
 
@@ -19,9 +19,10 @@ import numpy as np
 from preparing import PrepareError
 from tokenizer_bpe import Tokenizer
 
-COMPARED = 1 << 20  # bytes of a process's first text that tiktoken encodes too
-# Bytes after which an encoder is replaced by a new one: each keeps the words that it has met.
-RENEWED = 1 << 25
+COMPARED_BYTES = 1 << 20  # bytes of the first text that tiktoken encodes too
+# An encoder keeps the words that it has met, up to a byte for each byte of text: after this many
+# bytes a new one takes its place.
+RENEWED_BYTES = 1 << 27
 SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
 
 
@@ -98,41 +99,49 @@ def new_encoder(tokenizer: Tokenizer):
 
 
 class FastBPE:
-    """Encodes as its tokenizer does, whose text is in NFC already where it composes."""
+    """Encodes as its tokenizer does, whose text is in NFC already where it composes.
+
+    Threads may share it: gigatoken and tiktoken release Python's lock.
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.encoder = new_encoder(tokenizer)
         self.compared = self.since_new = 0  # bytes
 
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text without lone surrogates, uint32."""
-        if not self.encoder:
-            return self.tokenizer.encode(text)
-        if has_unassigned(text):
-            return self.tokenizer.encode(text)
-        data = text.encode()
-        ids = self.encoder.encode(data)
-        if self.compared < COMPARED:
-            self.compared += len(data)
-            self._compare(text, ids)
-        self.since_new += len(data)
-        if self.since_new > RENEWED:
+    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids of texts without lone surrogates, uint32, one text after the other.
+
+        Also how many ids each has, int64 [texts].
+        """
+        if not self.encoder or not texts or any(map(has_unassigned, texts)):
+            return self._encode_slowly(texts)
+        found = self.encoder.encode_batch(texts, parallel=False).layout
+        offsets = found.offsets.data
+        ids = found.content.data[offsets[0] : offsets[-1]]
+        size = sum(map(len, texts))
+        if self.compared < COMPARED_BYTES:
+            self.compared += size
+            if not np.array_equal(ids, self._encode_slowly(texts)[0]):
+                raise PrepareError(
+                    "gigatoken gives this text other ids than tiktoken does; remove it (pip"
+                    " uninstall gigatoken), and the same command continues without it"
+                )
+        self.since_new += size
+        if self.since_new > RENEWED_BYTES:
             self.since_new = 0
             self.encoder = new_encoder(self.tokenizer)
-        return ids
+        return ids, np.diff(offsets).astype(np.int64)
 
-    def _compare(self, text, ids):
-        if not np.array_equal(ids, self.tokenizer.encode(text)):
-            raise PrepareError(
-                "gigatoken gives this text other ids than tiktoken does; remove it (pip uninstall"
-                " gigatoken), and the same command continues without it"
-            )
+    def _encode_slowly(self, texts):
+        ids = [self.tokenizer.encode(text) for text in texts]
+        counts = np.array([len(part) for part in ids], np.int64)
+        return np.concatenate([np.zeros(0, np.uint32), *ids]), counts
 
 
 @functools.cache
 def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
-    """The one of this process."""
+    """The one encoder of a tokenizer, for all threads."""
     return FastBPE(tokenizer)
 
 

@@ -1,11 +1,9 @@
-"""Worker processes of a Ray cluster: the pool of engines.py, for more than one machine.
+"""Threads.map on the cores of a Ray cluster, for more than one machine.
 
-This process reads the text and sends it; tasks on the cluster call the function. A task whose node
-dies is done again elsewhere, which is Ray's work. Needs the package ray, and the same packages on
-all nodes; the code goes to them with the connection.
+This process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the
+code to the nodes; they need the same packages.
 """
 
-import functools
 import os
 import signal
 import socket
@@ -14,16 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from formats.files import in_words
+from formats.files import error_message
 from preparing import InputError, PrepareError, need
-from preparing.engines import attempt, value_of
 
 ROOT = Path(__file__).parent.parent
 CODE = ("preparing", "formats", "tokenizer_bpe.py")  # what the nodes get
-AHEAD = 3  # items a core that are under way or wait for an earlier one
+ITEMS_A_CORE = 3  # under way, or waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
-CONNECTING = 10  # seconds until an address counts as wrong
-SILENCE = 60  # seconds without a result until a message says so
+CONNECT_S = 10  # seconds until an address counts as wrong
+SILENCE_S = 60  # seconds without a result until a message says so
 
 
 def connect(address: str) -> None:
@@ -36,59 +33,54 @@ def connect(address: str) -> None:
     if address != "auto":  # Ray would try for minutes
         host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host, int(port)), CONNECTING).close()
+            socket.create_connection((host, int(port)), CONNECT_S).close()
         except (OSError, ValueError, OverflowError) as error:
             raise InputError(
                 f"--ray {address}: no cluster answers there ({error}); give HOST:PORT of its head,"
                 " or auto on a machine of it; `ray start --head` starts one"
             ) from None
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks that are given up
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    terminate = signal.getsignal(signal.SIGTERM)  # which Ray replaces
     code = {"py_modules": [str(ROOT / name) for name in CODE], "excludes": ["__pycache__"]}
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
     except (Exception, SystemExit) as error:  # whatever it raises
-        raise InputError(f"--ray {address}: {in_words(error)}") from None
+        raise InputError(f"--ray {address}: {error_message(error)}") from None
     finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGTERM, terminate)
 
 
 class RayPool:
-    """The cores of the cluster that this process is connected to, as a Pool."""
+    """A context manager, which gives `map`, on the cluster that this process is connected to."""
 
     def __init__(self, function: Callable):
         import ray
 
         self.ray = ray
         self.tasks = deque()  # the references to their results, in order
-        self.task = ray.remote(_call).options(max_retries=RETRIES)
-        # In a list, for a reference alone is replaced by its value, in each task.
-        self.function = [ray.put(function)]
+        # A closure, which each process of the cluster gets once, with what it holds.
+        self.task = ray.remote(lambda item: function(item)).options(max_retries=RETRIES)
 
     def map(self, items: Iterable) -> Iterator:
         """Yield function(item) for each item, in order. Raises what the function raises."""
         for item in items:
-            self.tasks.append(self.task.remote(self.function, item))
-            while len(self.tasks) >= AHEAD * self._cores():
+            self.tasks.append(self.task.remote(item))
+            cores = int(self.ray.cluster_resources().get("CPU", 0))
+            while len(self.tasks) >= ITEMS_A_CORE * max(1, cores):
                 yield self._first_result()
         while self.tasks:
             yield self._first_result()
 
-    def _cores(self):
-        return max(1, int(self.ray.cluster_resources().get("CPU", 0)))
-
     def _first_result(self):
-        """The result of the first task, waited for."""
-        while not self.ray.wait([self.tasks[0]], timeout=SILENCE)[0]:
+        while not self.ray.wait([self.tasks[0]], timeout=SILENCE_S)[0]:
             print("waiting for the Ray cluster; see `ray status`", file=sys.stderr, flush=True)
         try:
-            return value_of(self.ray.get(self.tasks.popleft()))
+            return self.ray.get(self.tasks.popleft())
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None
         except self.ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]  # before it comes a traceback
-            raise PrepareError(
-                f"the Ray cluster failed ({why}); the same command goes on"
-            ) from None
+            raise PrepareError(f"Ray failed ({why}); the same command continues") from None
 
     def __enter__(self):
         return self.map
@@ -96,16 +88,3 @@ class RayPool:
     def __exit__(self, *error):
         for task in self.tasks:
             self.ray.cancel(task)
-
-
-def _call(references, item):
-    """The function's value for an item, or the exception to raise for it. Runs on the cluster."""
-    return attempt(_received(references[0]), item)
-
-
-@functools.cache
-def _received(reference):
-    """The function of a reference, fetched once a process."""
-    import ray
-
-    return ray.get(reference)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from formats.conversation import turns_of
 from preparing import InputError
-from preparing.arguments import Options
-from preparing.chunks import Chunk, split_documents
+from preparing.chunks import Chunk, Options, split_documents
 from preparing.cleaning import CleaningReport, clean, noise
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
@@ -48,9 +47,8 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     for document in read[chunk.kind](chunk, options, report):
         if document.text and options.clean:
             document = document.corrected(clean, report)
-            rule = noise(document.text, options) if chunk.begins else ""
+            rule = noise(document.text) if chunk.whole else ""
             if rule:
-                report.noise = rule
                 report.add(rule, 1, len(document.text.encode()), [document.text])
                 continue
         # White space alone is no document, but it may be a part of one.
@@ -61,50 +59,60 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
 
 def _plain_documents(chunk, options, report) -> Iterator[Document]:
     for start, data in split_documents(chunk.data):
-        at = _broken_byte(data)
-        text = data.decode("utf-8", "replace")
-        if at is None:
-            yield Document(text)
-        elif options.on_error == "stop":
-            offset = chunk.start.offset + start + at
-            place = f"byte 0x{data[at]:02x} at offset {offset:,}"
+        try:
+            yield Document(_decoded(data, chunk, options, report))
+        except BrokenText as broken:
+            if options.on_error == "skip":
+                example = data.decode("utf-8", "replace")
+                report.add(_not_the_encoding(options), 1, len(data), [example])
+                continue
+            offset = chunk.start.offset + start + broken.at
+            place = f"byte 0x{data[broken.at]:02x} at offset {offset:,}"
             if options.encoding:
                 place = f"broken after {offset:,} bytes of text"
             raise InputError(
                 f"{chunk.path} is {_not_the_encoding(options)}: {place}; leave such documents out"
                 " with --on_error skip, or take such bytes as U+FFFD with --on_error replace. Only"
                 " where all files are in another encoding, name it: --encoding latin-1 or utf-16"
-            )
-        elif options.on_error == "skip":
-            report.add(_not_the_encoding(options), 1, len(data), [text])
-        else:
-            _report_replaced(report, chunk, data, at, options)
-            yield Document(text)
+            ) from None
 
 
-def _broken_byte(data):
-    """The first byte that is not UTF-8 text; None where all are. Many zeros come from UTF-16."""
+def _decoded(data, chunk, options, report):
+    """The text of bytes; what is not UTF-8 in it is reported, or raises BrokenText.
+
+    Many zeros come from UTF-16.
+    """
     try:
-        data.decode()
+        text = data.decode()
+        if data.count(0) <= ZERO_BYTES * len(data):
+            return text
+        at = data.index(0)
     except UnicodeDecodeError as error:
-        return error.start
-    if data.count(0) > ZERO_BYTES * len(data):
-        return data.index(0)
-    return None
+        at = error.start
+    if options.on_error != "replace":
+        raise BrokenText(options, at)
+    text = data.decode("utf-8", "replace")
+    before = len(data[:at].decode("utf-8", "replace"))
+    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
+    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape"))) + data.count(0)
+    rule = f"{_not_the_encoding(options)}: taken with U+FFFD"
+    report.add(rule, int(not chunk.start.inside), size, [f"{Path(chunk.path).name}: {shown}"])
+    return text
 
 
 def _not_the_encoding(options):
     return f"not {options.encoding or 'UTF-8'}"
 
 
-def _report_replaced(report, chunk, data, at, options):
-    """Report bytes that are not UTF-8 and were taken all the same; an example shows the first."""
-    before = len(data[:at].decode("utf-8", "replace"))
-    text = data.decode("utf-8", "replace")
-    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
-    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape"))) + data.count(0)
-    rule = f"{_not_the_encoding(options)}: taken with U+FFFD"
-    report.add(rule, int(chunk.begins), size, [f"{Path(chunk.path).name}: {shown}"])
+class BrokenText(InputError):
+    """Bytes that are not text in the encoding, from byte `at` on."""
+
+    def __init__(self, options, at):
+        self.at = at
+        super().__init__(
+            f"{_not_the_encoding(options)} at byte {at:,}; take it with U+FFFD by --on_error"
+            " replace, or name the --encoding of all .txt and .jsonl files"
+        )
 
 
 def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
@@ -116,20 +124,6 @@ def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
             yield record_document(_parsed(text), options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, line {number:,}: {error}", len(line), options, report)
-
-
-def _decoded(data, chunk, options, report):
-    """The text of a record; what is not UTF-8 in it is reported, or raises InputError."""
-    at = _broken_byte(data)
-    if at is not None:
-        if options.on_error != "replace":
-            other = "" if chunk.kind == "parquet" else ", or name the --encoding of all files"
-            raise InputError(
-                f"{_not_the_encoding(options)} at byte {at:,}; take it with U+FFFD by --on_error"
-                f" replace{other}"
-            )
-        _report_replaced(report, chunk, data, at, options)
-    return data.decode("utf-8", "replace")
 
 
 def _parsed(text):
@@ -145,8 +139,6 @@ def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
             [(name, value)] = row.items()
             if isinstance(value, bytes):
                 row = {name: _decoded(value, chunk, options, report)}
-            if isinstance(value, UnicodeDecodeError):
-                raise InputError(f"{name!r} is not UTF-8")
             yield record_document(row, options, report)
         except InputError as error:
             _leave_out(f"{chunk.path}, row {number:,}: {error}", 0, options, report)

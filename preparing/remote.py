@@ -2,33 +2,33 @@
 
 fsspec does the transfers, with the package that it takes for each protocol: huggingface_hub, s3fs,
 gcsfs, aiohttp. These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*)
-and send them to no other host. tenacity tries again.
+and send them to no other host. What they give up is tried again here.
 """
 
 import functools
 import hashlib
-import math
-import queue
+import itertools
+import random
 import re
 import sys
-import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from glob import has_magic
 from pathlib import Path
 
 from formats.address import PERMISSION, protocol_of
-from formats.files import in_words, sync
+from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
+from preparing.threads import begin
 
 WEB = ("https", "http")
 # What reads each protocol, as `python -m pip install` takes it.
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
-BLOCK = 16 << 20  # bytes of a request
-AT_A_TIME = 4  # files that are fetched
-STALL = 60  # seconds without a byte over http(s); other packages have shorter times of their own
-WHILE_LISTING = 10  # seconds of trying before a run begins,
-PATIENCE = 30 * 60  # and without a block while it goes on; it can be continued
+REQUEST_BYTES = 16 << 20
+STALL_S = 60  # seconds without a byte over http(s); other packages have shorter times of their own
+LISTING_S = 10  # seconds of trying to list files, before a run begins
+FETCHING_S = 30 * 60  # seconds of trying to fetch a block; the run can be continued after that
 BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
 QUIET_TRIES = 3  # that fail before a message says so
 # Names under which file systems give what changes with a file's content, the best one first.
@@ -43,7 +43,7 @@ def file_system(protocol: str):
     if protocol in WEB:
         import aiohttp
 
-        wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL, sock_read=STALL)
+        wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
         return fsspec.filesystem(protocol, client_kwargs={"timeout": wait, "trust_env": True})
     if protocol == "hf":
         from huggingface_hub.utils import logging
@@ -61,12 +61,12 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
         raise InputError(f"{address}: {protocol}:// is not among {'://, '.join(PACKAGES)}://")
-    need(address, PACKAGES[protocol], "tenacity")
-    return retry(functools.partial(_list_files, address), address, WHILE_LISTING)
+    need(address, "fsspec", PACKAGES[protocol])
+    return retry(functools.partial(_list_files, address), address, LISTING_S)
 
 
-def _list_files(address, expand=True):
-    """The same, once. expand: whether an address may be a glob."""
+def _list_files(address):
+    """One try of list_files."""
     files = file_system(protocol_of(address))
     files.invalidate_cache()
     if protocol_of(address) in WEB:
@@ -77,12 +77,8 @@ def _list_files(address, expand=True):
                 " as with curl -LO, and give the file"
             )
         return {address: _size_and_tag(info)}
-    path = files._strip_protocol(address)
-    if expand and re.search(r"[*?\[]", path):
-        path = re.sub(r"\*\*(?=[^/])", "**/*", path)  # **.parquet is what people write
-        found = files.glob(path, detail=True)
-    else:
-        found = files.find(path, detail=True)
+    path = re.sub(r"\*\*(?=[^/])", "**/*", files._strip_protocol(address))  # **.parquet is common
+    found = files.glob(path, detail=True) if has_magic(path) else files.find(path, detail=True)
     return {
         files.unstrip_protocol(path): _size_and_tag(info)
         for path, info in sorted(found.items())
@@ -97,18 +93,17 @@ def _size_and_tag(info):
 
 def _check_unchanged(source):
     """Raises InputError when a source is no longer what it was when it was listed."""
-    found = list(_list_files(source.path, expand=False).values())
-    if not found:
-        raise FileNotFoundError(source.path)
-    if found != [(source.size, source.tag)]:
+    files = file_system(protocol_of(source.path))
+    files.invalidate_cache()
+    if _size_and_tag(files.info(source.path)) != (source.size, source.tag):
         raise InputError(f"{source.path} changed at its source; start again with --overwrite")
 
 
 def _read_block(source, start):
-    """The next BLOCK bytes of a source from `start` on."""
-    size = min(BLOCK, source.size - start)
+    """The next REQUEST_BYTES bytes of a source from `start` on."""
+    size = min(REQUEST_BYTES, source.size - start)
     files = file_system(protocol_of(source.path))
-    with files.open(source.path, "rb", block_size=BLOCK, cache_type="none") as file:
+    with files.open(source.path, "rb", block_size=REQUEST_BYTES, cache_type="none") as file:
         file.seek(start)
         data = file.read(size)
     if len(data) == size:
@@ -117,39 +112,33 @@ def _read_block(source, start):
     raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
-def retry(action: Callable, address: str, seconds: float = PATIENCE) -> object:
+def retry(action: Callable, address: str, seconds: float = FETCHING_S) -> object:
     """The value of action(), tried again for `seconds` while its failure may pass.
 
     Raises InputError for a failure that will not pass, and PrepareError at the end.
     """
-    import tenacity
-
-    def report(state):
-        if state.attempt_number > QUIET_TRIES:
-            why = in_words(state.outcome.exception())
-            print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
-
-    attempts = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(may_pass),
-        stop=tenacity.stop_before_delay(seconds),
-        wait=tenacity.wait_random_exponential(multiplier=0.5, max=60),
-        before_sleep=report,
-        reraise=True,
-    )
-    try:
-        return attempts(action)
-    except (InputError, *BUGS):
-        raise
-    except Exception as error:  # whatever the packages raise
-        if may_pass(error):
-            raise PrepareError(
-                f"{address} cannot be reached: {in_words(error)}. Check the network; finished work"
-                " is kept, and the same command continues"
-            ) from error
-        hint = PERMISSION.get(protocol_of(address), "")
-        raise InputError(
-            f"{address} is not there, or not open to you: {in_words(error)}; {hint}".rstrip("; ")
-        ) from error
+    end = time.monotonic() + seconds
+    for tries in itertools.count(1):
+        try:
+            return action()
+        except (InputError, *BUGS):
+            raise
+        except Exception as error:  # whatever the packages raise
+            why = error_message(error)
+            if not may_pass(error):
+                hint = PERMISSION.get(protocol_of(address), "")
+                raise InputError(
+                    f"{address} is not there, or not open to you: {why}; {hint}".rstrip("; ")
+                ) from error
+            pause = random.uniform(0, min(60, 2**tries / 2))
+            if time.monotonic() + pause > end:
+                raise PrepareError(
+                    f"{address} cannot be reached: {why}. Check the network; finished work is kept,"
+                    " and the same command continues"
+                ) from error
+            if tries > QUIET_TRIES:
+                print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
+        time.sleep(pause)
 
 
 def may_pass(error: Exception) -> bool:
@@ -164,112 +153,67 @@ def may_pass(error: Exception) -> bool:
     return not isinstance(error, will_stay) and type(error).__name__ != "NoCredentialsError"
 
 
-class Cache:
-    """The remote files among some sources on this disk: fetched ahead, in order, within a limit.
+class DownloadCache:
+    """The remote files among some sources on this disk, within a limit.
 
-    Used as a context manager by one thread, which reads the sources in order. A file goes, after
-    its reader is done with it, when there is no room for the next one.
+    Used as a context manager by one thread, which reads the sources in order: while it reads one,
+    the next is fetched. What was read goes when there is no room for more.
     """
 
-    def __init__(self, sources: list, folder: Path, limit: float, first=0, enough=math.inf):
-        """folder: may hold files of a former run. limit: bytes in it.
-
-        first: index of the source that is read first. enough: bytes of sources after which none is
-        fetched before its reader asks for it.
-        """
+    def __init__(self, sources: list, folder: Path, limit: float):
+        """folder: may hold files of a former run. limit: bytes in it."""
         self.sources = sources
         self.folder = folder
         self.limit = limit
-        self.enough = enough
-        self.next = first  # the source to fetch next
-        self.reading = first
-        self.files = {}  # a Future of the path for each source that is or will be there
-        self.begun = 0  # bytes of the sources that were or are fetched
-        self.waiting = queue.SimpleQueue()  # (source, Future) for each that is not begun
-        self.writing = threading.Lock()
+        self.fetched = {}  # the path in the future, of each source that is or will be there
         self.stopped = False
 
     def __enter__(self):
-        if any(source.is_remote for source in self.sources[self.next :]):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._drop_strangers()
-            for _ in range(AT_A_TIME):
-                threading.Thread(target=self._fetch_waiting, daemon=True).start()
-            self._fetch_ahead()
         return self
 
     def __exit__(self, *error):
-        with self.writing:
-            self.stopped = True
-        for _ in range(AT_A_TIME):
-            self.waiting.put((None, None))
+        self.stopped = True
 
     def path(self, index: int) -> Path:
         """Where source number `index` is on this disk; waits for a remote one."""
         source = self.sources[index]
         if not source.is_remote:
             return Path(source.path)
-        self.reading = index
-        self._fetch_ahead()
+        self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return self.files[index].result()
+            self._make_room(index)
+            self._begin(index)
+            path = self.fetched[index].result()
+            remote = [n for n, source in enumerate(self.sources) if source.is_remote and n > index]
+            if remote and self._make_room(index, remote[0]):
+                self._begin(remote[0])
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
                 " --cache_gb; the same command continues"
             ) from None
+        return path
+
+    def _begin(self, index):
+        if index not in self.fetched:
+            self.fetched[index] = begin(self._fetch, self.sources[index])
 
     def _path(self, source):
         """The file in the cache for a source, in the state in which it was listed."""
         name = hashlib.sha256(f"{source.path}\n{source.tag}\n{source.size}".encode()).hexdigest()
         return self.folder / name[:32]
 
-    def _drop_strangers(self):
-        """Delete what the cache holds, except the sources that will fill it first."""
-        wanted = set()
-        size = 0
-        for source in self.sources[self.next :]:
-            if source.is_remote:
-                size += source.size
-                if size <= self.limit:
-                    wanted.add(self._path(source))
-        for path in list(self.folder.iterdir()):
-            if path not in wanted:
-                path.unlink()
-
-    def _fetch_ahead(self):
-        """Begin to fetch the next sources, as far as there is room."""
-        while self.next < len(self.sources):
-            source = self.sources[self.next]
-            if source.is_remote:
-                is_wanted = self.next <= self.reading or self.begun < self.enough
-                if not is_wanted or not self._make_room(source.size):
-                    return
-                self.files[self.next] = Future()
-                self.waiting.put((source, self.files[self.next]))
-                self.begun += source.size
-            self.next += 1
-
-    def _make_room(self, size):
-        """Whether `size` bytes fit, if need be without the files that are read."""
-        held = sum(self.sources[n].size for n in self.files)
-        for n in [n for n in self.files if n < self.reading]:
-            if held + size > self.limit:
-                del self.files[n]
-                self._path(self.sources[n]).unlink(missing_ok=True)
-                held -= self.sources[n].size
-        return held + size <= self.limit
-
-    def _fetch_waiting(self):
-        """Fetch the sources that wait until the cache is left; daemon threads do."""
-        while True:
-            source, path = self.waiting.get()
-            if self.stopped:
-                return
-            try:
-                path.set_result(self._fetch(source))
-            except BaseException as error:
-                path.set_exception(error)
+    def _make_room(self, *wanted):
+        """Whether these sources fit, if need be without the other files."""
+        needed = {self._path(self.sources[n]): self.sources[n].size for n in wanted}
+        others = [path for path in self.folder.iterdir() if path not in needed]
+        held = sum(path.stat().st_size for path in others)
+        if held + sum(needed.values()) <= self.limit:
+            return True
+        for path in others:
+            path.unlink()
+        self.fetched = {n: path for n, path in self.fetched.items() if n in wanted}
+        return sum(needed.values()) <= self.limit
 
     def _fetch(self, source):
         """Fetch a source, from where a stopped run left it; returns its path."""
@@ -277,12 +221,13 @@ class Cache:
         path.touch()
         while (start := path.stat().st_size) < source.size:
             data = retry(functools.partial(_read_block, source, start), source.path)
-            with self.writing:
-                if self.stopped:
-                    return path
-                with open(path, "ab") as file:
-                    file.write(data)
-                sync(path)
+            if self.stopped:
+                return path
+            # At its place: another cache may be at the same file.
+            with open(path, "r+b") as file:
+                file.seek(start)
+                file.write(data)
+            sync(path)
         try:
             retry(functools.partial(_check_unchanged, source), source.path)
         except InputError:

@@ -25,15 +25,16 @@ from preparing.remote import list_files
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 MOST_ENDINGS = 5  # of skipped files that a message names
-EXPANSION = 4  # bytes of text in a byte of a compressed file, about,
-PARQUET_EXPANSION = 2.5  # and of a parquet file; OpenWebText has 1.6
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # as fsspec calls them
+EXPANSION = 4  # about how many bytes of text a byte of a compressed file holds
+PARQUET_EXPANSION = 2.5  # the same for parquet, on the large side: OpenWebText has 1.6
 
 
 @dataclass
 class Source:
     """One input file.
 
-    path: the address, of a remote file. kind: txt, jsonl or parquet. compression: "", gz or zst.
+    path: the address, of a remote file. kind: txt, jsonl or parquet. compression: "", gzip or zstd.
     size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
     heading: the first row of a document in parquet files whose rows are paragraphs, as a regular
     expression; "" where a row is a document.
@@ -106,10 +107,7 @@ def _sources_of(given) -> Iterator[Source]:
             try:
                 stat = os.stat(path)
             except OSError as error:
-                link = f", a link to {os.readlink(path)}," if os.path.islink(path) else ""
-                raise InputError(
-                    f"{path}{link} cannot be read: {error.strerror}; delete or repair it"
-                ) from None
+                raise InputError(f"{path} cannot be read: {error.strerror}") from None
             if stat.st_size:
                 yield _source(path, stat.st_size, stat.st_mtime_ns)
             elif path == given:
@@ -118,18 +116,18 @@ def _sources_of(given) -> Iterator[Source]:
 
 def _source(path, size, modified, **more):
     """A Source. The ending of its name gives kind and compression; any other is plain text."""
-    name = _name(path)
-    compression = ""
-    if name.endswith((".gz", ".zst")):
-        name, _, compression = name.rpartition(".")
+    name, ending = os.path.splitext(_name(path))
+    compression = COMPRESSIONS.get(ending, "")
+    if not compression:
+        name = _name(path)
     kind = "txt"
     if name.endswith((".jsonl", ".ndjson")):
         kind = "jsonl"
     elif name.endswith(".parquet"):
         kind = "parquet"
         need(f"reading {path}", "pyarrow")
-    if compression == "zst":
-        need(f"reading {path}", "pyzstd")
+    if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
+        need(f"reading {path}", "backports.zstd")
     return Source(path, kind, compression, size, modified, **more)
 
 
@@ -148,34 +146,19 @@ def _expand(given):
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    found = sorted(path.as_posix() for path in _matches(Path(given)) if path.is_file())
+    found = {}  # each file under its shortest path: loops of links make longer ones
+    for path in sorted(
+        map(Path, glob.glob(given, recursive=True)), key=lambda p: (len(p.parts), p)
+    ):
+        if path.is_file():
+            found.setdefault(os.path.realpath(path), path.as_posix())
     if found:
-        return found
+        return sorted(found.values())
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
     near = difflib.get_close_matches(given.lower(), CATALOG, 1)
     names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(CATALOG)}"
     raise InputError(f"no such file or folder: {given}; {names}")
-
-
-def _matches(pattern):
-    """The paths that match a glob, each file once, under its shortest path as a rule.
-
-    ** passes each folder once, too: Python's own follows links in circles.
-    """
-    found = [Path(pattern.anchor)]
-    parts = pattern.relative_to(pattern.anchor).parts
-    for part in (*parts, "*") if parts[-1:] == ("**",) else parts:
-        folders, places = found, {}
-        for folder in folders:  # with ** they grow
-            if part != "**":
-                names = glob.glob(part, root_dir=folder)
-                for path in sorted(folder / name for name in names):
-                    places.setdefault(os.path.realpath(path), path)
-            elif places.setdefault(os.path.realpath(folder), folder) is folder:
-                folders += sorted(folder / name for name in glob.glob("*/", root_dir=folder))
-        found = list(places.values())
-    return found
 
 
 def _files_of_folder(folder):
@@ -189,10 +172,8 @@ def _files_of_folder(folder):
         files += [Path(at, name).as_posix() for name in names]
     files.sort()
     known = list(filter(_is_known, files))
-    others = (Path(file) for file in files if not _is_known(file))
-    skipped = Counter(
-        path.suffix.lower() or "without ending" for path in others if path.name[0] != "."
-    )
+    others = [Path(file) for file in files if not _is_known(file) and Path(file).name[0] != "."]
+    skipped = Counter(path.suffix.lower() or "without ending" for path in others)
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     example = shlex.quote(f"{Path(folder).as_posix()}/**/*.md")
     hint = f"a glob in quotes takes other text, as in {example}"

@@ -4,80 +4,75 @@ How a tokenizer works is in tokenizer_bpe.py.
 """
 
 import functools
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from formats.files import write_text
 from preparing import fast_bpe
-from preparing.arguments import Options
-from preparing.chunks import Chunk, Position
-from preparing.engines import workers
-from preparing.job import Plan, WorkFolder
+from preparing.chunks import Chunk, Options, Position
 from preparing.progress import Progress
 from preparing.readers import read_chunks
 from preparing.records import documents_of
-from preparing.remote import Cache
+from preparing.remote import DownloadCache
 from preparing.sources import Source
+from preparing.threads import begin
+from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 # Characters in a row of one kind, such as letters, after which a sample's word is broken: training
 # takes the square of a word's length.
 LONG_WORD = 1024
 ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
-FAST_FROM = 100  # bytes for each id: from less, gigatoken takes longer than `tokenizers`
-FETCHED_SAMPLES = 10  # times the sample that remote files for it may take, or else one file
+FAST_FROM = 100  # bytes of text for each id; with less, `tokenizers` is faster than gigatoken
+# Remote files for the sample may take this many times its size; one file may take more.
+FETCHED_SAMPLES = 10
 
 
-def obtain_tokenizer(plan: Plan, work: WorkFolder) -> tuple[Tokenizer, str]:
+def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     """The tokenizer, also saved in the working folder, and in words where it came from.
 
     Raises TokenizerError and InputError.
     """
-    asked = plan.args.tokenizer
+    asked = work.plan.tokenizer
     if work.tokenizer.exists():
-        origin = "as the run before made it"
-    elif asked == "bpe":
-        train = functools.partial(train_tokenizer, plan, work.cache)
-        # In a process of its own, so that its memory goes back and Ctrl-C works.
-        with workers(0 if plan.is_small else 1, train) as run:
-            (origin,) = run([work.tokenizer])
+        return Tokenizer.load(work.tokenizer), "as the run before made it"
+    if asked == "bpe":
+        # In a thread, so that Ctrl-C need not wait for it.
+        tokenizer, origin = begin(train_tokenizer, work).result()
     elif asked == "char":
-        found = all_characters(plan, work)
-        write_text(work.tokenizer, Tokenizer.characters(found).to_json())
-        origin = f"{len(found)} different characters"
+        found = all_characters(work)
+        tokenizer, origin = Tokenizer.characters(found), f"{len(found)} different characters"
+    elif asked == "gpt2":
+        tokenizer, origin = Tokenizer.gpt2(), asked
     else:
-        tokenizer = Tokenizer.gpt2() if asked == "gpt2" else Tokenizer.load(asked)
-        write_text(work.tokenizer, tokenizer.to_json())
-        origin = asked
-    return Tokenizer.load(work.tokenizer), origin
+        tokenizer, origin = work.given_tokenizer, asked
+    write_text(work.tokenizer, tokenizer.to_json())
+    return tokenizer, origin
 
 
 # -- a BPE
 
 
-def train_tokenizer(plan: Plan, cache: Path, path: Path) -> str:
-    """Train byte-level BPE on an evenly spread sample and save it; says on how much."""
-    os.environ.setdefault("RAYON_NUM_THREADS", str(plan.args.workers))
-    sources = sources_to_sample(plan.sources, plan.args.sample_bytes)
+def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
+    """Train byte-level BPE on an evenly spread sample; says on how much."""
+    plan = work.plan
+    sources = sources_to_sample(work.sources, plan.sample_bytes)
     size = sum(source.size for source in sources)
-    with Cache(sources, cache, plan.cache_bytes) as files, Progress(size, "sampling") as bar:
+    files = DownloadCache(sources, work.cache, plan.cache_bytes)
+    with files, Progress(size, "sampling") as bar:
         chunks = read_chunks(sources, Position(), plan.options, files.path)
-        sample = spread_sample(_watched(chunks, bar), plan.args.sample_bytes)
+        sample = spread_sample(_watched(chunks, bar), plan.sample_bytes)
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
-    vocab_size = plan.args.vocab_size
     tokenizer = None
-    if size > FAST_FROM * vocab_size:
-        tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
+    if size > FAST_FROM * plan.vocab_size:
+        tokenizer = fast_bpe.train(texts_of(sample, plan.options), plan.vocab_size)
     if not tokenizer:
         texts = texts_of(sample, plan.options)
-        tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
-    write_text(path, tokenizer.to_json())
-    return f"trained on {described} spread over the text"
+        tokenizer = Tokenizer.train(texts, plan.vocab_size, show_progress=sys.stderr.isatty())
+    return tokenizer, f"trained on {described} spread over the text"
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
@@ -133,21 +128,21 @@ def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
 # -- characters
 
 
-def all_characters(plan: Plan, work: WorkFolder) -> set[str]:
+def all_characters(work: WorkFolder) -> set[str]:
     """The different characters of the whole input, or of all that will be written of it."""
     found = set()
     size = 0
-    find = functools.partial(characters_of, plan.options)
+    find = functools.partial(characters_of, work.plan.options)
     with (
         work.map_text(find, Position()) as results,
-        Progress(plan.input_size, "characters") as bar,
+        Progress(work.input_size, "characters") as bar,
     ):
         for characters, text_bytes, end in results:
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)
             # A document is written to its end; where copies are left out, more of the input is.
-            if size >= plan.most_bytes and not end.inside and not plan.options.dedupe:
+            if size >= work.most_bytes and not end.inside and not work.plan.options.dedupe:
                 break
     return found
 

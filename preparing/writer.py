@@ -5,6 +5,7 @@ documents between training and validation, drops copies, and records twice a sec
 files are finished. Independent of text: documents are token ids and hashes here.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -15,34 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.data_folder import dtype_for
-from formats.files import write_json
+from formats.data_folder import IN_REPLY, Split, dtype_for
+from formats.files import sha256, write_json
 from preparing import PrepareError
-from preparing.chunks import CHUNK, Position
+from preparing.chunks import CHUNK_BYTES, Position
 from preparing.cleaning import CleaningReport
-from preparing.copies import Seen, hash64
-from preparing.encoder import Encoded
-from preparing.job import Plan, WorkFolder
+from preparing.copies import Seen
+from preparing.encoder import Encoded, token_lengths
+from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
 SAVE_SECONDS = 0.5  # between two records of how far the files are finished
 EXAMPLE_TOKENS = 30  # of a copy, for the report
-COPIES = {None: (), "exact": ("exact",), "near": ("exact", "near")}  # to drop, by --dedupe
-
-
-@dataclass
-class LongDocument:
-    """A document of several chunks that is under way.
-
-    hash: of its chunks so far. noise: the rule by which its beginning was noise. tokens,
-    text_bytes: in training before it, to return to should it prove a copy.
-    """
-
-    hash: int = 0
-    noise: str = ""
-    tokens: int = 0
-    text_bytes: int = 0
 
 
 @dataclass
@@ -51,8 +37,8 @@ class Journal:
 
     position: where the next chunk begins. tokens: in each file. masked: bytes in each mask; tokens
     after them are in no conversation. text_bytes: UTF-8 bytes of the text written; read: of the
-    text so far, written or not. seen: keys in the log of each kind of copies. seconds: spent
-    tokenising, over all starts. split: how the text was split, in words, once all of it is there.
+    text so far, written or not. seen: documents in the log of hashes. seconds: spent tokenising,
+    over all starts. split: how the text was split, in words, once all of it is there.
     """
 
     position: Position = field(default_factory=Position)
@@ -60,59 +46,163 @@ class Journal:
     masked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     text_bytes: int = 0
     report: CleaningReport = field(default_factory=CleaningReport)
-    long: LongDocument = field(default_factory=LongDocument)
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: int = 0
     read: int = 0
     seconds: float = 0.0
     split: str = ""
 
     @classmethod
     def load(cls, path: Path) -> "Journal":
-        """As it was saved, or a new one where there is none."""
+        """As save() wrote it, or a new one where there is none."""
         if not path.exists():
             return cls()
         values = json.loads(path.read_text(encoding="utf-8"))
         values["position"] = Position(**values["position"])
         values["report"] = CleaningReport(**values["report"])
-        values["long"] = LongDocument(**values["long"])
         return cls(**values)
 
 
-class Output:
-    """train.bin and val.bin as they grow in the working folder, their masks, and their journal."""
+class SplitWriter:
+    """train.bin or val.bin as it grows, its mask, and what meta.json says of both."""
 
-    def __init__(self, plan: Plan, work: WorkFolder, tokenizer: Tokenizer):
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, tokens: int, masked: int):
+        """Open the files where the journal says that they end; PrepareError if one is shorter."""
+        self.name = name
+        self.tokenizer = tokenizer
+        self.dtype = np.dtype(dtype_for(tokenizer.vocab_size))
+        self.tokens = tokens
+        self.masked = masked
+        self.file = _open(folder / f"{name}.bin", tokens * self.dtype.itemsize)
+        self.mask = _open(folder / f"{name}.mask.bin", masked)
+        self._tally()
+
+    def _tally(self):
+        """Count from the files what is in them."""
+        self.digest = hashlib.sha256()
+        self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        self.in_replies = np.zeros(self.tokenizer.vocab_size, np.int64)
+        self.last = self.tokenizer.eot_id
+        self.file.seek(0)
+        self.mask.seek(0)
+        while len(ids := np.fromfile(self.file, self.dtype, CHUNK_BYTES)):
+            self._count(ids, np.fromfile(self.mask, np.uint8, len(ids)))
+
+    def _count(self, ids, mask):
+        self.digest.update(ids)
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+        if len(mask):
+            replies = ids[: len(mask)][mask & IN_REPLY > 0]
+            self.in_replies += np.bincount(replies, minlength=len(self.counts))
+        self.last = int(ids[-1])
+
+    def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Write tokens. mask: uint8 [len(ids)]; None leaves a hole in its file: zeros."""
+        if not len(ids):
+            return
+        self.file.write(ids.tobytes())
+        if mask is None or not mask.any():
+            mask = np.zeros(0, np.uint8)
+        else:
+            self.mask.seek(self.tokens)
+            self.mask.write(mask.tobytes())
+            self.masked = self.mask.tell()
+        self.tokens += len(ids)
+        self._count(ids, mask)
+
+    def end_document(self) -> None:
+        """Write the end-of-text of a document that came in parts, unless none of it is left."""
+        if self.last != self.tokenizer.eot_id:
+            self.write(np.array([self.tokenizer.eot_id], self.dtype))
+
+    def fill_mask(self) -> None:
+        """Give the mask its length."""
+        self.mask.truncate(self.tokens)
+        self.masked = self.tokens
+
+    def move_end(self, other: "SplitWriter", tokens: int) -> None:
+        """Copy the last tokens to another one, which is empty; finish() cuts them off here."""
+        self.tokens -= tokens
+        self.masked = min(self.masked, self.tokens)
+        other.tokens = tokens
+        width = self.dtype.itemsize
+        for source, target, start in (
+            (self.file, other.file, self.tokens * width),
+            (self.mask, other.mask, self.tokens),
+        ):
+            source.seek(start)
+            target.seek(0)
+            shutil.copyfileobj(source, target)
+        other.masked = other.mask.tell()
+
+    def sync(self) -> None:
+        """Have what is written on the disk."""
+        for file in (self.file, self.mask):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> Split:
+        """Close the files, the mask only where it has any bytes; what meta.json says of them."""
+        self.file.truncate(self.tokens * self.dtype.itemsize)
+        self.mask.truncate(self.masked)
+        if self.counts.sum() != self.tokens:  # some were moved
+            self._tally()
+        self.file.close()
+        self.mask.close()
+        lengths = token_lengths(self.tokenizer)
+        path, mask_path = Path(self.file.name), Path(self.mask.name)
+        eots = int(self.counts[self.tokenizer.eot_id])
+        split = Split(
+            file=path.name,
+            tokens=self.tokens,
+            documents=eots + int(self.last != self.tokenizer.eot_id),
+            text_bytes=int(self.counts @ lengths),
+            sha256=self.digest.hexdigest(),
+        )
+        if self.masked:
+            split.mask = Split(
+                file=mask_path.name,
+                tokens=int(self.in_replies.sum()),
+                text_bytes=int(self.in_replies @ lengths),
+                sha256=sha256(mask_path),
+            )
+        else:
+            mask_path.unlink()
+        return split
+
+
+def _open(path, size):
+    """A file to write on after its first `size` bytes; what the journal does not count goes."""
+    path.touch()
+    if path.stat().st_size < size:
+        raise PrepareError(
+            f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
+            f" {path.parent} and start again"
+        )
+    os.truncate(path, size)
+    return open(path, "r+b")
+
+
+class TokenWriter:
+    """Both splits as they grow in the working folder, and their journal."""
+
+    def __init__(self, work: WorkFolder, tokenizer: Tokenizer):
         """Open the files where the journal says that they end; PrepareError if one is shorter."""
         self.tokenizer = tokenizer
-        self.val_fraction = plan.settings["val_fraction"]
-        self.most_bytes = plan.most_bytes
-        self.work = work.path
-        self.journal = Journal.load(self.work / "progress.json")
-        self.width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
-        self.files = {}
-        self.masks = {}
-        for split in SPLITS:
-            self.files[split] = self._open(f"{split}.bin", self.journal.tokens[split] * self.width)
-            self.masks[split] = self._open(f"{split}.mask.bin", self.journal.masked[split])
-        self.seen = {
-            kind: Seen(self.work, kind, self.journal.seen.get(kind, 0))
-            for kind in COPIES[plan.options.dedupe]
-        }
-        self.start_clock()
-
-    def _open(self, name, size):
-        """A file to write on after its first `size` bytes; what the journal does not count goes."""
-        path = self.work / name
-        path.touch()
-        if path.stat().st_size < size:
-            raise PrepareError(
-                f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
-                f" {path.parent} and start again"
+        self.val_fraction = work.settings["val_fraction"]
+        self.most_bytes = work.most_bytes
+        self.folder = work.path
+        self.journal = journal = Journal.load(self.folder / "progress.json")
+        self.splits = {
+            name: SplitWriter(
+                self.folder, name, tokenizer, journal.tokens[name], journal.masked[name]
             )
-        os.truncate(path, size)
-        file = open(path, "r+b")  # noqa: SIM115 - finish() closes it
-        file.seek(size)
-        return file
+            for name in SPLITS
+        }
+        self.train, self.val = self.splits.values()
+        self.seen = None
+        if work.plan.options.dedupe:
+            self.seen = Seen(self.folder / "hashes.bin", journal.seen)
+        self.counted_from = time.monotonic()
 
     @property
     def is_full(self) -> bool:
@@ -126,141 +216,83 @@ class Output:
         journal = self.journal
         return journal.position.on_disk if math.isinf(self.most_bytes) else journal.text_bytes
 
-    def start_clock(self) -> None:
-        """Start counting the seconds spent tokenising, and those to the next save."""
-        self.counted_from = time.monotonic()
-
     def add(self, part: Encoded) -> None:
         """Write the documents of the next chunk, and at times record how far it went."""
-        self.journal.report.merge(part.report)
-        if part.chunk.whole:
+        journal = self.journal
+        journal.report.merge(part.report)
+        if part.whole:
             self._add_documents(part)
-        else:
-            self._add_to_long_document(part)
-        self.journal.position = part.chunk.end
-        self.journal.read += int(part.text_bytes.sum())
+        else:  # a part of a long document, which is for training
+            self.train.write(part.ids)
+            journal.text_bytes += int(part.text_bytes.sum())
+            if not part.end.inside:
+                self.train.end_document()
+        journal.position = part.end
+        journal.read += int(part.text_bytes.sum())
         if time.monotonic() - self.counted_from > SAVE_SECONDS:
             self.save()
 
     def _add_documents(self, part):
         """Write those that are new, each to the split that the hash of its text chooses."""
-        new = np.ones(len(part.hashes), bool)
-        for kind, seen in self.seen.items():
-            keys = part.keys if kind == "near" else part.hashes[:, None]
-            copies = new.copy()
-            copies[new] = ~seen.first(keys[new])
-            self._report_copies(kind, part, copies)
-            new &= ~copies
+        short = part.text_bytes <= CHUNK_BYTES
+        new = np.ones(len(short), bool)
+        if self.seen:
+            new[short] = self.seen.first(part.hashes[short])
+            self._report_copies(part, ~new)
         sizes = part.text_bytes * new
         written_before = self.journal.text_bytes + np.cumsum(sizes) - sizes
         new &= written_before < self.most_bytes
-        chosen = part.hashes < np.uint64(self.val_fraction * 2**64)
-        val = chosen & (part.text_bytes <= CHUNK)
-        for split, rows in (("train", new & ~val), ("val", new & val)):
+        val = short & (part.hashes < np.uint64(self.val_fraction * 2**64))
+        for split, rows in ((self.train, new & ~val), (self.val, new & val)):
             tokens = slice(None) if rows.all() else np.repeat(rows, part.tokens)
-            self._write(split, part.ids[tokens], None if part.mask is None else part.mask[tokens])
+            split.write(part.ids[tokens], None if part.mask is None else part.mask[tokens])
             self.journal.text_bytes += int(part.text_bytes[rows].sum())
 
-    def _add_to_long_document(self, part):
-        """Write a part of a document of several chunks to training, unless its beginning was noise.
-
-        It is taken back at its end should it prove a copy.
-        """
-        journal = self.journal
-        size = int(part.text_bytes.sum())
-        if part.chunk.begins:
-            journal.long = LongDocument(
-                noise=part.report.noise,
-                tokens=journal.tokens["train"],
-                text_bytes=journal.text_bytes,
-            )
-        long = journal.long
-        long.hash = hash64(long.hash.to_bytes(8, "little") + part.hashes.tobytes())
-        if long.noise:
-            journal.report.add(long.noise, 0, size, [])
-            return
-        self._write("train", part.ids)
-        journal.text_bytes += size
-        if not part.chunk.ends or journal.tokens["train"] == long.tokens:
-            return  # not at its end, or all of its parts were skipped
-        if self.seen and not self.seen["exact"].first(np.array([[long.hash]], np.uint64))[0]:
-            self._report_copy("exact", part.ids, journal.text_bytes - long.text_bytes)
-            journal.tokens["train"] = long.tokens
-            journal.text_bytes = long.text_bytes
-            # Not cut off: the journal on the disk may still count the copy.
-            self.files["train"].seek(long.tokens * self.width)
-        else:
-            self._write("train", np.array([self.tokenizer.eot_id], part.ids.dtype))
-
-    def _write(self, split, ids, mask=None):
-        """Write tokens. mask: uint8 [len(ids)]; None leaves a hole in its file: zeros."""
-        self.files[split].write(ids.tobytes())
-        if mask is not None and mask.any():
-            self.masks[split].seek(self.journal.tokens[split])
-            self.masks[split].write(mask.tobytes())
-            self.journal.masked[split] = self.masks[split].tell()
-        self.journal.tokens[split] += len(ids)
-
-    def _report_copies(self, kind, part, rows):
+    def _report_copies(self, part, rows):
         """Report the documents for which `rows`, bool [documents], says that they are copies."""
         ends = np.cumsum(part.tokens)
         for n in np.flatnonzero(rows):
             ids = part.ids[ends[n] - part.tokens[n] : ends[n] - 1]
-            self._report_copy(kind, ids, int(part.text_bytes[n]))
-
-    def _report_copy(self, kind, ids, text_bytes):
-        example = self.tokenizer.decode(ids[:EXAMPLE_TOKENS])
-        self.journal.report.add(f"{kind} duplicates", 1, text_bytes, [example])
+            example = self.tokenizer.decode(ids[:EXAMPLE_TOKENS])
+            self.journal.report.add("exact duplicates", 1, int(part.text_bytes[n]), [example])
 
     def save(self) -> None:
         """Record how far the files are finished, safe from a power cut."""
-        for file in (*self.files.values(), *self.masks.values()):
-            file.flush()
-            os.fsync(file.fileno())
-        self.journal.seen = {kind: seen.save() for kind, seen in self.seen.items()}
-        self.journal.seconds += time.monotonic() - self.counted_from
-        self.start_clock()
-        write_json(self.work / "progress.json", asdict(self.journal))
-
-    def finish(self) -> None:
-        """See that both splits hold text, record how it was split, and close the files."""
         journal = self.journal
-        has_masks = any(journal.masked.values())
-        if not journal.split:
-            if has_masks:
-                for split, mask in self.masks.items():
-                    mask.truncate(journal.tokens[split])
-            journal.split = self._settle_split()
-            if has_masks:
-                journal.masked = dict(journal.tokens)
+        for name, split in self.splits.items():
+            split.sync()
+            journal.tokens[name] = split.tokens
+            journal.masked[name] = split.masked
+        journal.seen = self.seen.save() if self.seen else 0
+        now = time.monotonic()
+        journal.seconds += now - self.counted_from
+        self.counted_from = now
+        write_json(self.folder / "progress.json", asdict(journal))
+
+    def finish(self) -> dict[str, Split]:
+        """See that both splits hold text, and close the files; what meta.json says of each."""
+        if not self.journal.split:
+            if self.train.masked or self.val.masked:
+                self.train.fill_mask()
+                self.val.fill_mask()
+            self.journal.split = self._settle_split()
             self.save()
-        for split in SPLITS:
-            self.files[split].truncate(journal.tokens[split] * self.width)
-            self.files[split].close()
-            self.masks[split].truncate(journal.masked[split])
-            self.masks[split].close()
-            if not has_masks:
-                (self.work / f"{split}.mask.bin").unlink()
+        return {name: split.finish() for name, split in self.splits.items()}
 
     def _settle_split(self):
         """Give an empty split its share of the text; returns how the text is split, in words."""
-        tokens = self.journal.tokens
+        train, val = self.train, self.val
         share = f"{100 * self.val_fraction:.3g}%"
-        if not tokens["train"]:  # few documents, all with low hashes
-            self._move("val", "train", tokens["val"])
+        if not train.tokens:  # few documents, all with low hashes
+            val.move_end(train, val.tokens)
         if not self.val_fraction:
             return "all of it in training (--val_fraction 0)"
-        if tokens["val"] or tokens["train"] < 2:
+        if val.tokens or train.tokens < 2:
             return f"{share} of the documents by a hash of their text, those above 1 MB in training"
-        self._move("train", "val", max(1, int(tokens["train"] * self.val_fraction)))
+        train.move_end(val, max(1, int(train.tokens * self.val_fraction)))
         return f"the last {share} of the text, for no document is small enough or has such a hash"
 
-    def _move(self, source, target, count):
-        """Copy the last `count` tokens into the other, empty file; finish() cuts them off."""
-        tokens = self.journal.tokens
-        tokens[source] -= count
-        tokens[target] = count
-        for files, width in ((self.files, self.width), (self.masks, 1)):
-            files[target].seek(0)
-            files[source].seek(tokens[source] * width)
-            shutil.copyfileobj(files[source], files[target])
+    @property
+    def used(self) -> float:
+        """The share of the ids that occur."""
+        return float((self.train.counts + self.val.counts > 0).mean())

@@ -40,12 +40,11 @@ collect_ignore = [
     "test_gpu_parts.py",
     "test_startup.py",
     "test_tutorial.py",  # it needs bash and links, and takes a GPU that is there
-    "training/test_conversations.py",  # it shares what test_ranks has
+    "training/test_conversations.py",  # it starts processes with torchrun
     "training/test_gpu.py",
     "training/test_limits.py",
     "training/test_ranks.py",
     "training/test_saver.py",
-    "training/test_shard.py",
     "training/test_signals.py",
 ]
 if sys.platform == "linux":

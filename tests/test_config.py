@@ -1,5 +1,7 @@
-"""config/: typed settings, presets, overrides, and what a mistake is answered with."""
+"""config/: typed settings, presets, the settings of a run, overrides, and mistakes in them."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -53,44 +55,70 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
         ("--compile=maybe", ["compile = 'maybe'", "True or False"]),
         ("--n_layer=six", ["n_layer = 'six'", "whole number"]),
-        ("--n_layer=0", ["the command line: n_layer = 0", "at least 1"]),
+        ("--n_layer=0", ["the command line: n_layer = 0", "a whole number from 1 to 1,000"]),
         ("--n_layer=2.5", ["n_layer", "whole number"]),
+        ("--n_layer=2000", ["n_layer = 2000", "from 1 to 1,000"]),
         ("--learning_rate=nan", ["learning_rate", "a number"]),
         ("--learning_rate=inf", ["learning_rate", "a number"]),
         ("--dtype=bf16", ["dtype", "bfloat16"]),
         ("--batch_size", ["--batch_size has no value"]),
-        ("--out_dir=a", ["'out_dir'", "'checkpoint_dir'"]),
-        ("--always_save_checkpoint", ["'always_save_checkpoint' (python train.py --help"]),
-        ("--micro_batch_size=5", ["micro_batch_size = 5", "batch_size = 32", "4"]),
-        ("--batch_size=1e300", ["batch_size = 1000", "below 2**31 tokens"]),
+        ("--micro_batch_size=5", ["micro_batch_size = 5 does not divide batch_size = 32"]),
+        ("--batch_size=1e300", ["batch_size = 1000", "from 1 to 1,048,576"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
-        ("--beta2=1", ["beta2 = 1.0", "below 1"]),
-        ("--muon_momentum=1", ["muon_momentum = 1.0", "below 1"]),
-        ("--decay_fraction=5", ["decay_fraction = 5.0", "at most 1"]),
+        ("--beta2=1", ["beta2 = 1.0", "a number from 0 to 0.99999"]),
+        ("--dropout=1", ["dropout = 1.0", "a number from 0 to 0.9"]),
+        ("--max_steps=0", ["a whole number from 1 to 1,000,000,000 or None"]),
+        ("--epochs=0", ["epochs = 0.0", "a number from 1e-06"]),
+        ("--learning_rate=-1", ["learning_rate = -1.0", "a number from 0"]),
+        ("--dry_run=1", ["dry_run = 1", "True or False"]),
+        ('--n_layer=["a"]', ["n_layer = ['a']", "whole number"]),
         ("--sample_prompts=[1]", ["sample_prompts", "list of texts"]),
         ('--sample_prompts=["a"', ["sample_prompts", "list of texts"]),
-        ("config/gpt2_smal.py", ["no preset config/gpt2_smal.py", "config/gpt2_small.py"]),
-        ("config/demo.yaml", ["no preset config/demo.yaml; did you mean config/demo.py?"]),
-        ("laptop", ["no preset laptop; did you mean config/laptop.py?"]),
-        ("config/laptop", ["no preset config/laptop; did you mean config/laptop.py?"]),
-        ("README.md", ["README.md: a preset is a Python file of assignments"]),
-        ("--vocab_size=5000", ["comes from the data", "prepare_data.py --vocab_size"]),
-        ("--init_from=scratch", ["leave init_from out", "new weights"]),
-        ("--init_from=resume", ["leave init_from out", "continues it"]),
-        ("--init_from=gpt2-xl", ["hf://openai-community/gpt2-xl"]),
-        ("--mirror=https://host/runs", ["mirror = 'https://host/runs'", "s3://bucket/runs"]),
+        ("config/gpt2_smal.py", ["config/gpt2_smal.py is no preset", "config/gpt2_small.py"]),
+        ("config/dmo.py", ["config/dmo.py is no preset", "did you mean config/demo.py?"]),
+        ("config/demo.yaml", ["config/demo.yaml is no preset", "did you mean config/demo.py?"]),
+        ("config/laptop", ["did you mean config/laptop.py?"]),
+        ("config.demo", ["did you mean config/demo.py?"]),
+        ("laptop", ["did you mean config/laptop.py?"]),
+        ("README.md", ["README.md is no preset and no run"]),
+        ("checkpoints/no_such_run", ["no preset and no run"]),
+        ("config/nothing_like_it.py", ["config/ has", "demo"]),
+        ("--init_from=scratch", ["init_from = scratch: leave it out to train new weights"]),
+        ("--init_from=resume", ["init_from = resume: leave it out", "to continue a run"]),
+        ("--init_from=gpt2-xl", ["init_from = gpt2-xl", "hf://openai-community/gpt2"]),
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
-        ("--checkpoint_dir=~/runs/a", ["checkpoint_dir = ~/runs/a", "without ~"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
-        ("--mirror=checkpoints/run/copies", ["checkpoints/run/copies/run, would be", "inside it"]),
-        (f"--mirror=file://{Path.cwd()}/checkpoints", ["the run itself"]),
-        ("config/nothing_like_it.py", ["config/ has", "demo.py"]),
+        ("--mirror=s3://me:secret@host/runs", ["a login in mirror", "environment"]),
+        ("--init_from=https://me:secret@host/run", ["a login in mirror or init_from"]),
+        ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_a_sentence(text, words):
     with pytest.raises(ConfigError) as error:
         config.load([text])
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("out_dir", "checkpoint_dir"),
+        ("dataset", "data_dir"),
+        ("max_iters", "max_steps"),
+        ("gradient_accumulation_steps", "batch_size / micro_batch_size"),
+        ("wandb_log", "wandb = PROJECT"),
+        ("always_save_checkpoint", "save_interval"),
+        ("eval_only", "python -m tools.evaluate"),
+        ("vocab_size", "python prepare_data.py --vocab_size"),
+    ],
+)
+def test_a_name_of_nanogpts_is_answered_with_ours(theirs, ours):
+    with pytest.raises(ConfigError, match=f"no setting is called '{theirs}'; here it is {ours}"):
+        config.load([f"--{theirs}=1"])
+
+
+def test_a_revision_of_a_repository_is_no_login():
+    assert config.load(["--init_from=hf://openai-community/gpt2@main"]).init_from
 
 
 def test_a_step_is_no_folder_for_a_run(tmp_path):
@@ -110,10 +138,7 @@ def test_a_bare_flag_is_true():
         ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
         ("compile = 1\n", ["mine.py, line 1", "True or False"]),
         ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2: SyntaxError: invalid syntax"]),
-        ("n_layer = 2\nvocab_size = 5000\n", ["mine.py, line 2", "prepare_data.py --vocab_size"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3: NameError", "undefined"]),
-        ("n_layer = 2\nn_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
-        ("if True:\n    n_head: 2\n", ["mine.py, line 2", "write n_head = VALUE"]),
         (
             "n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n",
             ["mine.py, line 3", "'n_hed'", "'n_head'"],
@@ -127,14 +152,57 @@ def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path, encoding):
+def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("n_layer = 3\n", encoding=encoding)
+    path.write_text("n_layer = 3\n", encoding="utf-8-sig")
     assert config.load([str(path)]).n_layer == 3
-    path.write_text("n_layr = 3\n", encoding=encoding)
-    with pytest.raises(ConfigError, match=r"mine.py, line 1: no setting is called 'n_layr'"):
-        config.load([str(path)])
+
+
+def recorded_run(tmp_path, **changes):
+    """The folder of a run that has recorded its settings."""
+    first = config.load([preset(tmp_path, "n_layer = 3\nepochs = 2\n"), "--dry_run"])
+    run = tmp_path / "moved"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(first.recorded() | changes))
+    return run
+
+
+def test_the_folder_of_a_run_stands_for_its_settings(tmp_path):
+    run = recorded_run(tmp_path)
+    c = config.load([str(run)])
+    assert (c.n_layer, c.epochs) == (3, 2.0)
+    assert c.checkpoint_dir == str(run)  # wherever it was when it was recorded
+    assert not c.dry_run
+
+
+def test_the_command_line_overrides_the_settings_of_a_run(tmp_path):
+    c = config.load([str(recorded_run(tmp_path)), "--max_steps=50"])
+    assert (c.n_layer, c.max_steps, c.epochs) == (3, 50, None)
+
+
+def test_what_a_run_recorded_counts_as_given(tmp_path):
+    given = config.load([str(recorded_run(tmp_path, block_size=16))]).given
+    assert "block_size" in given and "max_steps" not in given  # it is None
+
+
+def test_qwen3_records_that_it_has_no_biases():
+    assert config.load(["--arch=qwen3"]).recorded()["bias"] is False
+    with pytest.raises(ConfigError, match="has no biases; set bias = False"):
+        config.load(["--arch=qwen3", "--bias"])
+
+
+def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
+    assert config.load([str(recorded_run(tmp_path, data_location="ram"))]).n_layer == 3
+
+
+def test_a_folder_without_recorded_settings_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is no run with its settings"):
+        config.load([str(tmp_path)])
+
+
+def test_recorded_settings_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match=r"config.json: n_layer = '3', but it takes"):
+        config.load([str(recorded_run(tmp_path, n_layer="3"))])
 
 
 def test_without_arguments_it_says_how_to_choose_a_preset():
@@ -174,6 +242,20 @@ def test_a_run_of_no_given_length_is_an_epoch():
     assert config.load(["--n_layer=2"]).epochs == 1.0
 
 
+@pytest.mark.parametrize(
+    ("argv", "folder"),
+    [
+        ([], "checkpoints/run"),
+        (["config/demo.py"], "checkpoints/demo"),
+        (["config/demo.py", "--checkpoint_dir=a/b"], "a/b"),
+    ],
+)
+def test_a_run_without_a_folder_is_called_after_its_preset(argv, folder):
+    assert config.load([*argv, "--seed=1"]).checkpoint_dir == folder
+    if "a/b" not in folder:
+        assert config.load([*argv, "--checkpoint_dir=None"]).checkpoint_dir == folder
+
+
 def test_two_presets_are_refused():
     with pytest.raises(ConfigError, match="one preset"):
         config.load(PRESETS[:2])
@@ -184,3 +266,8 @@ def test_help_lists_every_setting(capsys):
         config.load(["--help"])
     text = capsys.readouterr().out
     assert exit_.value.code == 0 and all(f"--{name}=" in text for name in config.SETTINGS)
+
+
+def test_a_copy_of_the_settings_keeps_what_was_given():
+    c = dataclasses.replace(config.load(["--n_layer=2"]), n_head=2)
+    assert "n_layer" in c.given and "given" not in c.recorded()

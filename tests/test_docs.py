@@ -133,6 +133,9 @@ def options_in(file: Path) -> set[str]:
     """The names of the options that a file adds to an argparse parser, without the dashes."""
     names = set()
     for node in ast.walk(ast.parse(text_of(file))):
+        if isinstance(node, ast.Dict):  # a table of options
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+            names |= {key[2:] for key in keys if isinstance(key, str) and key.startswith("--")}
         if not isinstance(node, ast.Call):
             continue
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))

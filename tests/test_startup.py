@@ -12,7 +12,7 @@ from tests.conftest import ROOT, fails_clearly, run_script
 
 OLDER_PYTHONS = Path.home() / ".pyenv/versions"
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
-TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.scaling"]
+TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.size"]
 
 
 def heed_ctrl_c():
@@ -78,7 +78,7 @@ def test_an_older_python_is_told_so_first(python, name):
 def test_a_signal_while_python_ends_changes_no_status(signum):
     late = f"def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(signum)})"
     code = f"import os, startup\nclass Late:\n {late}\nlate = Late()\nstartup.begin()"
-    code += "\nstartup.done()"
+    code += "\nstartup.run('me.py', lambda argv: None)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, preexec_fn=heed_ctrl_c)
     assert result.returncode == 0
 
@@ -90,6 +90,52 @@ def test_threads_do_not_spin_for_long():
     assert run_script("-c", code, GOMP_SPINCOUNT="7").stdout == "7\n"  # the user's choice
 
 
-def test_a_closed_stderr_changes_no_status():
-    command = f"{sys.executable} train.py --no_such_setting=1 2>&-"
-    assert subprocess.run(["bash", "-c", command], cwd=ROOT).returncode == 2
+def test_a_users_setting_of_gpu_memory_stays(monkeypatch):
+    code = "import os, startup; startup.begin(); print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    assert run_script("-c", code).stdout == "expandable_segments:True\n"
+    for name, kept in (("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", None)):
+        assert run_script("-c", code, **{name: "backend:native"}).stdout == f"{kept}\n"
+
+
+@pytest.mark.skipif(
+    "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(),
+    reason="this system has no large pages",
+)
+def test_large_tensors_have_large_pages():
+    code = (
+        "import startup; startup.begin(); import torch; a = torch.ones(1 << 25);"
+        "print(next(line for line in open('/proc/self/smaps_rollup') if 'AnonHugePages' in line))"
+    )
+    kilobytes = int(run_script("-c", code, PYTHONUNBUFFERED="1").stdout.split()[1])
+    assert kilobytes > 64_000  # of 131,072
+
+
+ENDINGS = {
+    "return": (0, ""),
+    "return 3": (3, ""),
+    "raise TypeError('a mistake')": (2, "me.py: a mistake\n"),
+    "raise OSError('a failure')": (1, "me.py: a failure\n"),
+    "raise BrokenPipeError": (0, ""),
+    "raise KeyboardInterrupt": (130, ""),
+    "raise KeyboardInterrupt(15)": (143, ""),
+    "sys.exit(2)": (2, ""),
+}
+
+
+@pytest.mark.parametrize("statement", ENDINGS)
+def test_each_ending_has_its_status_and_sentence(statement):
+    code = (
+        f"import startup, sys\ndef main(argv): {statement}\n"
+        "def explain(error): return error if isinstance(error, OSError) else None\n"
+        "sys.exit(startup.run('me.py', main, (TypeError,), explain))"
+    )
+    result = run_script("-c", code)
+    assert (result.returncode, result.stderr) == ENDINGS[statement]
+
+
+def test_an_error_that_nobody_explains_keeps_its_traceback():
+    code = "import startup, sys; sys.exit(startup.run('me.py', lambda argv: 1 / 0))"
+    result = run_script("-c", code)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr and "ZeroDivisionError" in result.stderr

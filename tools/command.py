@@ -40,7 +40,7 @@ def run(
     except BrokenPipeError:  # as with `| head`
         sys.exit(0)
     except OSError as error:
-        leave(name, files.in_words(error), 1)
+        leave(name, files.error_message(error), 1)
     except KeyboardInterrupt:
         if stopped:
             print(f"\n{stopped}", file=sys.stderr)

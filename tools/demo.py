@@ -13,7 +13,6 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import contextlib
 import functools
 import os
 import sys
@@ -27,25 +26,20 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
 import hardware
 from formats import run_folder, run_log
 from formats.conversation import STOP
-from formats.data_folder import DataError, read_meta
-from formats.run_folder import CheckpointError
+from formats.run_folder import CheckpointError, saw_conversations
 from generating.arguments import add_device
-from generating.chat import Conversation, saw_conversations
-from generating.load import Checkpoint, open_checkpoint
+from generating.chat import Conversation
+from generating.load import LoadedModel, open_checkpoint
 from generating.text import complete
-from tokenizer_bpe import Tokenizer, TokenizerError
+from tokenizer_bpe import TokenizerError
 from tools import command
-from training.dataset import read_tokens
 
 try:
     import gradio as gr
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-except ImportError as error:
-    sys.exit(f"tools.demo: {error.name} is missing; pip install gradio -c constraints.txt")
+except ImportError:
+    sys.exit("tools.demo: gradio is missing; pip install gradio -c constraints.txt")
 
 NONE = "none"
-EXAMPLES = 4  # prompts
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 DRAW_S = 0.1  # between two updates of a growing text
 QUEUE_S = 0.1  # between two looks for a request
@@ -65,19 +59,14 @@ def choices() -> list[tuple[str, str]]:
     return found
 
 
-def describe(path: str) -> str:
+def summary(path: str) -> str:
     """A checkpoint in one line; empty for none."""
     if path == NONE:
         return ""
-    try:
-        folder = run_folder.find(path)
-        state = run_folder.read_state(folder, ())
-    except CheckpointError as error:
-        return str(error)
-    words = (
-        "{n_layer} layers x {n_embd}, context {block_size} tokens,".format(**state["model"])
-        + f" {state['tokens']:,} tokens seen"
-    )
+    folder = run_folder.find(path)
+    state = run_folder.read_state(folder, ())
+    shape = "{n_layer} layers x {n_embd}, context {block_size} tokens".format(**state["model"])
+    words = f"{shape}, {state['tokens']:,} tokens seen"
     evaluation = run_log.evaluation(folder.parent, state["step"])
     if evaluation:
         words += ", validation loss {val_loss:.3f} ({bits_per_byte:.2f} bits per byte)".format(
@@ -87,29 +76,13 @@ def describe(path: str) -> str:
 
 
 def examples(path: str) -> list[list[str]]:
-    """Prompts that suit a checkpoint, a list of one each.
-
-    They are its run's sample_prompts, then beginnings of lines of its validation text if that is
-    still there.
-    """
-    prompts = []
-    with contextlib.suppress(CheckpointError, DataError, TokenizerError):
-        folder = run_folder.find(path)
-        state = run_folder.read_state(folder, ())
-        prompts += state["settings"].get("sample_prompts", [])
-        data = Path(state["settings"]["data_dir"])
-        meta = read_meta(data)
-        if meta.tokenizer["sha256"] == state["data"]["tokenizer_sha256"]:
-            text = Tokenizer.load(folder).decode(read_tokens(data, meta, "val")[:4000])
-            lines = [line for line in text.splitlines() if len(line) > 20 and line[0].isalpha()]
-            beginnings = [line[:40].rsplit(" ", 1)[0] for line in lines]
-            prompts += beginnings[:: max(1, len(beginnings) // EXAMPLES)]
-    different = list(dict.fromkeys(prompts)) or ["The "]
-    return [[prompt] for prompt in different[:EXAMPLES]]
+    """The run's sample_prompts, a list of one each."""
+    state = run_folder.read_state(run_folder.find(path), ())
+    return [[prompt] for prompt in state["settings"].get("sample_prompts") or ["The "]]
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: Path, device: torch.device, fingerprint: str) -> Checkpoint:
+def opened(folder: Path, device: torch.device, fingerprint: str) -> LoadedModel:
     """The model of a step folder. fingerprint: another one if its run was trained again."""
     return open_checkpoint(folder, device)
 
@@ -120,46 +93,32 @@ def generate(device: torch.device, first: str, second: str, prompt: str, *values
     values: those of SETTINGS.
     """
     settings = dict(zip(SETTINGS, values, strict=True))
-    shown = ["", "", "", ""]
+    shown = ["", "loading ...", "", ""]
+    yield shown
     try:
-        for n, path in enumerate((first, second)):
-            if path == NONE:
-                continue
-            shown[2 * n + 1] = "loading ..."
-            yield shown
-            for text, status in write(device, path, prompt, settings):
-                shown[2 * n : 2 * n + 2] = text, status
+        for n, path in enumerate([first] if second == NONE else [first, second]):
+            for text_and_status in write(device, path, prompt, settings):
+                shown[2 * n : 2 * n + 2] = text_and_status
                 yield shown
     except (CheckpointError, TokenizerError) as error:
         raise gr.Error(str(error), print_exception=False) from None
-    except (RuntimeError, MemoryError) as error:
-        if not hardware.out_of_memory(error):
-            raise
-        remedy = "choose a smaller model, or start the page with --device cpu"
-        raise gr.Error(f"Out of memory: {remedy}", print_exception=False) from None
 
 
 def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, run_folder.read_state(folder, ())["sha256"])
-    tokenizer = checkpoint.tokenizer
     chat = saw_conversations(checkpoint.state)
     asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
     stop = [STOP] if chat else []
-    length, context = len(tokenizer.encode(asked)), checkpoint.model.config.block_size
-    cut = f"; of the prompt's {length:,} tokens it sees the last {context}"
     drawn_at = 0.0
-    for (row,) in complete(checkpoint.model, tokenizer, [asked], stop=stop, **settings):
+    completions = complete(checkpoint.model, checkpoint.tokenizer, [asked], stop=stop, **settings)
+    for (row,) in completions:
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()
-            status = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
-            status += ENDINGS.get(row.ended, "")
+            speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
             text = row.text.lstrip() if chat else prompt + row.text
-            yield text, status + cut if length > context else status
-
-
-# -- the page --------------------------------------------------------------------------------------
+            yield text, speed + ENDINGS.get(row.ended, "")
 
 
 def build(device: torch.device) -> gr.Blocks:
@@ -167,29 +126,24 @@ def build(device: torch.device) -> gr.Blocks:
     run_folder.find(None)
     found = choices()
     newest = found[0][1]
-    slider = functools.partial(gr.Slider, min_width=280)
     with gr.Blocks(title="Checkpoints", analytics_enabled=False) as page:
         gr.Markdown("# Try the checkpoints")
         with gr.Row():
-            with gr.Column():
-                first = gr.Dropdown(found, value=newest, label="model", elem_id="first")
-                about_first = gr.Markdown(describe(newest))
-            with gr.Column():
-                listed = [(NONE, NONE), *found]
-                second = gr.Dropdown(listed, value=NONE, label="compare with", elem_id="second")
-                about_second = gr.Markdown()
+            first = gr.Dropdown(found, value=newest, label="model", elem_id="first")
+            listed = [(NONE, NONE), *found]
+            second = gr.Dropdown(listed, value=NONE, label="compare with", elem_id="second")
+        with gr.Row():
+            about = gr.Markdown(summary(newest)), gr.Markdown()
         hint = "empty: the model begins a document"
-        prompt = gr.Textbox(
-            label="prompt", lines=3, max_lines=12, placeholder=hint, elem_id="prompt"
-        )
+        prompt = gr.Textbox(label="prompt", lines=3, placeholder=hint, elem_id="prompt")
         prompts = gr.Dataset(components=[prompt], samples=examples(newest), label="examples")
         with gr.Row():
             controls = [
-                slider(1, 1000, 200, precision=0, step=1, label="new tokens, at most"),
-                slider(0, 2, 0.8, step=0.05, label="temperature (0: greedy)"),
-                slider(0, 1000, 200, precision=0, step=1, label="top-k (0: all)"),
-                slider(0.05, 1, 1, step=0.05, label="top-p"),
-                slider(1, 2, 1, step=0.05, label="repetition penalty"),
+                gr.Slider(1, 1000, 200, precision=0, step=1, label="new tokens, at most"),
+                gr.Slider(0, 2, 0.8, step=0.05, label="temperature (0: greedy)"),
+                gr.Slider(0, 1000, 200, precision=0, step=1, label="top-k (0: all)"),
+                gr.Slider(0.05, 1, 1, step=0.05, label="top-p"),
+                gr.Slider(1, 2, 1, step=0.05, label="repetition penalty"),
                 gr.Number(1, precision=0, minimum=0, label="seed: same seed, same text"),
             ]
         with gr.Row():
@@ -197,8 +151,8 @@ def build(device: torch.device) -> gr.Blocks:
             stop = gr.Button("Stop")
         outputs = []
         with gr.Row():
-            for name, visible in (("first", True), ("second", False)):
-                with gr.Column(visible=visible) as column:
+            for name in ("first", "second"):
+                with gr.Column(visible=name == "first") as column:
                     box = gr.Textbox(label="text", lines=12, max_lines=30, elem_id=f"text_{name}")
                     outputs += [box, gr.Markdown(elem_id=f"speed_{name}")]
 
@@ -208,9 +162,9 @@ def build(device: torch.device) -> gr.Blocks:
             return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
 
         page.load(reload, None, [first, second], **HIDDEN)
-        first.change(describe, first, about_first, **HIDDEN)
+        first.change(summary, first, about[0], **HIDDEN)
         first.change(lambda path: gr.Dataset(samples=examples(path)), first, prompts, **HIDDEN)
-        second.change(describe, second, about_second, **HIDDEN)
+        second.change(summary, second, about[1], **HIDDEN)
         second.change(lambda path: gr.Column(visible=path != NONE), second, column, **HIDDEN)
         prompts.click(lambda sample: sample[0], prompts, prompt, **HIDDEN)
         running = go.click(
@@ -229,6 +183,9 @@ def build(device: torch.device) -> gr.Blocks:
 
 
 def main(argv: list[str]) -> None:
+    from starlette.middleware import Middleware  # with gradio
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo", description="Serve a page to try checkpoints on, on loopback."
     )
@@ -245,7 +202,6 @@ def main(argv: list[str]) -> None:
             server_port=args.port,
             theme=gr.themes.Default(**fonts),  # its own fonts come from the internet
             quiet=True,
-            share=False,
             max_file_size=0,  # nothing on the page takes files, but the route for them is there
             app_kwargs={"middleware": [own_host]},
             ssr_mode=False,
@@ -253,8 +209,8 @@ def main(argv: list[str]) -> None:
             show_error=True,
             prevent_thread_lock=True,
         )
-    except (OSError, OverflowError):
-        parser.error(f"port {args.port} is in use or none; choose another with --port")
+    except OSError:
+        parser.error(f"port {args.port} is in use; choose another with --port")
     print(f"http://127.0.0.1:{args.port}  (Ctrl-C ends it)", flush=True)
     page.block_thread()
 

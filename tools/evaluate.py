@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import functools
 import gzip
-import itertools
 import lzma
 import math
 import sys
@@ -25,8 +24,8 @@ import torch.nn.functional as F
 
 import hardware
 from config import Config
-from formats import mirror, run_folder
-from formats.data_folder import DataError, Meta, read_meta
+from formats import pretrained, run_folder
+from formats.data_folder import DataError, check_validated, read_meta, read_tokens
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.cpu_kernels import pack
@@ -34,9 +33,7 @@ from generating.load import load_model
 from model import IGNORE, GPTConfig
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
-from training import RunError
-from training.conversations import Conversations, check_validated
-from training.dataset import Dataset, read_tokens
+from training.dataset import Dataset
 
 SEQUENCES = 8  # in a forward, but no more than have their logits in LOGITS_BYTES
 LOGITS_BYTES = 4e9
@@ -45,7 +42,6 @@ LOGITS_BYTES = 4e9
 def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.evaluate",
-        usage="python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] ... (--help lists all)",
         description="Print loss, perplexity and bits per byte of a whole validation split; ± is the"
         " standard error.",
     )
@@ -72,41 +68,51 @@ def main(argv: list[str]) -> None:
     device = hardware.find_device(args.device)
     if args.dtype and device.type != "cpu":
         raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
-    asked = {}  # label: (checkpoint, data, what of it counts)
-    for folder in map(mirror.find, args.checkpoints):
-        settings = run_folder.read_state(folder, ())["settings"]
-        loss_on = args.loss_on or settings.get("loss_on", Config.loss_on)
+    asked, texts = {}, {}  # {label: (checkpoint, data, what of it counts)}; {label: data}
+    for folder in map(pretrained.resolve, args.checkpoints):
+        state = run_folder.read_state(folder, ())
+        data_dir = args.data or state["settings"]["data_dir"]
+        loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
+        check_data(data_dir, loss_on, folder, state)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
-        asked[label] = (folder, args.data or settings["data_dir"], loss_on)
-    rows = []
-    try:
-        for label, (folder, data_dir, loss_on) in asked.items():
-            print(f"evaluating {label} ...", file=sys.stderr, flush=True)
-            try:
-                meta, loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
-            except (RuntimeError, MemoryError) as problem:
-                if not hardware.out_of_memory(problem):
-                    raise
-                advice = "close other programs, or choose another --device"
-                raise RunError(f"out of memory; {advice}") from None
-            perplexity = math.exp(loss)
-            bits = meta.bits_per_byte(1.0, loss_on)
-            cells = [(loss, error, 4), (perplexity, perplexity * error, 2)]
-            cells += [(bits * loss, bits * error, 3)]
-            rows.append([label, *itertools.starmap(estimate, cells)])
-        of_all_text = [data_dir for _, data_dir, loss_on in asked.values() if loss_on == "all"]
-        for data_dir in dict.fromkeys(of_all_text):
-            text = validation_text(data_dir)
-            packed = {"gzip -9": gzip.compress(text, 9), "xz -9": lzma.compress(text, preset=9)}
-            for name, data in packed.items():
-                rows.append([f"{name} on {data_dir}", "", "", f"{8 * len(data) / len(text):.3f}"])
-    finally:  # the rows so far, also after Ctrl-C or an error
-        if rows:
-            print(command.table(["", "loss", "perplexity", "bits per byte"], rows), flush=True)
-    if of_all_text:
+        asked[label] = (folder, data_dir, loss_on)
+        if loss_on == "all":
+            texts |= {f"{name} on {data_dir}": data_dir for name in ("gzip -9", "xz -9")}
+
+    width = max(map(len, (*asked, *texts)))
+    print(f"{'':{width}}{'loss':>18}{'perplexity':>22}{'bits per byte':>16}", flush=True)
+    for label, (folder, data_dir, loss_on) in asked.items():
+        loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
+        perplexity = math.exp(loss)
+        bits = read_meta(data_dir).bits_per_byte(1.0, loss_on)
+        row = f"{estimate(loss, error, 4):>18}{estimate(perplexity, perplexity * error, 2):>22}"
+        row += f"{estimate(bits * loss, bits * error, 3):>16}"
+        print(f"{label:{width}}{row}", flush=True)
+    for label, data_dir in texts.items():
+        text = validation_text(data_dir)
+        packed = gzip.compress(text, 9) if "gzip" in label else lzma.compress(text, preset=9)
+        print(f"{label:{width}}{8 * len(packed) / len(text):56.3f}")
+    if texts:
         print(
             "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"
             " model predicts the text better than they do."
+        )
+
+
+def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
+    """Raises DataError for data made with another tokenizer, or without a validation split."""
+    meta = read_meta(data_dir)
+    check_validated(data_dir, meta, loss_on)
+    if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
+        raise DataError(
+            f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
+            f" trained on, or one prepared with --tokenizer {folder}"
+        )
+    if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
+        print(
+            f"note: {data_dir} has changed since {folder} was trained; the model may have seen some"
+            " of this validation text",
+            file=sys.stderr,
         )
 
 
@@ -119,34 +125,20 @@ def estimate(mean: float, error: float, digits: int) -> str:
 
 def evaluate(
     folder: Path, data_dir: str, loss_on: str, device: torch.device, dtype: str | None
-) -> tuple[Meta, float, float]:
-    """The data's Meta, the mean loss of its validation split in nats a token, its standard error.
+) -> tuple[float, float]:
+    """The mean loss of a validation split in nats a token, and its standard error.
 
     loss_on: as the setting. dtype: of the weights, packed for a CPU; None: as in training.
-    Raises DataError for data made with another tokenizer, or without a validation split.
     """
-    meta = read_meta(data_dir)
-    check_validated(data_dir, meta, loss_on)
-    model, _, state = load_model(folder, device)
-    if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
-        raise DataError(
-            f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
-            f" trained on, or one prepared with --tokenizer {folder}"
-        )
-    if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
-        print(
-            f"note: {data_dir} has changed since {folder} was trained; the model may have seen some"
-            " of this validation text",
-            file=sys.stderr,
-        )
+    model, _, _ = load_model(folder, device)
     if dtype:
         pack(model, dtype)
         cast = contextlib.nullcontext
     else:
         cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
-    kind = Conversations if loss_on == "assistant" else Dataset
-    data = kind(data_dir, meta, "val", model.config.block_size, device)
-    return meta, *validation_loss(model, data, cast)
+    meta, context = read_meta(data_dir), model.config.block_size
+    data = Dataset(data_dir, meta, "val", context, device, loss_on)
+    return validation_loss(model, data, cast)
 
 
 def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
@@ -163,9 +155,9 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
         losses = F.cross_entropy(
             logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction="none"
         )
-        sums.append(losses.view(y.shape).double().sum(1))
-        counts.append((y != IGNORE).sum(1))
-    sums = torch.cat(sums)
+        sums.append(losses.view(y.shape).sum(1).cpu())
+        counts.append((y != IGNORE).sum(1).cpu())
+    sums = torch.cat(sums).double()  # Apple's and some of Intel's GPUs have no float64
     counts = torch.cat(counts)
     mean = sums.sum() / counts.sum()
     n = (counts > 0).sum()
@@ -189,4 +181,4 @@ def validation_text(data_dir: str) -> bytes:
 
 if __name__ == "__main__":
     mistakes = (CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.evaluate", main, mistakes, (RunError,))
+    command.run("tools.evaluate", main, mistakes)

@@ -13,68 +13,36 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
-from filelock import FileLock, Timeout
-
 from config import Config
-from formats import files, huggingface, mirror, pretrained, run_folder, run_log
+from formats import files, huggingface, pretrained, run_folder, run_log
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
-from formats.run_folder import CheckpointError
-from generating.chat import saw_conversations
+from formats.run_folder import CheckpointError, saw_conversations
 from tokenizer_bpe import EOT, TokenizerError
-from tools import command, history
+from tools import command, report
 from training.terminal import duration
 
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
-    with contextlib.ExitStack() as locks:
-        for target in filter(None, (args.out, args.gguf)):
-            locks.enter_context(locked(target))
-        export(args)
-
-
-@contextlib.contextmanager
-def locked(target: Path) -> Iterator[None]:
-    """Only one export at a time writes a target. Raises CheckpointError for another."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.with_name(f".{target.name}.lock")
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout:
-        if not lock.exists():  # a folder without permission times out too
-            raise CheckpointError(f"{target.parent} cannot be written to; choose another") from None
-        raise CheckpointError(
-            f"another export is writing {target}; wait for it, or choose another name"
-        ) from None
-
-
-def export(args: argparse.Namespace) -> None:
-    """Write what the command line asks for."""
-    folder = mirror.find(args.checkpoint)
+    folder = pretrained.resolve(args.checkpoint)
     source = pretrained.load(folder)
-    chat = args.chat
-    if chat is None:
-        chat = saw_conversations(source.state)
+    chat = saw_conversations(source.state) if args.chat is None else args.chat
 
-    if args.out and not is_empty(args.out):
+    # What cannot be written is an error before anything is.
+    if args.out and not (args.out.is_dir() and not any(args.out.iterdir())):
         refuse_to_overwrite(args.out, "--out")
-    if args.gguf:  # what it cannot hold is an error before the folder is written
+    if args.gguf:
         from formats import gguf
 
         modelfile = args.gguf.with_suffix(".Modelfile")
-        recipe = modelfile_text(args.gguf, source.config.block_size, chat)
         refuse_to_overwrite(args.gguf, "--gguf")
-        if not (modelfile.is_file() and modelfile.read_bytes() == recipe.encode()):
-            refuse_to_overwrite(modelfile, "--gguf")
+        refuse_to_overwrite(modelfile, "--gguf")
         gguf.check(source.config, source.tokenizer, args.gguf_type)
 
     if args.out:
@@ -84,22 +52,20 @@ def export(args: argparse.Namespace) -> None:
         prompt = [{"role": "user", "content": "Hello"}] if chat else "The"
         print(f"  from transformers import pipeline; print({load}({prompt!r}))")
     if args.gguf:
-        name = args.gguf.stem
-        files.write_text(modelfile, recipe)
-        gguf.write(args.gguf, source, args.gguf_type, name, chat)
+        args.gguf.parent.mkdir(parents=True, exist_ok=True)
+        gguf.write(args.gguf, source, args.gguf_type, args.gguf.stem, chat)
+        files.write_text(modelfile, modelfile_text(args.gguf, source.config.block_size, chat))
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
-        file = quote(args.gguf.as_posix())
+        file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
         print(f"  llama-cli -m {file}" if chat else f"  {complete}")
-        create = f"ollama create {quote(name)} -f {quote(modelfile.as_posix())}"
-        print(f"  {create} && ollama run {quote(name)}")
+        print(f"  ollama create {name} -f {quote(modelfile.as_posix())} && ollama run {name}")
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.export",
-        usage="python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE] (--help lists all)",
         description="Export a checkpoint as a folder for transformers, a GGUF file, or both.",
     )
     add = parser.add_argument
@@ -118,15 +84,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error("say where to: --out FOLDER, --gguf FILE, or both")
     if args.gguf and args.gguf.suffix != ".gguf":
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
-    if args.out and not args.out.name:
-        parser.error(f"--out {args.out}: name a new folder")
-    if args.out and args.gguf and args.gguf.resolve().is_relative_to(args.out.resolve()):
-        parser.error(f"--gguf {args.gguf}: it cannot lie in --out, which is written whole")
     return args
-
-
-def is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def refuse_to_overwrite(path: Path, option: str) -> None:
@@ -143,19 +101,20 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
 
     tensors = huggingface.to_hf(source.config, source.tensors, source.tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
-    with files.whole_folder(out) as partial:
+    with files.atomic_folder(out) as partial:
         write_settings(partial, source, chat)
         source.tokenizer.save(partial / "tokenizer.json")
         write_card(partial, source, parameters, out.name, chat)
         size = run_folder.tensor_bytes(tensors)
         weights, remedy = partial / "model.safetensors", "choose an --out on another disk"
         files.check_room(partial, size, remedy)
-        with files.writing(weights, remedy):
+        try:
             save_file(tensors, weights, metadata={"format": "pt"})
+        except Exception as error:  # safetensors has its own
+            problem = f"the disk took only a part of {weights.name} ({files.error_message(error)})"
+            raise OSError(f"{problem}; make room, or {remedy}") from None
         # safetensors lets no one else read it
         weights.chmod((partial / "config.json").stat().st_mode)
-        if out.exists():
-            out.rmdir()  # only if it is still empty
     return parameters
 
 
@@ -221,12 +180,10 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
 
 
 def draw_curve(run: Path, path: Path) -> bool:
-    """The run's losses as PNG; False where there are none, or no matplotlib."""
+    """Draw the run's losses as PNG; False where there are none, or matplotlib is missing."""
     try:
-        from tools import charts
-
-        charts.losses([history.read(run)], "step").savefig(path, dpi=110)
-    except (ImportError, history.HistoryError):
+        report.plot_losses([report.read_history(run)], "step").savefig(path, dpi=110)
+    except (ImportError, report.ReportError):
         return False
     return True
 

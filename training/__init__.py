@@ -2,4 +2,4 @@
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, in a sentence for the user; the exit status is 1."""
+    """A run that cannot continue, in a sentence for the user; the exit status is 1."""

@@ -4,15 +4,15 @@ import hardware
 from formats.mirror import address_of
 from training import distributed
 from training.plan import disk_space
-from training.setup import Run
+from training.run import Run
 
-LEARNT_BY_HEART = 20  # parameters for each token of the text, from which on a warning says so
+OVERFITS = 20  # parameters per token of the text, above which a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 
 
 def banner(run: Run) -> str:
     """Device, model, data, step, start, run and checkpoints, a line each."""
-    c, model, done = run.config, run.state.model, run.state.progress.step
+    c, model, done = run.config, run.state.model, run.step
     total, epoch = run.schedule.total_steps, run.data.train.windows / c.batch_size
     lines = {
         "device": device(run),
@@ -30,42 +30,40 @@ def banner(run: Run) -> str:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = checkpoints(run)
     text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
-    return text + "".join(f"\nwarning     {warning}" for warning in warnings(run))
+    return run.start.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
 
 
 def warnings(run: Run) -> list[str]:
-    """What may not be as it was meant."""
+    """What the user may not have meant."""
     c, found = run.config, []
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
     tokens, parameters = run.data.train.length, run.state.model.num_parameters()
-    if parameters > LEARNT_BY_HEART * tokens and not c.init_from:
+    if parameters > OVERFITS * tokens and not c.init_from:
         found.append(
-            f"{tokens:,} tokens of text for {parameters:,} parameters: the model will learn them by"
-            " heart; take more text, or a smaller n_layer and n_embd"
+            f"{tokens:,} tokens of text for {parameters:,} parameters: the model will overfit; use"
+            " more text, or a smaller n_layer and n_embd"
         )
     more, free, place = disk_space(run)
     if more > free and not run.schedule.done:
         found.append(
             f"the checkpoints take up to {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are"
-            f" free at {place}; make room, lower keep_last, or have them on a larger disk"
+            f" free at {place}; make room, lower keep_last, or choose a larger disk"
         )
     return found
 
 
 def device(run: Run) -> str:
-    """The device, its number, the precision, whether the model is compiled, what is not used."""
+    """The device, the processes, the precision, whether the model is compiled."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
     dtype = str(run.device.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
-    if run.compiles == "max":
-        compiled += " and tuned"
     text = f"{count}{run.device.name}, {dtype}, {compiled}"
     peak = run.device.peak_flops
-    if peak and not hardware.sold_flops(run.device.name):
+    if peak and not hardware.data_sheet_flops(run.device.name):
         text += f"; MFU is of {peak / 1e12:,.1f} TFLOP/s, measured now"
-    aside = hardware.left_aside(run.device.torch, distributed.world_size)
-    return f"{text}; {aside}" if aside else text
+    unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
+    return f"{text}; {unused}" if unused else text
 
 
 def data(run: Run) -> str:
@@ -82,12 +80,10 @@ def data(run: Run) -> str:
 
 def step(run: Run) -> str:
     """The tokens of an optimiser step, and its micro-batch."""
-    c, micro_batch, local_batch = run.config, run.micro_batch.size, run.micro_batch.batch
+    c, micro_batch, local_batch = run.config, run.trainer.micro_batch, run.trainer.local_batch
     text = f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
         text += f", micro-batches of {micro_batch} sequences"
-    if micro_batch < (c.micro_batch_size or local_batch):
-        text += ", as memory.json remembers"
     return text
 
 

@@ -13,25 +13,24 @@ import numpy as np
 import torch
 
 import hardware
-from formats.data_folder import DataError, Meta, Split, unpacked
+from formats.data_folder import IN_REPLY, TURN_BEGINS, DataError, Meta, Split, check_tokens
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
 
 # uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
 # on some devices.
 HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
-RAM_UNKNOWN = 8 << 30  # bytes to count on where the system does not say what is free
+RAM_UNKNOWN = 8 << 30  # bytes assumed to be free where the system does not say
 
 
 class Dataset:
     """The tokens of one split, and its batches.
 
     tokens: [length], int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped, as
-    `location` says. windows: how many sequences of block_size tokens fit into it, from whatever
-    offset below block_size.
+    `location` says. mask: where only replies count in the loss, [length], uint8: bits that
+    prepare_data.py wrote for each token. windows: how many sequences of block_size tokens fit into
+    the split, from whatever offset below block_size.
     """
-
-    mask_bytes = 0  # of each token
 
     def __init__(
         self,
@@ -40,49 +39,38 @@ class Dataset:
         split: str,
         block_size: int,
         device: torch.device,
-        location: str = "auto",
+        loss_on: str = "all",
     ):
-        """Raises DataError when the split is too short or holds an id beyond the vocabulary."""
-        self.folder = Path(folder)
-        self.meta = meta
-        self.block_size = block_size
-        self.device = device
-        self.path = self.folder / meta.splits[split].file
-        self.length = meta.splits[split].tokens
-        self.bytes = self.length * (np.dtype(meta.dtype).itemsize + self.mask_bytes)
+        """loss_on: the setting. Raises DataError for a split that is too short or damaged."""
+        self.folder, self.meta = Path(folder), meta
+        self.block_size, self.device = block_size, device
+        file = meta.splits[split]
+        self.length = file.tokens
         self.windows = (self.length - block_size) // block_size
         if self.windows < 1:
             more = "with a larger --val_fraction" if split == "val" else "from more text"
             raise DataError(
-                f"{self.path} holds {self.length:,} tokens, too few for block_size = {block_size}:"
-                f" lower it to {max(1, self.length // 2)} or less, or prepare the data {more}"
+                f"{self.folder / file.file} holds {self.length:,} tokens, too few for block_size ="
+                f" {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the"
+                f" data {more}"
             )
-        if location == "gpu" and device.type == "cpu":
-            raise DataError("data_location = gpu, but training runs on the cpu; use auto or ram")
-        self.location = find_location(self.bytes, device) if location == "auto" else location
-        self.tokens = self._load(meta.splits[split], meta.dtype)
+        masked = loss_on == "assistant"
+        self.bytes = self.length * (np.dtype(meta.dtype).itemsize + masked)
+        self.location = find_location(self.bytes, device)
+        self.tokens = self._load(file, meta.dtype)
+        self.mask = self._load(file.mask, "uint8") if masked else None
         self._orders = {}  # epoch -> (offset, order of its windows)
 
     def _load(self, file: Split, dtype: str) -> torch.Tensor:
-        """The numbers of a file, [length], at `location`."""
-        path = unpacked(self.folder, file, self.length * np.dtype(dtype).itemsize)
+        """The numbers of a file, [length], at `location`. Read into memory, they are checked."""
+        path = self.folder / file.file
         if self.location == "mmap":
             held_as = HELD_AS[dtype]
             return torch.from_file(str(path), shared=False, size=self.length, dtype=held_as)
         numbers = np.fromfile(path, dtype)
-        if dtype == self.meta.dtype:  # not of a mask
-            self._check_ids(numbers)
+        check_tokens(path, numbers, file.sha256)
         held = torch.from_numpy(numbers).view(HELD_AS[dtype])
         return held.to(self.device) if self.location == "gpu" else held
-
-    def _check_ids(self, ids: np.ndarray):
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= self.meta.vocab_size:
-            bad = low if low < 0 else high
-            raise DataError(
-                f"{self.path} holds token id {bad}, beyond the vocabulary of {self.meta.vocab_size}"
-                " in meta.json: it is damaged or of another tokenizer; prepare the data again"
-            )
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of the sequences number `first` and on of a run.
@@ -93,10 +81,9 @@ class Dataset:
         at no cost.
         """
         starts = self._starts(first, batch_size, seed)
-        T = self.block_size
-        windows = self.tokens.as_strided((self.length - T, T + 1), (1, 1))
-        chunk = self._widen(windows.index_select(0, starts))
-        return chunk[:, :-1], chunk[:, 1:]
+        if self.mask is not None:
+            starts = self._move_to_turns(starts)
+        return self._at(starts[:, None] + torch.arange(self.block_size + 1, device=starts.device))
 
     def _starts(self, first, batch_size, seed):
         """Where the sequences number `first` and on of a run start, int64 [batch_size]."""
@@ -123,53 +110,59 @@ class Dataset:
             self._orders[epoch] = (offset, order.to(self.tokens.device))
         return self._orders[epoch]
 
+    def _move_to_turns(self, starts):
+        """Move each start to the first turn of its window that is not the assistant's, if any.
+
+        A conversation then begins with what was asked. An epoch leaves out some tokens before such
+        turns, and visits some after them twice.
+        """
+        window = starts[:, None] + torch.arange(self.block_size, device=starts.device)
+        turns = self.mask[window] & TURN_BEGINS
+        moved = starts + turns.argmax(dim=1)  # the first of the largest: 0 where there is no turn
+        return torch.where(moved < self.length - self.block_size, moved, starts)
+
     def evaluation(
         self, windows: int, micro_batch: int, rank: int = 0, ranks: int = 1
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield inputs and targets of fixed windows, spread evenly.
 
         Both are int64 [micro_batch, block_size]. windows: how many; 0 for all, with the last,
-        partial one. Rows that fill up the last micro-batch have only IGNORE as targets, so every
-        forward has one shape and the mean does not depend on micro_batch. Of `ranks` processes each
-        takes every ranks-th window, and all yield as many micro-batches: with a sharded model they
-        need each other in each forward.
+        partial one. Each of `ranks` processes takes every ranks-th window, and all yield as many
+        micro-batches. Targets beyond the split and rows that fill up a micro-batch are IGNORE, so
+        every forward has one shape and the mean does not depend on micro_batch.
         """
         T = self.block_size
-        whole, rest = divmod(self.length - 1, T)  # targets: each token but the first
+        whole = (self.length - 1) // T  # windows of T targets: every token but the first is one
         if windows and windows < whole:
             starts = [i * whole // windows * T for i in range(windows)]
         else:
-            starts = [row * T for row in range(whole)]
-        if rest and not windows:
-            starts.append(whole * T)
+            starts = list(range(0, whole * T if windows else self.length - 1, T))
         share = math.ceil(len(starts) / ranks)
         starts = starts[rank::ranks]
         for at in range(0, share, micro_batch):
             part = starts[at : at + micro_batch]
-            rows = torch.tensor(part + [0] * (micro_batch - len(part)))
-            index = rows[:, None] + torch.arange(T + 1)
-            index = index.clamp(max=self.length - 1)
-            x, y = self._at(self._send(index) if self.location == "gpu" else index)
-            y[len(part) :] = IGNORE
-            if part and part[-1] == whole * T:  # the partial window, which is the last
-                y[len(part) - 1, rest:] = IGNORE
+            beyond = [self.length] * (micro_batch - len(part))
+            index = torch.tensor(part + beyond)[:, None] + torch.arange(T + 1)
+            index = self._send(index) if self.location == "gpu" else index
+            x, y = self._at(index.clamp(max=self.length - 1))
+            y.masked_fill_(self._send(index[:, 1:]) >= self.length, IGNORE)
             yield x, y
 
     def _at(self, index):
         """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
-        chunk = self._widen(self.tokens[index])
-        # The strides of training's targets: a compiled model would be compiled again for others.
-        return chunk[:, :-1], chunk.clone()[:, 1:]
-
-    def _widen(self, chunk):
-        """Gathered tokens as int64 on the device; they travel there in their 16 or 32 bits."""
-        if self.location == "mmap":  # elsewhere they were checked when they were read
-            self._check_ids(chunk.numpy().view(self.meta.dtype))
-        chunk = self._send(chunk).long()
-        return chunk.bitwise_and_(0xFFFF) if self.meta.dtype == "uint16" else chunk
+        chunk = self._send(self.tokens[index]).long()
+        if self.meta.dtype == "uint16":
+            chunk.bitwise_and_(0xFFFF)
+        # These strides are the same in training and evaluation: for others a compiled model would
+        # be compiled again.
+        x, y = chunk[:, :-1], chunk.clone()[:, 1:]
+        if self.mask is not None:
+            in_reply = self._send(self.mask[index[:, 1:]]) & IN_REPLY
+            y.masked_fill_(in_reply == 0, IGNORE)
+        return x, y
 
     def _send(self, chunk):
-        """Gathered values, on the device."""
+        """A copy of gathered values on the device."""
         cuda = self.device.type == "cuda"
         if cuda and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
@@ -186,19 +179,12 @@ class Data:
     val: Dataset | None
 
 
-def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
-    """All tokens of a split in memory, [tokens] of meta.dtype."""
-    file = meta.splits[split]
-    size = file.tokens * np.dtype(meta.dtype).itemsize
-    return np.fromfile(unpacked(Path(folder), file, size), meta.dtype)
-
-
 def find_location(size: int, device: torch.device) -> str:
     """Where `size` bytes of tokens go: "gpu", "ram" or "mmap".
 
     To the GPU while they take at most a quarter of its free memory and fit through the RAM; into
     RAM while they take at most half of what is free there, divided among the processes that
-    torchrun started here.
+    torchrun started on this machine.
     """
     free = (hardware.free_ram() or RAM_UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):

@@ -7,7 +7,29 @@ model.py knows nothing of it.
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from config import Config
+from hardware import Device
 from model import GPT, IGNORE
+from training import distributed
+
+
+def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
+    """Checkpoint activations where the settings say so; chunk the loss where memory demands it."""
+    if config.activation_checkpointing:
+        use_activation_checkpointing(model)
+    chunks = loss_chunks(config, model.config.vocab_size, device)
+    if chunks > 1:
+        use_chunked_loss(model, chunks)
+
+
+def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
+    """How many chunks head and loss are computed in: 8 where the logits fill a GPU, else 1."""
+    if not device.memory:
+        return 1
+    sequences = config.micro_batch_size or config.batch_size // distributed.world_size
+    logits = sequences * config.block_size * vocab_size
+    gradients_too = 2 * logits * device.dtype.itemsize
+    return 8 if gradients_too > device.memory / 6 else 1
 
 
 def use_activation_checkpointing(model: GPT) -> None:

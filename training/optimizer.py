@@ -7,7 +7,8 @@ import torch
 from torch.profiler import record_function
 
 import hardware
-from training import muon, shard
+from model import num_fused
+from training import muon
 
 
 def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.Optimizer:
@@ -15,55 +16,36 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
 
     A group's learning rate is the step's times its `scale`. config: a Config.
     """
-    beta2 = config.beta2
-    if config.beta2_tokens:
-        beta2 = 0.5 ** (config.batch_size * config.block_size / config.beta2_tokens)
     options = {
         "lr": config.learning_rate,
-        "betas": (config.beta1, beta2),
+        "betas": (config.beta1, config.beta2),
         "eps": 1e-8,
-        "fused": device.type in ("cuda", "cpu")
-        or (device.type in ("xpu", "mps") and skips_bad_steps(device)),
+        "fused": device.type in ("cuda", "cpu"),
     }
     if config.optimizer == "muon":
         return muon.Muon(muon_groups(model, config, device), **options)
     return torch.optim.AdamW(adamw_groups(model, config), **options)
 
 
-def skips_bad_steps(device: torch.device) -> bool:
-    """Whether fused AdamW and SGD, which Muon uses, leave a parameter where `found_inf` is set.
-
-    On mps, PyTorch ignored that until the summer of 2026.
-    """
-    p = torch.zeros(1, device=device, requires_grad=True)
-    p.grad = torch.ones_like(p)
-    for kind in (torch.optim.AdamW, torch.optim.SGD):
-        optimizer = kind([p], fused=True)
-        optimizer.found_inf, optimizer.grad_scale = torch.ones((), device=device), None
-        optimizer.step()
-    return p.item() == 0
-
-
 def adamw_groups(model, config) -> list[dict]:
-    """Embeddings, other matrices, vectors; these alone have no weight decay."""
-    kinds, scale = by_kind(model), embedding_scale(config)
-    decay = config.weight_decay
+    """Embeddings, other matrices, vectors; vectors alone have no weight decay."""
+    kinds, scale, decay = by_kind(model), embedding_scale(config), config.weight_decay
     groups = [
         # AdamW decays by the learning rate times weight_decay: by as much as the other matrices.
         {"params": kinds["embedding"], "scale": scale, "weight_decay": decay / (scale or 1.0)},
-        {"params": kinds["matrix"] + kinds["other"], "scale": 1.0, "weight_decay": decay},
+        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0, "weight_decay": decay},
         {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
 def muon_groups(model, config, device: torch.device) -> list[dict]:
-    """For Muon the blocks' matrices, a group for each shape; before them the rest, for AdamW."""
+    """The rest for AdamW, without weight decay; then the blocks' matrices, a group per shape."""
     kinds = by_kind(model)
-    others = {"num_fused": 0, "weight_decay": 0.0}
+    for_adamw = {"num_fused": 0, "weight_decay": 0.0}
     groups = [
-        {"params": kinds["embedding"], "scale": embedding_scale(config)} | others,
-        {"params": kinds["other"] + kinds["vector"], "scale": 1.0} | others,
+        {"params": kinds["embedding"], "scale": embedding_scale(config)} | for_adamw,
+        {"params": kinds["head"] + kinds["vector"], "scale": 1.0} | for_adamw,
     ]
     options = {
         "scale": config.muon_lr / config.learning_rate,
@@ -73,26 +55,27 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
         "dtype": hardware.find_dtype(device, config.dtype),
     }
     names = {p: name for name, p in model.named_parameters()}
-    alike = {}
+    by_shape = {}
     for p in kinds["matrix"]:
-        alike.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
-    groups += [{"params": params, "num_fused": n} | options for (n, _), params in alike.items()]
+        by_shape.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
+    for (fused, _), params in by_shape.items():
+        groups.append({"params": params, "num_fused": fused} | options)
     return [group for group in groups if group["params"]]
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters: embeddings, the blocks' matrices, vectors, and the head as `other`.
+    """The parameters: embeddings, the blocks' matrices, vectors, and the head.
 
     Embeddings are those of tokens and of learned positions. A tied one counts as the head.
     """
-    kinds = {"embedding": [], "matrix": [], "vector": [], "other": []}
+    kinds = {"embedding": [], "matrix": [], "vector": [], "head": []}
     for name, p in model.named_parameters():
         if p.dim() < 2:
             kinds["vector"].append(p)
         elif name.startswith("h."):
             kinds["matrix"].append(p)
         elif p is model.lm_head.weight:
-            kinds["other"].append(p)
+            kinds["head"].append(p)
         else:
             kinds["embedding"].append(p)
     return kinds
@@ -111,30 +94,17 @@ def embedding_scale(config) -> float:
     return config.embedding_lr / config.learning_rate
 
 
-def num_fused(name: str, shape) -> int:
-    """How many matrices of one size a parameter of a block holds on top of each other.
-
-    c_attn: query, as often as it has groups, key and value. c_fc of qwen3: gate and values.
-    """
-    if name.endswith("c_attn.weight"):
-        return shape.n_head // shape.n_kv_head + 2
-    if name.endswith("c_fc.weight") and shape.arch == "qwen3":
-        return 2
-    return 1
-
-
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the optimiser's state, as its first step would."""
     for group in optimizer.param_groups:
+        if group.get("num_fused"):
+            optimizer.reserve_momentum(group)
+            continue
         for p in group["params"]:
-            if optimizer.state[p]:
-                continue
-            if group.get("num_fused"):
-                optimizer.state[p] = muon.new_state(p)
-                continue
-            step = torch.zeros((), device=p.device if group["fused"] else None)
-            averages = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[p] = {"step": step} | averages
+            if not optimizer.state[p]:
+                step = torch.zeros((), device=p.device if group["fused"] else None)
+                averages = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[p] = {"step": step} | averages
 
 
 @record_function("optimizer")
@@ -149,7 +119,7 @@ def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> tor
         group["lr"] = lr * group["scale"]
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = shard.full_tensor(torch.nn.utils.get_total_norm(gradients))
+    norm = torch.nn.utils.get_total_norm(gradients)
     fused = optimizer.defaults["fused"] and not scaler.is_enabled()
     if fused:
         optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0) if grad_clip else None

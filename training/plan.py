@@ -3,7 +3,6 @@
 The figures for other GPUs are computed; those for this device are measured with a few real steps.
 """
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
@@ -17,24 +16,19 @@ from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
 from training import RunError, muon
-from training.adapt import loss_chunks
-from training.setup import Run
+from training.low_memory import loss_chunks
+from training.run import Run
 from training.state import State
 from training.trial import measure
 
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # of hardware.GPUS
-SHARDS = 8  # GPUs that a run with shard = True is planned for
-UTILISATION = 0.4  # of the peak; published runs of this class have 0.3 to 0.5
+UTILISATION = 0.4  # of the peak; published runs of this class reach 0.3 to 0.5
 
 
 def plan(run: Run) -> Iterator[str]:
     """The plan of a run as text, a part at a time: what must be measured comes last."""
-    tables = [size_table(run), memory_table(run)]
-    if run.config.shard:
-        tables.append(memory_table(run, SHARDS))
-    tables += [disk_table(run), hours_table(run)]
-    for lines in tables:
-        yield "\n" + "\n".join(lines)
+    for table in (size_table, memory_table, disk_table, hours_table):
+        yield "\n" + "\n".join(table(run))
     yield measured_here(run)
 
 
@@ -60,38 +54,30 @@ def flops_left(run: Run) -> float:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def memory(
-    config: Config, state: State, micro_batch: int, device: Device, gpus: int = 1
-) -> dict[str, int]:
-    """Bytes of training at its peak, by what they hold, on each of `gpus`.
+def memory(config: Config, state: State, micro_batch: int, device: Device) -> dict[str, int]:
+    """Bytes of training at its peak, by what they hold.
 
-    Weights and gradients are 4 bytes a parameter. GPUs that shard the model hold their part of
-    these and of the optimiser's state; whole, with gradients, are only the parameters outside of
-    the layers, and two layers: the one at work and the next. These, and the copies of weights for
-    16-bit products, count as activations.
+    Weights and gradients are 4 bytes per parameter. The copies of weights for 16-bit products count
+    as activations.
     """
-    model = state.model
-    parameters = whole = model.num_parameters()
+    parameters = state.model.num_parameters()
     needed = {
-        "weights": 4 * parameters // gpus,
-        "gradients": 4 * parameters // gpus,
-        "optimizer": (checkpoint_bytes(state) - 4 * parameters) // gpus,
-        "activations": activations(config, model.config, micro_batch, device),
+        "weights": 4 * parameters,
+        "gradients": 4 * parameters,
+        "optimizer": checkpoint_bytes(state) - 4 * parameters,
+        "activations": activations(config, state.model.config, micro_batch, device),
     }
-    spared = 0
+    if device.dtype.itemsize == 2:
+        needed["activations"] += 2 * parameters
+    in_backward = needed["gradients"] + needed["activations"]
     if micro_batch == config.batch_size:
         # Without accumulation the gradients appear while the activations go.
-        spared = min(needed["gradients"], needed["activations"])
-    if gpus > 1:
-        inside = sum(p.numel() for p in model.h.parameters())
-        whole = parameters - inside + 2 * inside // len(model.h)
-        needed["activations"] += 8 * whole
-    if device.dtype.itemsize == 2:
-        needed["activations"] += 2 * whole
+        in_backward = max(needed["gradients"], needed["activations"])
     # The optimiser's step begins when the activations are gone.
-    stepping = muon.temporary_bytes(state.optimizer.param_groups, device.dtype, gpus)
-    more = max(0, stepping - needed["activations"] + spared)
-    return needed | {"peak": sum(needed.values()) - spared + more}
+    stepping = muon.temporary_bytes(state.optimizer.param_groups, device.dtype)
+    in_update = needed["gradients"] + stepping
+    peak = needed["weights"] + needed["optimizer"] + max(in_backward, in_update)
+    return needed | {"peak": peak}
 
 
 def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Device) -> int:
@@ -122,53 +108,38 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     return int(micro_batch * shape.block_size * (layers + logits)) + head
 
 
-def checkpoint_bytes(state: State, page_locked: bool = False) -> int:
-    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one.
-
-    page_locked: that its copy takes in such memory, which PyTorch gives out in powers of two.
-    """
+def checkpoint_bytes(state: State) -> int:
+    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
     total = 0
     for group in state.optimizer.param_groups:
-        for p in group["params"]:
-            size = 4 * p.numel()
-            if page_locked:
-                size = 1 << (size - 1).bit_length()
-            total += size * (2 if group.get("num_fused") else 3)
+        tensors = 2 if group.get("num_fused") else 3
+        total += 4 * tensors * sum(p.numel() for p in group["params"])
     return total
 
 
-def memory_table(run: Run, gpus: int = 1) -> list[str]:
-    """GB by micro-batch and by what they hold, on this device or each of several GPUs."""
-    device = run.device
-    if gpus > 1 and not device.memory:  # a plan, made elsewhere, for GPUs of any size
-        device = dataclasses.replace(device, memory=math.inf)
+def memory_table(run: Run) -> list[str]:
+    """GB by micro-batch and by what they hold, on this device."""
     columns = {"weights": 10, "gradients": 11, "optimizer": 11, "activations": 13, "peak": 8}
     head = "".join(f"{name:>{width}}" for name, width in columns.items())
-    title = "memory, GB" if gpus == 1 else f"each of {gpus} GPUs"
-    lines = [f"{title:15}{'micro-batch':>18}{head}"]
+    lines = [f"{'memory, GB':15}{'micro-batch':>18}{head}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if run.config.batch_size % (gpus * micro_batch) == 0:
-            needed = memory(run.config, run.state, micro_batch, device, gpus)
+        if run.config.batch_size % micro_batch == 0:
+            needed = memory(run.config, run.state, micro_batch, run.device)
             cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
             lines.append(f"{'':15}{micro_batch:>18}{cells}")
-    if device.type == "mps" and gpus == 1:
-        others = (run.data.train.bytes + checkpoint_bytes(run.state)) / 1e9
-        lines.append(
-            f"{'':15}the GPU may use {device.memory / 1e9:,.1f} GB of the machine's own memory, in"
-            f" which tokens and a save's copy take {others:,.2f} GB too"
-        )
     return lines
 
 
-def largest_micro_batch(run: Run, device: Device, gpus: int = 1) -> int:
-    """The largest micro-batch that fits a GPU's memory, or each of several; 0 where none does."""
+def largest_micro_batch(run: Run, device: Device) -> int:
+    """The largest micro-batch that fits a GPU's memory; 0 where none does."""
     room = 0.92 * device.memory
     if run.data.train.bytes <= 0.25 * device.memory:
         room -= run.data.train.bytes  # dataset.find_location puts the tokens there
     batch = run.config.batch_size
-    sizes = [size for size in range(1, batch // gpus + 1) if batch % (gpus * size) == 0]
-    needed = {size: memory(run.config, run.state, size, device, gpus) for size in sizes}
-    return max((size for size in sizes if needed[size]["peak"] < room), default=0)
+    for size in range(batch, 0, -1):
+        if batch % size == 0 and memory(run.config, run.state, size, device)["peak"] < room:
+            return size
+    return 0
 
 
 def check_ram(run: Run) -> None:
@@ -183,7 +154,7 @@ def check_ram(run: Run) -> None:
 
 
 def disk_space(run: Run) -> tuple[int, int, Path]:
-    """Bytes that a run's checkpoints take more at most, bytes that are free, and the folder."""
+    """The most that checkpoints will add, what is free, both in bytes, and the folder."""
     c, left = run.config, run.schedule.steps_left
     kept = c.keep_last + 2  # the best too, and the one that is being written
     more = max(1, kept - len(run_folder.steps(run.folder)))
@@ -197,7 +168,7 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 def check_disk(run: Run) -> None:
     """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
     try:
-        files.check_room(run.folder, checkpoint_bytes(run.state), "have it on a larger disk")
+        files.check_room(run.folder, checkpoint_bytes(run.state), "choose a larger disk")
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
 
@@ -205,14 +176,13 @@ def check_disk(run: Run) -> None:
 def disk_table(run: Run) -> list[str]:
     c = run.config
     size = checkpoint_bytes(run.state)
-    copy = checkpoint_bytes(run.state, page_locked=run.device.type == "cuda")
     more, free, folder = disk_space(run)
     verdict = "" if more < free else "  << too little"
     return [
         f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
         f"written: up to {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}"
         f"{verdict}",
-        f"{'':15}while one is written, its copy takes {copy / 1e9:,.2f} GB of RAM",
+        f"{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
     ]
 
 
@@ -223,18 +193,16 @@ def hours_table(run: Run) -> list[str]:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     lines = [f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
     for name in PLANNED:
-        device = as_sold(name)
+        device = from_data_sheet(name)
         hours = flops_left(run) / (device.peak_flops * UTILISATION) / 3600
         fits = largest_micro_batch(run, device)
         gigabytes = f"{device.memory / 1e9:.0f} GB"
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"
-        if c.shard:
-            room += f"; {largest_micro_batch(run, device, SHARDS)} on each of {SHARDS}"
         lines.append(f"{name:15}{decimals(hours):>10}{money(hours, c):>10}   {room}")
     return lines
 
 
-def as_sold(name: str) -> Device:
+def from_data_sheet(name: str) -> Device:
     """A GPU that is not here. name: of hardware.GPUS."""
     tflops, gigabytes = hardware.GPUS[name]
     dtype = torch.float16 if name in ("T4", "V100") else torch.bfloat16
@@ -247,18 +215,16 @@ def measured_here(run: Run) -> str:
     Not compiled on a CPU, which may take minutes.
     """
     c, where, slow = run.config, run.device.name, run.device.type == "cpu"
-    note = ", not compiled: compiled it takes about a sixth less" if slow and run.compiles else ""
+    note = ", not compiled: compiled about a sixth faster" if slow and run.compiles else ""
     try:
         check_ram(run)
         trial = measure(run, compiled=not slow)
     except (RunError, MemoryError):
         return f"{'here':15}{'':>20}   not even one sequence fits the memory of {where}"
-    if not trial:
-        return f"{'here':15}{'':>20}   stopped before it was measured"
     hours = trial.step_s * run.schedule.steps_left / 3600
     speed = c.batch_size * c.block_size / trial.step_s
     return (
-        f"{'here':15}{decimals(hours):>10}{money(hours, c):>10}   {trial.step_s:,.3f} s a step, "
+        f"{'here':15}{decimals(hours):>10}{money(hours, c):>10}   {trial.step_s:,.3f} s per step, "
         f"{speed:,.0f} tokens/s, measured on {where} with micro-batch {trial.micro_batch}{note}"
     )
 

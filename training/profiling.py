@@ -4,26 +4,23 @@ Knows the names of the parts of a step that the trainer marks with torch.profile
 not what they do.
 """
 
-import json
 import os
-from bisect import bisect_right
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import profile, schedule
 
 import hardware
 
 PARTS = ("data", "forward", "backward", "optimizer")
 WARMUP, STEPS = 3, 5
-ON_A_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
-LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 class Profiler:
     """Profiles STEPS steps after WARMUP others.
 
-    done: called once, with their table and {part: seconds a step}.
+    done: called once, with their table and {part: seconds per step}.
     """
 
     def __init__(self, folder: Path, device: torch.device, done):
@@ -35,59 +32,38 @@ class Profiler:
         self.profile.start()
 
     def step(self) -> None:
-        """A step has ended."""
+        """Tell the profiler that a step has ended."""
         self.steps += 1
-        if self.steps == WARMUP:  # what earlier steps launched must not run in those that count
+        if self.steps in (WARMUP, WARMUP + STEPS):  # a GPU ends what it was given in these steps
             hardware.synchronize(self.device)
         self.profile.step()
 
     def read(self, finished: profile) -> None:
-        """Write the trace and count it up."""
+        """Write the trace, and hand on the table."""
         finished.export_chrome_trace(str(self.path))
-        seconds = read_trace(json.loads(self.path.read_text(encoding="utf-8"))["traceEvents"])
-        self.done(
-            f"{table(seconds)}\nfor chrome://tracing or ui.perfetto.dev: {self.path}", seconds
-        )
+        seconds = seconds_by_part(finished.key_averages())
+        text = f"{table(seconds)}\nfor chrome://tracing or ui.perfetto.dev: {self.path}"
+        self.done(text, seconds)
 
 
-def read_trace(events: list[dict]) -> dict[str, float]:
-    """{part: seconds a step} of a Chrome trace, and "other" for the rest of a step.
+def seconds_by_part(averages) -> dict[str, float]:
+    """{part: seconds per step}, and "other" for the rest of a step.
 
-    On a GPU these are the seconds in which its kernels ran, each counted to the part that launched
-    it: the backward's are launched by another thread than the one that marks it. The rest includes
-    the gaps between kernels.
+    On a GPU these are the seconds of its kernels. The backward's are launched by another thread
+    than the one that marks it: they are those that no other part has launched.
     """
-    events = [e for e in events if e.get("ph") == "X"]
-    marks = [e for e in events if e["cat"] == "user_annotation"]
-    steps = [e for e in marks if e["name"].startswith("ProfilerStep#")]
-    parts = sorted((e["ts"], e["ts"] + e["dur"], e["name"]) for e in marks if e["name"] in PARTS)
-    kernels = [e for e in events if e["cat"] in ON_A_GPU]
-    launched = {
-        e["args"]["correlation"]: e["ts"]
-        for e in events
-        if e["cat"] in LAUNCHES and "correlation" in e.get("args", {})
-    }
-    micros = dict.fromkeys((*PARTS, "other"), 0.0)
-    for kernel in kernels:
-        at = launched.get(kernel["args"].get("correlation"), kernel["ts"])
-        micros[part_at(parts, at)] += kernel["dur"]
+    # On a GPU a kernel is an event of its own, and what marks a part has one there too.
+    total = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
+    on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
+    steps = [event for key, event in total.items() if key.startswith("ProfilerStep")]
+    kernels = sum(e.self_device_time_total for e in on_gpu if not e.is_user_annotation)
+    by = "device_time_total" if kernels else "cpu_time_total"
+    micros = {part: getattr(total[part], by) if part in total else 0.0 for part in PARTS}
+    whole = sum(event.cpu_time_total for event in steps)
     if kernels:
-        # The GPU works later than the steps that launch its work: first kernel to last.
-        whole = max(k["ts"] + k["dur"] for k in kernels) - min(k["ts"] for k in kernels)
-    else:
-        for start, end, name in parts:
-            micros[name] += end - start
-        whole = sum(e["dur"] for e in steps)
-    micros["other"] = whole - sum(micros[part] for part in PARTS)
-    return {part: value / 1e6 / len(steps) for part, value in micros.items()}
-
-
-def part_at(parts: list[tuple[float, float, str]], at: float) -> str:
-    """The part that was going on at a time. parts: (start, end, name), sorted."""
-    i = bisect_right(parts, (at, float("inf"), "")) - 1
-    if i >= 0 and at < parts[i][1]:
-        return parts[i][2]
-    return "other"
+        micros["backward"] = kernels - sum(micros[part] for part in PARTS if part != "backward")
+    micros["other"] = whole - sum(micros.values())
+    return {part: value / 1e6 / STEPS for part, value in micros.items()}
 
 
 def table(seconds: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""What a run says of itself: log.jsonl, the loggers, the terminal, report.html.
+"""What a run reports: log.jsonl, the loggers, the terminal.
 
 Every record of the log and every line that the loop prints is put together here. A write that fails
 is reported once and does not end the run.
@@ -8,48 +8,49 @@ import importlib.util
 import math
 import platform
 import statistics
-import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
 from tqdm import tqdm
 
 from formats import files, run_folder, run_log
-from formats.address import recorded
 from training import distributed, terminal
 from training.loggers import Loggers
-from training.setup import Run
+from training.run import Run
 from training.terminal import duration
 
-QUIET_S = 20  # between lines where there is no terminal to show a progress bar on
-WORTH_A_REPORT = 100  # steps; drawing takes about 3 s, more than a trial of fewer
+QUIET_S = 20  # seconds between lines where no terminal shows a progress bar
 
 
 class Recorder:
-    """Writes and prints in the first process; what the others print goes nowhere."""
+    """Writes and prints in the first process; the others print nowhere and write nothing."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.loggers = None  # until begin()
-        self.bar = None  # until open_bar()
         self.unwritten = []  # records that the disk did not take
         self.complained = False
         self.losses = []  # since the last evaluation of this start
-        self.logged_step = run.state.progress.step
+        self.logged_step = run.step
         self.tokens_per_second = None
         self.printed_at = 0.0
+        self.loggers = Loggers(run.config, run.folder, run.step) if distributed.is_main else None
+        self.bar = tqdm(
+            total=run.schedule.total_steps,
+            initial=run.step,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} in {elapsed}{postfix}",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty() or not distributed.is_main,
+        )
 
     # -- the log ----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
         run = self.run
-        files.write_json(run.folder / "config.json", recorded(asdict(run.config)))
+        files.write_json(run.folder / "config.json", run.config.recorded())
         run_log.write(run.folder, run.log)
-        self.loggers = Loggers(run.config, run.folder, run.state.progress.step)
         start = {
             "event": "start",
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -72,11 +73,11 @@ class Recorder:
         """
         if not distributed.is_main:
             return
-        progress, cost = self.run.state.progress, self.run.clock.cost
+        counters, cost = self.run.state.counters, self.run.clock.cost
         record = {
-            "step": progress.step,
+            "step": counters.step,
             **values,
-            "elapsed_s": round(progress.elapsed_s, 3),
+            "elapsed_s": round(counters.elapsed_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
         self.unwritten.append(record)
@@ -85,42 +86,27 @@ class Recorder:
             self.unwritten.clear()
         except OSError as error:
             if not self.complained:
-                why = f"{self.run.folder} takes no writes: {files.in_words(error)}"
-                terminal.warn(f"{why}; training goes on")
+                why = f"{self.run.folder} takes no writes: {files.error_message(error)}"
+                terminal.warn(f"{why}; training continues")
             self.complained = True
-        if self.loggers:
-            self.loggers.write(record)
+        self.loggers.write(record)
 
-    def halved(self) -> None:
-        self.record({"event": "out of memory", "micro_batch": self.run.micro_batch.size})
+    def halved(self, before: int) -> None:
+        """Record and print that the memory does not take micro-batches of `before` sequences."""
+        size = self.run.trainer.micro_batch
+        self.record({"event": "out of memory", "micro_batch": size})
+        print(
+            f"out of memory with a micro-batch of {before} sequences; training with {size}, and the"
+            " same batch_size",
+            flush=True,
+        )
 
     # -- while it runs ----------------------------------------------------------------------------
 
-    def compiling(self) -> None:
-        """Begin the line that compiled() ends."""
-        print("compiling ...", end=" ", flush=True)
-
-    def compiled(self, seconds: float, problem: str | None) -> None:
-        """Print how long it took. problem: what failed, so that training does without it."""
-        if problem:
-            print(f"{problem}; training goes on without it", flush=True)
-        else:
-            print(f"{seconds:.1f} s", flush=True)
-
-    def open_bar(self) -> None:
-        """Show the progress bar from here on, where there is a terminal."""
-        self.bar = tqdm(
-            total=self.run.schedule.total_steps,
-            initial=self.run.state.progress.step,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} in {elapsed}{postfix}",
-            dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
-        )
-
     def step(self, seconds: float) -> None:
         """Record and show this step. seconds: of training, since the last record."""
-        run, step = self.run, self.run.state.progress.step
-        loss, norm, bad_steps = run.trainer.take_window()
+        run, step = self.run, self.run.step
+        loss, norm, bad_steps = run.trainer.pop_loss()
         tokens = (step - self.logged_step) * run.config.batch_size * run.config.block_size
         speed = tokens / seconds
         mfu = None
@@ -159,7 +145,7 @@ class Recorder:
             print(f"{self.position()}: {text}", flush=True)
 
     def position(self) -> str:
-        return f"step {self.run.state.progress.step:,} of {self.run.schedule.total_steps:,}"
+        return f"step {self.run.step:,} of {self.run.schedule.total_steps:,}"
 
     def pace(self) -> list[str]:
         """Speed, cost so far and time left in words, where they are known."""
@@ -174,12 +160,13 @@ class Recorder:
             parts.append(f"{duration(tokens_left / speed)} left")
         return parts
 
-    def evaluation(self, val_loss: float, best: float, answers: list[dict]) -> None:
+    def evaluation(self, val_loss: float, answers: list[dict]) -> None:
         """Record and show an evaluation, with the answers to sample_prompts under it.
 
-        val_loss: in nats a token. best: the lowest so far, this one included.
+        val_loss: in nats per token.
         """
         run = self.run
+        best = min(val_loss, math.inf if run.saver.best is None else run.saver.best)
         bits = run.data.meta.bits_per_byte(val_loss, run.config.loss_on)
         if answers:
             self.record({"samples": answers})
@@ -208,35 +195,39 @@ class Recorder:
 
     def close(self) -> None:
         """Close the progress bar and the loggers."""
-        if self.bar:
-            self.bar.close()
+        self.bar.close()
         if self.loggers:
             self.loggers.close()
 
-    def summary(self, outcome: str, best: float) -> None:
-        """Print the last lines of a run, and draw its report. best: its lowest validation loss."""
-        run, folder, cost = self.run, self.run.folder, self.run.clock.cost
-        steps, curve = run.state.progress.step, loss_curve(folder)
+    def interrupted(self, reason: str) -> None:
+        """Print the last line of a run that a signal or an error has ended."""
         self.bar.close()
+        step = "no step was done yet"
+        if self.run.step:
+            step = f"step {self.run.step:,} is saved in {self.run.folder}"
+        print(f"\n{reason}: {step}; the same command continues", flush=True)
+
+    def summary(self, ending: str) -> None:
+        """Print the last lines of a run: the curve, its figures, and what to do with it."""
+        run, folder, cost = self.run, self.run.folder, self.run.clock.cost
+        self.bar.close()
+        curve = loss_curve(folder)
         if curve:
             print(f"\n{curve}")
-        line = f"{outcome}: {steps:,} steps, {run.tokens:,} tokens in "
-        line += f"{duration(run.state.progress.elapsed_s)} of training"
+        line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
+        line += f"{duration(run.state.counters.elapsed_s)} of training"
         if cost:
             line += f", cost {cost:.2f}"
         print(f"\n{line}")
         if not run_folder.steps(folder):
             return  # the budget was used up before the first step
-        if math.isfinite(best):
-            print(f"best validation loss {best:.4f}, kept in {run_folder.find(folder)}")
+        if run.saver.best is not None:
+            print(f"best validation loss {run.saver.best:.4f}, kept in {run_folder.find(folder)}")
         else:
             print(f"the last checkpoint is {run_folder.find(folder)}")
-        print(f"  {generate_command(run)}", flush=True)
-        if curve and steps >= WORTH_A_REPORT and draw_report(folder):
-            print(f"  report: {folder / 'report.html'}")
-        elif curve:
-            tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
-            print(f"  python -m tools.{tool} {quote(folder.as_posix())}")
+        print(f"  {generate_command(run)}")
+        tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
+        print(f"  python -m tools.{tool} {quote(folder.as_posix())}", flush=True)
 
 
 def loss_curve(folder: Path) -> str:
@@ -254,16 +245,3 @@ def generate_command(run: Run) -> str:
     """The command that generates from a run, or chats where it was trained on conversations."""
     how = "--chat" if run.data.meta.splits["train"].mask else "--prompt TEXT"
     return f"python generate.py --checkpoint {quote(run.folder.as_posix())} {how}"
-
-
-def draw_report(folder: Path, timeout_s: float = 60) -> bool:
-    """Draw report.html of a run; False where that fails, or matplotlib is missing."""
-    if not importlib.util.find_spec("matplotlib"):
-        return False
-    command = [sys.executable, "-m", "tools.report", folder.absolute()]
-    root = Path(__file__).parent.parent
-    try:
-        drawn = subprocess.run(command, cwd=root, capture_output=True, timeout=timeout_s)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return drawn.returncode == 0

@@ -5,7 +5,6 @@ from generating.text import complete
 from hardware import out_of_memory
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
-from training import distributed, shard
 
 NEW_TOKENS = 64
 
@@ -26,14 +25,8 @@ def answer_prompts(
 ) -> list[dict]:
     """[{"prompt", "text"}] for each prompt; none where memory runs out.
 
-    Every process calls it, as a sharded model is put together first; the first process answers.
     From the same weights the answers are the same. cast: makes an autocast context.
     """
-    if not prompts:
-        return []
-    model = shard.full_model(model)
-    if not distributed.is_main:
-        return []
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
     answers = []
     model.eval()

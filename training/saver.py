@@ -1,271 +1,198 @@
-"""Saves of a run: a copy of its state, which one thread writes to the disk and another uploads.
+"""Saves of a run. One thread does all of it: write, flush, rename, rotate, upload.
 
-Training waits for the copy, and for the write of the save before; for an upload only at the end.
-What a step folder holds is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
+Training waits for the copy of its state, and for the write before it when the next one is due. What
+a step folder holds is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
 """
 
 import contextlib
 import math
-import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from pathlib import Path
 
 import torch
 
-import hardware
 from formats import files, run_folder, run_log
-from formats.address import AddressError, recorded
-from formats.mirror import Mirror, address_of
-from formats.run_folder import CheckpointError, tensors_in
-from training import distributed, shard, terminal
-from training.optimizer import parameter_names, reserve_state
-from training.setup import Run
+from formats.address import AddressError
+from formats.mirror import Mirror
+from formats.run_folder import CheckpointError
+from training import RunError, terminal
 
-UPLOADING_S = 20 * 60  # that the end of a run waits for an upload,
-FAILING_S = 60  # and for a mirror that fails then
-PAUSE_S = 2  # between its tries
+LAST_UPLOAD_S = 120  # seconds that the end of a run gives its mirror
+PAUSE_S = 2  # seconds between the tries
 
 
 class Saver:
-    """Saves a run, one step at a time. A save that fails is reported, and training goes on.
+    """Saves one step at a time. A save that fails is reported, and training continues.
 
     saved_step: the last step that is on the disk whole; 0 if there is none. best: the validation
-    loss in best.json; infinite if there is none.
+    loss in best.json; None if there is none.
     """
 
-    def __init__(self, run: Run):
-        self.run = run
-        self.saved_step = run.state.progress.step
-        self.best = run.best["val_loss"] if run.best else math.inf
-        self.buffers = Buffers()
-        self.writer = ThreadPoolExecutor(1)
-        self.writing = None  # the newest job of the writer
-        self.mirror = None
-        if run.config.mirror and distributed.is_main:
-            self.mirror = Mirror(address_of(run.config.mirror, run.folder))
-        self.uploader = None  # the thread of the newest upload
-        self.one_upload = threading.Lock()
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int,
+        tokenizer_json: str,
+        mirror: Mirror | None,
+        saved_step: int,
+        best: dict | None,
+    ):
+        """best: the record of the best evaluation whose step is still there."""
+        self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
+        self.mirror, self.saved_step = mirror, saved_step
+        self.best_record = best
+        self.thread = ThreadPoolExecutor(1)
+        self.job = None  # the newest of the thread
 
-    def begin(self) -> None:
-        """Make ready what earlier starts left, and reserve the memory for the copy of a save."""
-        run = self.run
-        run_folder.set_aside(run.folder, run.state.progress.step)
-        if run.best:  # a crash may have come between a save and its evaluation's mark
-            self._write_best(run.best["step"], run.best["val_loss"])
-        else:  # the user may have gone back to an earlier step
-            (run.folder / "best.json").unlink(missing_ok=True)
-        model, optimizer = run.state.model, run.state.optimizer
-        with contextlib.suppress(RuntimeError, MemoryError):  # the first step will say so
-            reserve_state(optimizer)
-        # Not in the writer's thread: libgomp would give it a pool of its own, and with more threads
-        # than cores it no longer lets the model's threads spin. Small models took twice the time.
-        with contextlib.suppress(RuntimeError, MemoryError):  # the save itself will say so
-            self.buffers.reserve(tensors_in([model.state_dict(), optimizer.state_dict()]))
-        self._upload()  # a kill may have come before the last save was there
+    @property
+    def best(self) -> float | None:
+        return self.best_record["val_loss"] if self.best_record else None
 
     @property
     def busy(self) -> bool:
-        return self.writing is not None and not self.writing.done()
+        return self.job is not None and not self.job.done()
+
+    def begin(self) -> None:
+        """Tidy up what earlier starts left, and upload what they could not."""
+        run_folder.set_aside(self.folder, self.saved_step)
+        if self.best_record:  # a crash may have come between a save and its evaluation's mark
+            self._write_best(self.best_record)
+        else:  # the user may have gone back to an earlier step
+            (self.folder / "best.json").unlink(missing_ok=True)
+        # Starts the thread, for which there may be no memory later.
+        self.job = self.thread.submit(self._upload)
+
+    def save(self, description: dict, model: dict, optimizer: dict) -> None:
+        """Copy the state of a step, Run.snapshot(), and start writing it."""
+        self.wait()
+        try:
+            model, optimizer = copy_to_ram([model, optimizer])
+        except (RuntimeError, MemoryError) as error:
+            self._report_failure(description["step"], error)
+            return
+        self.job = self.thread.submit(self._write, description, model, optimizer)
+
+    def mark_best(self, step: int, val_loss: float) -> None:
+        """Name this step in best.json, once it is written, if its loss is the lowest so far."""
+        if val_loss < (math.inf if self.best is None else self.best):
+            self.job = self.thread.submit(self._mark_best, {"step": step, "val_loss": val_loss})
 
     def wait(self) -> None:
-        """Until what was begun is written."""
-        if self.writing:
-            self.writing.result()
+        """Return once everything that was started is written."""
+        if self.job:
+            self.job.result()
 
-    def save(self) -> None:
-        """Copy the state of this step, and have it written.
+    def finish(self, step: int, snapshot) -> None:
+        """Return once this step is on the disk. Raises RunError if it cannot be.
 
-        Where the model is sharded, every process has to call it, as its tensors are gathered from
-        all of them. The first process alone writes.
+        snapshot: Run.snapshot, called if the step is still to be saved.
         """
-        run = self.run
-        run.schedule.mark_saved()
-        model = run.state.model.state_dict()
-        optimizer = {
-            "optimizer": run.state.optimizer.state_dict(),
-            "names": parameter_names(run.state.model, run.state.optimizer),
-            "scaler": run.state.scaler.state_dict(),
-        }
-        if not distributed.is_main:
-            shard.gather_to_main(model, optimizer)
-            return
         self.wait()
-        try:
-            self.buffers.reserve(tensors_in([model, optimizer]))
-        except (RuntimeError, MemoryError) as error:
-            self._report_failure(run.state.progress.step, error)
-            shard.gather_to_main(model, optimizer)  # the other processes are at it
-            return
-        model, optimizer = self.buffers.copy([model, optimizer])
-        hardware.synchronize(run.device.torch)
-        self.writing = self.writer.submit(self._write, self._describe(), model, optimizer)
-
-    def _describe(self):
-        """What state.json says of this step."""
-        run = self.run
-        run.state.progress.sums = run.trainer.counts.tolist()
-        run.state.progress.running_s = run.clock.running_s
-        return {
-            "step": run.state.progress.step,
-            "tokens": run.tokens,
-            "epoch": run.epoch,
-            "best_val_loss": None if self.best == math.inf else self.best,
-            "seed": run.config.seed,
-            "progress": asdict(run.state.progress),
-            "model": asdict(run.state.model.config),
-            "data": run.data.meta.identity(),
-            "settings": recorded(asdict(run.config)),
-            "versions": run.versions(),
-        }
-
-    def save_now(self) -> bool:
-        """Have this step on the disk before returning; False if that failed."""
-        self.wait()
-        step = self.run.state.progress.step
-        missing = distributed.is_main and self.saved_step < step
-        if self.run.trainer.sharded:  # then all processes take part
-            (missing,) = distributed.all_reduce_max(missing)
-        if missing:
-            self.save()
+        if self.saved_step < step:
+            self.save(*snapshot())
             self.wait()
-        return not distributed.is_main or self.saved_step == step
+        if self.saved_step < step:
+            raise RunError(
+                f"step {step:,} could not be saved in {self.folder}. {self.last_checkpoint()}. Make"
+                " room, and start the same command again"
+            )
 
-    def mark_best(self, val_loss: float) -> None:
-        """Have best.json name this step, once it is written, if its loss is the lowest so far."""
-        if val_loss < self.best and distributed.is_main:
-            step = self.run.state.progress.step
-            self.writing = self.writer.submit(self._mark_best, step, val_loss)
-
-    def finish(self) -> None:
-        """Wait until all is written, and uploaded: while that goes on, but not for ever."""
-        self.wait()
-        if not self.mirror:
+    def close(self) -> None:
+        """Wait for the write that is under way, and two minutes at most for the mirror."""
+        if self.mirror is None:
+            self.wait()
             return
-        self._upload(patience_s=FAILING_S)
-        if self.uploader.is_alive():
-            self.uploader.join(1)
-        if self.uploader.is_alive():
-            print(f"uploading to {self.mirror.address}; Ctrl-C leaves it", flush=True)
-            self.uploader.join(UPLOADING_S)
-        if self.uploader.is_alive():
-            self._report_mirror("it takes too long")
-
-    # -- the thread that writes --------------------------------------------------------------------
-
-    def _write(self, state, model, optimizer):
-        run, step = self.run, state["step"]
+        deadline = time.monotonic() + LAST_UPLOAD_S
+        last = self.thread.submit(self._upload_until, deadline)
+        if self.busy:
+            print(f"uploading to {self.mirror.address}", flush=True)
         try:
-            run_folder.save(run.folder, state, model, optimizer, run.data.tokenizer.to_json())
+            last.result(LAST_UPLOAD_S)
+        except TimeoutError:
+            self._report_mirror("the upload takes too long")
+
+    def last_checkpoint(self) -> str:
+        """Where the last good checkpoint is, in a sentence."""
+        if not self.saved_step:
+            return "There is no checkpoint yet"
+        return f"The last good checkpoint is {self.folder / run_folder.step_name(self.saved_step)}"
+
+    # -- in the thread -----------------------------------------------------------------------------
+
+    def _write(self, description, model, optimizer):
+        step = description["step"]
+        try:
+            run_folder.save(self.folder, description, model, optimizer, self.tokenizer_json)
         except Exception as error:  # OSError, and whatever torch.save makes of one
             self._report_failure(step, error)
             return
         self.saved_step = step
-        uploading = self.mirror.uploading if self.mirror else None
         with contextlib.suppress(OSError):  # the next save rotates again
-            run_folder.rotate(run.folder, run.config.keep_last, spare=uploading)
-            run_log.append(run.folder, {"step": step, "event": "save"})
+            run_folder.rotate(self.folder, self.keep_last)
+            run_log.append(self.folder, {"step": step, "event": "save"})
         self._upload()
 
-    def _mark_best(self, step, val_loss):
-        if self.saved_step == step:
+    def _mark_best(self, record):
+        if self.saved_step == record["step"]:
             with contextlib.suppress(OSError):
-                self._write_best(step, val_loss)
-                self.best = val_loss
+                self._write_best(record)
+                self.best_record = record
             self._upload()
 
-    def _write_best(self, step, val_loss):
-        files.write_json(self.run.folder / "best.json", {"step": step, "val_loss": val_loss})
+    def _write_best(self, record):
+        best = {"step": record["step"], "val_loss": record["val_loss"]}
+        files.write_json(self.folder / "best.json", best)
 
     def _report_failure(self, step, error):
-        last = "there is no checkpoint yet"
-        if self.saved_step:
-            last = f"the last checkpoint is step {self.saved_step:,}"
         terminal.warn(
-            f"step {step:,} could not be saved in {self.run.folder}: {files.in_words(error)}."
-            f" Training goes on; {last}"
+            f"step {step:,} could not be saved in {self.folder}: {files.error_message(error)}."
+            f" Training continues. {self.last_checkpoint()}"
         )
 
-    # -- the threads that upload -------------------------------------------------------------------
-
-    def _upload(self, patience_s=0):
-        """Have a thread update the mirror. patience_s: how long to try if it fails."""
-        if self.mirror:
-            # A daemon: Ctrl-C at the end leaves an upload.
-            self.uploader = threading.Thread(target=self._update, args=[patience_s], daemon=True)
-            try:
-                self.uploader.start()
-            except RuntimeError as error:  # no memory for another thread
-                self._report_mirror(error)
-
-    def _update(self, patience_s):
-        with self.one_upload:
-            if threading.current_thread() is not self.uploader:
-                return  # a later one waits, and brings what this one would
-            problem = self._try_to_update()
-            deadline = time.monotonic() + patience_s
-            while problem and time.monotonic() < deadline:
-                time.sleep(PAUSE_S)
-                problem = self._try_to_update()
+    def _upload(self):
+        problem = self._update_mirror()
         if problem:
             self._report_mirror(problem)
 
-    def _try_to_update(self):
-        """What is wrong with the mirror; None once it is up to date."""
+    def _upload_until(self, deadline):
+        problem = self._update_mirror()
+        while problem and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+            problem = self._update_mirror()
+        if problem:
+            self._report_mirror(problem)
+
+    def _update_mirror(self):
+        """Bring the mirror up to date; returns what prevents it, if anything does."""
+        if self.mirror is None:
+            return None
         try:
-            self.mirror.update(self.run.folder, self.run.config.keep_last)
+            self.mirror.update(self.folder)
         except (AddressError, CheckpointError, OSError) as error:
-            return files.in_words(error)
+            return files.error_message(error)
         return None
 
     def _report_mirror(self, problem):
         terminal.warn(
-            f"mirror {self.mirror.address} is not up to date: {problem}. {self.run.folder} is;"
-            " the next save, or the same command, uploads what is missing"
+            f"mirror {self.mirror.address} is not up to date: {problem}. {self.folder} is; the"
+            " next save, or the same command, uploads what is missing"
         )
 
 
-class Buffers:
-    """Memory on the CPU for a copy of the state, kept from one save to the next.
+def copy_to_ram(value, copies: dict | None = None):
+    """A copy of the tensors in nested dicts, lists and tuples, in the machine's memory.
 
-    To touch new memory takes longer than a copy. Pinned for what is on a GPU, which copies into
-    that several times faster. A step changes the state in place, so each tensor keeps its buffer,
-    and tensors that share memory share it in the copy.
+    Tensors that share memory share it in the copy.
     """
-
-    def __init__(self):
-        self.kept = {}  # {a tensor's memory: its buffer}
-
-    def reserve(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Have a buffer for each of these. Raises RuntimeError or MemoryError."""
-        for t in tensors:
-            if _memory(t) not in self.kept:
-                self.kept[_memory(t)] = _new_buffer(t)
-
-    def copy(self, value):
-        """A copy of tensors in nested dicts, lists and tuples, for which there are buffers.
-
-        From a GPU it is only begun.
-        """
-        if isinstance(value, dict):
-            return {k: self.copy(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(map(self.copy, value))
-        if not isinstance(value, torch.Tensor):
-            return value
-        full = shard.full_tensor(value)
-        return self.kept[_memory(value)].copy_(full, non_blocking=full.is_cuda)
-
-
-def _memory(tensor):
-    return tensor.device, shard.local_shard(tensor).data_ptr(), tensor.shape, tensor.dtype
-
-
-def _new_buffer(tensor):
-    """Memory for a copy of `tensor` on the CPU, touched."""
-    empty = {"size": tensor.shape, "dtype": tensor.dtype}
-    try:
-        return torch.empty(**empty, pin_memory=tensor.device.type == "cuda").zero_()
-    except RuntimeError:  # no page-locked memory to be had
-        return torch.zeros(**empty)
+    copies = {} if copies is None else copies
+    if isinstance(value, dict):
+        return {name: copy_to_ram(item, copies) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copy_to_ram(item, copies) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    key = (value.device, value.data_ptr(), value.shape)
+    if key not in copies:
+        copies[key] = value.to("cpu", copy=True)
+    return copies[key]

@@ -11,16 +11,19 @@ import torch
 
 import hardware
 from config import Config
-from training import distributed
-from training.state import Progress
+from training.state import Counters
+
+DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
+MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
+LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
 
 
 def learning_rate_at(step: int, total_steps: int, config) -> float:
     """The learning rate of step `step` (from 0): a linear warm-up, then down to min_lr.
 
-    Down by a cosine, or by a straight line over the last `decay_fraction` of the steps (wsd:
-    warm-up, stable, decay); the last step has min_lr. config: anything with learning_rate, min_lr
-    (None: a tenth of that; 0 for wsd), warmup_steps, lr_schedule and decay_fraction.
+    Down by a cosine, or by a straight line over the last half of the steps (wsd: warm-up, stable,
+    decay); the last step has min_lr. config: anything with learning_rate, min_lr (None: a tenth of
+    that; 0 for wsd), warmup_steps and lr_schedule.
     """
     wsd, high = config.lr_schedule == "wsd", config.learning_rate
     low = config.min_lr
@@ -29,7 +32,7 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
     if step < config.warmup_steps:
         return high * (step + 1) / config.warmup_steps
     if wsd:
-        left = (total_steps - 1 - step) / max(1, config.decay_fraction * total_steps)
+        left = (total_steps - 1 - step) / max(1, DECAY_FRACTION * total_steps)
         return low + (high - low) * min(1.0, left)
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
@@ -43,61 +46,60 @@ class Schedule:
     """
 
     def __init__(
-        self, config: Config, progress: Progress, total_steps: int, evaluated: int, validates: bool
+        self, config: Config, counters: Counters, total_steps: int, evaluated: int, validates: bool
     ):
-        self.config, self.progress, self.total_steps = config, progress, total_steps
+        self.config, self.counters, self.total_steps = config, counters, total_steps
         self.evaluated, self.validates = evaluated, validates
-        self.begun_step, self.begun_at = progress.step, time.monotonic()  # the last save
+        self.last_save_step, self.last_save_at = counters.step, time.monotonic()
 
     @property
     def done(self) -> bool:
-        return self.progress.step >= self.total_steps
+        return self.counters.step >= self.total_steps
 
     @property
     def steps_left(self) -> int:
-        return max(0, self.total_steps - self.progress.step)
+        return max(0, self.total_steps - self.counters.step)
 
     @property
     def learning_rate(self) -> float:
-        return learning_rate_at(self.progress.step, self.total_steps, self.config)
+        return learning_rate_at(self.counters.step, self.total_steps, self.config)
 
     @property
     def evaluation_due(self) -> bool:
         """Whether this step is one to evaluate at, and has not been yet."""
-        step = self.progress.step
-        due = step == self.total_steps or every(self.config.eval_interval, step)
+        step = self.counters.step
+        due = step == self.total_steps or is_due(self.config.eval_interval, step)
         return self.validates and step > self.evaluated and due
 
     def save_due(self, busy: bool) -> bool:
         """Whether to save now. busy: a save is still being written.
 
-        An evaluation is preceded by a save: it may be what runs out of memory.
+        An evaluation is preceded by a save, as the step may be the best so far.
         """
-        step, minutes = self.progress.step, self.config.save_minutes
-        if step <= self.begun_step:
+        step, minutes = self.counters.step, self.config.save_minutes
+        if step <= self.last_save_step:
             return False
-        if self.evaluation_due or step == self.total_steps:
+        if self.evaluation_due or self.done or is_due(self.config.save_interval, step):
             return True
-        if every(self.config.save_interval, step):
-            return True
-        return bool(minutes) and not busy and time.monotonic() > self.begun_at + 60 * minutes
+        return bool(minutes) and not busy and time.monotonic() > self.last_save_at + 60 * minutes
 
     def mark_saved(self) -> None:
-        """This step is being saved."""
-        self.begun_step, self.begun_at = self.progress.step, time.monotonic()
+        self.last_save_step, self.last_save_at = self.counters.step, time.monotonic()
+
+    def mark_evaluated(self) -> None:
+        self.evaluated = self.counters.step
 
     @property
     def log_due(self) -> bool:
-        return every(self.config.log_interval, self.progress.step) or self.done
+        return is_due(self.config.log_interval, self.counters.step) or self.done
 
     @property
     def check_due(self) -> bool:
-        """Whether to look for NaN now, as that waits for the device: once in max_bad_steps."""
-        interval = min(self.config.log_interval, self.config.max_bad_steps)
-        return every(interval, self.progress.step)
+        """Whether to look for NaN now, as that waits for the device."""
+        return is_due(min(self.config.log_interval, MAX_BAD_STEPS), self.counters.step)
 
 
-def every(interval: int, step: int) -> bool:
+def is_due(interval: int, step: int) -> bool:
     """Whether something is due that comes every `interval` steps; 0: never."""
     return interval > 0 and step % interval == 0
 
@@ -108,11 +110,11 @@ class Clock:
     started: time.monotonic() when the program began.
     """
 
-    def __init__(self, config: Config, progress: Progress, device: torch.device, started: float):
-        self.config, self.progress = config, progress
+    def __init__(self, config: Config, counters: Counters, device: torch.device, started: float):
+        self.config, self.counters = config, counters
         self.device, self.started = device, started
-        self.before = progress.running_s
-        self.since_log = 0.0
+        self.before = counters.running_s
+        self.unlogged = 0.0
         self.start()
 
     def start(self) -> None:
@@ -120,25 +122,24 @@ class Clock:
 
     def stop(self) -> None:
         """Count what has passed since start(), once the device has done its work."""
-        distributed.synchronize(self.device)
         hardware.synchronize(self.device)
         passed = time.perf_counter() - self.mark
-        self.progress.elapsed_s += passed
-        self.since_log += passed
+        self.counters.elapsed_s += passed
+        self.unlogged += passed
         self.start()
 
     @contextlib.contextmanager
     def paused(self):
-        """Do not count what happens under it."""
+        """Do not count what happens in this context."""
         self.stop()
         yield
         self.start()
 
-    def lap(self) -> float:
-        """Seconds of training since the last lap."""
+    def since_log(self) -> float:
+        """Seconds of training since the last call."""
         self.stop()
-        lap, self.since_log = self.since_log, 0.0
-        return lap
+        seconds, self.unlogged = self.unlogged, 0.0
+        return seconds
 
     @property
     def running_s(self) -> float:
@@ -152,11 +153,11 @@ class Clock:
             return None
         return self.running_s / 3600 * self.config.cost_per_hour
 
-    def used_up(self) -> str | None:
-        """Which limit is passed, in words, or None."""
+    def exceeded(self) -> int:
+        """Which of LIMITS is passed; 0: none."""
         c = self.config
         if c.max_hours is not None and self.running_s > c.max_hours * 3600:
-            return f"max_hours = {c.max_hours}"
+            return 1
         if c.max_cost is not None and self.cost > c.max_cost:
-            return f"max_cost = {c.max_cost}"
-        return None
+            return 2
+        return 0

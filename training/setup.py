@@ -1,12 +1,11 @@
 """A run's settings -> the parts that it is made of.
 
-`build` makes them in the order in which they depend on each other: device, data, checkpoint, model,
+`build` makes them in the order in which they depend on each other: device, data, start, model,
 schedule. What does not fit is an error in a sentence.
 """
 
 import math
 import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -14,72 +13,23 @@ import torch
 import hardware
 from config import Config, ConfigError
 from formats import files, run_folder, run_log
-from formats.address import recorded
-from formats.data_folder import DataError, Meta, read_meta
-from formats.pretrained import Pretrained
+from formats.data_folder import DataError, Meta, check_masked, read_meta
+from formats.mirror import Mirror, address_of
 from hardware import Device
-from model import GPT, GPTConfig
+from model import GPT
 from tokenizer_bpe import Tokenizer
-from training import RunError, distributed, shard
-from training.adapt import adapt
-from training.conversations import Conversations, check_masked
+from training import RunError, distributed
 from training.dataset import Data, Dataset
-from training.fp8 import FP8Head
 from training.loggers import check_installed
-from training.memory import MicroBatch
+from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
-from training.resume import (
-    Checkpoint,
-    changed_settings,
-    check_same,
-    check_tokenizer,
-    find_start,
-    load_weights,
-    with_shape,
-)
+from training.run import Run
 from training.samples import check_prompts
+from training.saver import Saver
 from training.schedule import Clock, Schedule
-from training.state import Progress, State
+from training.start import Start, find_start
+from training.state import Counters, State
 from training.trainer import Trainer
-
-
-@dataclass
-class Run:
-    """The parts of one training run; train.py has them work together.
-
-    compiles: False, True or "max". log: the records up to this step. best: that of the best
-    evaluation whose step is still there.
-    """
-
-    config: Config
-    folder: Path
-    device: Device
-    data: Data
-    state: State
-    schedule: Schedule
-    micro_batch: MicroBatch
-    trainer: Trainer
-    clock: Clock
-    compiles: bool | str
-    log: list[dict]
-    best: dict | None
-
-    @property
-    def tokens(self) -> int:
-        return self.state.progress.sequences * self.config.block_size
-
-    @property
-    def epoch(self) -> float:
-        return self.state.progress.sequences / self.data.train.windows
-
-    def versions(self) -> dict:
-        """What the run runs on."""
-        return {
-            "torch": torch.__version__,
-            "processes": distributed.world_size,
-            "device": self.device.name,
-            "dtype": str(self.device.dtype).removeprefix("torch."),
-        }
 
 
 def build(config: Config) -> Run:
@@ -92,27 +42,27 @@ def build(config: Config) -> Run:
     check_installed(config)
     device = open_device(config)
     start = find_start(config)
-    config = with_shape(config, start)
+    config = start.settings(config)
     data = open_data(config, device)
     check_prompts(data.tokenizer, config.sample_prompts)
+    start.check(config, data.meta, data.tokenizer)
     state = open_model(config, data, device, start)
-    log, best = read_past(folder, state.progress.step)
-    schedule = make_schedule(config, state.progress, data, log)
+    log, best = read_past(folder, state.counters.step)
+    schedule = make_schedule(config, state.counters, data, log)
     check_same_on_all_ranks(config, schedule, data.meta)
-    micro_batch = MicroBatch(config, device, folder)
     return Run(
         config=config,
         folder=folder,
         device=device,
         data=data,
+        start=start,
         state=state,
         schedule=schedule,
-        micro_batch=micro_batch,
-        trainer=Trainer(config, device, data, state, schedule, micro_batch),
-        clock=Clock(config, state.progress, device.torch, started),
+        trainer=Trainer(config, device, data, state, schedule),
+        clock=Clock(config, state.counters, device.torch, started),
+        saver=make_saver(config, data, state, best),
         compiles=should_compile(config, state.model, device, schedule),
         log=log,
-        best=best,
     )
 
 
@@ -123,8 +73,6 @@ def open_device(config: Config) -> Device:
     """The device of this process, made ready."""
     torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
     device = hardware.open_device(config.device, config.dtype, distributed.local_rank)
-    if config.allreduce_dtype == "bfloat16" and device.type != "cuda":
-        raise ConfigError(f"allreduce_dtype = bfloat16 needs GPUs; {device.type} takes float32")
     if distributed.world_size > 1 and device.type in ("xpu", "mps"):
         raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
     if device.type in ("cuda", "xpu"):
@@ -137,17 +85,14 @@ def open_device(config: Config) -> Device:
 
 def open_data(config: Config, device: Device) -> Data:
     """The prepared folder: its tokenizer and its splits, val None where it holds no tokens."""
-    meta = read_meta(config.data_dir, config.init_from)
+    meta = read_meta(config.data_dir)
     tokenizer = open_tokenizer(config, meta)
-    split_type = Dataset
     if config.loss_on == "assistant":
         check_masked(config.data_dir, meta)
-        split_type = Conversations
-    options = (config.block_size, device.torch, config.data_location)
-    train = split_type(config.data_dir, meta, "train", *options)
-    val = None
+    options = (config.block_size, device.torch, config.loss_on)
+    train, val = Dataset(config.data_dir, meta, "train", *options), None
     if meta.splits["val"].counted(config.loss_on).tokens:
-        val = split_type(config.data_dir, meta, "val", *options)
+        val = Dataset(config.data_dir, meta, "val", *options)
     return Data(meta, tokenizer, train, val)
 
 
@@ -166,106 +111,79 @@ def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
 # -- model -----------------------------------------------------------------------------------------
 
 
-def open_model(
-    config: Config, data: Data, device: Device, start: Checkpoint | Pretrained | None
-) -> State:
+def open_model(config: Config, data: Data, device: Device, start: Start) -> State:
     """Model, optimiser and counters, as in `start` or new."""
-    shape = model_shape(config, data.meta.vocab_size, start)
-    if isinstance(start, Pretrained):
-        check_tokenizer(start, config.data_dir, data.tokenizer)
-    if isinstance(start, Checkpoint):
-        check_same(start, config, shape, data.meta.identity())
-        print(changed_settings(start.state["settings"], recorded(asdict(config))), end="")
-
     torch.manual_seed(config.seed)
-    model = GPT(shape, config.zero_init)
-    adapt(model, config, device)
-    if config.shard and distributed.world_size > 1:
-        shard.shard_model(model, device.torch)
+    model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
+    apply_memory_options(model, config, device)
     model = model.to(device.torch)
     optimizer = make_optimizer(model, config, device.torch)
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
-    progress = Progress()
-    if isinstance(start, Pretrained):
-        load_weights(model, start.cut_to(config.block_size))
-    if isinstance(start, Checkpoint):
-        progress = start.load(model, optimizer, scaler)
-    return State(model, optimizer, scaler, progress)
+    state = State(model, optimizer, scaler, Counters())
+    start.load(state)
+    return state
 
 
-def model_shape(
-    config: Config, vocab_size: int, start: Checkpoint | Pretrained | None = None
-) -> GPTConfig:
-    """The model's shape for these settings and a tokenizer's vocabulary.
-
-    Large vocabularies are rounded up to a multiple of 64, as tensor cores like it (GPT-2's 50,257
-    becomes 50,304); the ids so added are never sampled. With init_from the vocabulary stays that of
-    the weights, since new rows would take probability from the trained ones.
-    """
-    if start and config.init_from:
-        vocab_size = start.config.vocab_size
-    elif vocab_size > 1024:
-        vocab_size = 64 * math.ceil(vocab_size / 64)
-    shape = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name != "vocab_size"}
-    try:
-        return GPTConfig(vocab_size=vocab_size, **shape)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def should_compile(config: Config, model: GPT, device: Device, schedule: Schedule) -> bool | str:
+def should_compile(config: Config, model: GPT, device: Device, schedule: Schedule) -> bool:
     """Whether to compile: as the setting says, else if the whole run repays it."""
     if config.compile is not None:
         return config.compile
-    if isinstance(model.lm_head, FP8Head):  # uncompiled it would compute in 16
-        return True
     tokens = schedule.total_steps * config.batch_size * config.block_size
     flops = tokens * model.flops_per_token() / distributed.world_size
     return hardware.should_compile(device.torch, flops)
 
 
-# -- schedule --------------------------------------------------------------------------------------
+# -- schedule and saves ----------------------------------------------------------------------------
 
 
-def make_schedule(config: Config, progress: Progress, data: Data, log: list[dict]) -> Schedule:
+def make_schedule(config: Config, counters: Counters, data: Data, log: list[dict]) -> Schedule:
     """Where the run ends, and what is due on the way. log: what was evaluated already."""
-    total_steps = count_steps(config, progress, data.train.windows)
+    total_steps = count_steps(config, counters, data.train.windows)
     evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
-    return Schedule(config, progress, total_steps, evaluated, data.val is not None)
+    return Schedule(config, counters, total_steps, evaluated, data.val is not None)
 
 
-def count_steps(config: Config, progress: Progress, windows: int) -> int:
-    """The step at which the run ends. windows: sequences an epoch."""
+def count_steps(config: Config, counters: Counters, windows: int) -> int:
+    """The step at which the run ends. windows: sequences per epoch."""
     ends = []
     if config.max_steps is not None:
         ends.append(config.max_steps)
     if config.epochs is not None:
-        left = config.epochs * windows - progress.sequences
-        ends.append(progress.step + max(0, math.ceil(left / config.batch_size)))
+        left = config.epochs * windows - counters.sequences
+        ends.append(counters.step + max(0, math.ceil(left / config.batch_size)))
     return min(ends)
 
 
+def make_saver(config: Config, data: Data, state: State, best: dict | None) -> Saver:
+    """The saver of the run's folder; it writes nothing before begin()."""
+    folder, mirror = Path(config.checkpoint_dir), None
+    if config.mirror and distributed.is_main:
+        mirror = Mirror(address_of(config.mirror, folder))
+    tokenizer_json, step = data.tokenizer.to_json(), state.counters.step
+    return Saver(folder, config.keep_last, tokenizer_json, mirror, step, best)
+
+
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
-    """The log up to `step`, and the best evaluation of a step that is still there."""
+    """The log up to `step`, and the record of the best evaluation whose step is still there."""
     log = [record for record in run_log.read(folder) if record["step"] <= step]
-    # An evaluation that was cut off before its loss was recorded comes again, and its answers too.
-    evaluated = {record["step"] for record in log if "val_loss" in record}
-    log = [r for r in log if "samples" not in r or r["step"] in evaluated]
-    named = files.read_json(folder / "best.json", step=int, val_loss=float) or {}
+    evaluations = {r["step"]: r for r in log if r.get("val_loss") is not None}
+    # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
+    complete = {record["step"] for record in log if "val_loss" in record}
+    log = [r for r in log if "samples" not in r or r["step"] in complete]
+    # best.json knows of an evaluation whose record a full disk did not take.
+    named = files.read_json(folder / "best.json", step=int, val_loss=float)
+    if named and named["step"] <= step:
+        evaluations.setdefault(named["step"], named)
     kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
-    scored = [
-        record
-        for record in (named, *log)
-        if record.get("val_loss") is not None and record["step"] in kept and record["step"] <= step
-    ]
+    scored = [record for number, record in evaluations.items() if number in kept]
     return log, min(scored, key=lambda record: record["val_loss"], default=None)
 
 
 def check_same_on_all_ranks(config: Config, schedule: Schedule, meta: Meta) -> None:
     """Raises RunError unless all processes see the same settings, checkpoint, log and data."""
     seen = {
-        "settings": asdict(config) | {"checkpoint_dir": None, "data_dir": None},
-        "step": schedule.progress.step,
+        "settings": config.recorded() | {"checkpoint_dir": None, "data_dir": None},
+        "step": schedule.counters.step,
         "evaluated": schedule.evaluated,
         "total_steps": schedule.total_steps,
         "data": meta.identity(),

@@ -11,12 +11,12 @@ from model import GPT
 
 
 @dataclass
-class Progress:
-    """How far a run is; saved with every checkpoint.
+class Counters:
+    """How far a run is; saved with every checkpoint, as "progress".
 
     sequences: drawn from the training data so far, which is the position in the data order.
     elapsed_s: seconds of training, compilation included, evaluation and saving not.
-    running_s: seconds of everything, over all starts: what a rented machine costs.
+    running_s: seconds of everything over all starts, which a rented machine bills.
     sums: StepCounts.tolist(), the counts of losses and bad steps.
     """
 
@@ -34,7 +34,7 @@ class State:
     model: GPT
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    progress: Progress
+    counters: Counters
 
 
 class StepCounts:

@@ -4,15 +4,14 @@ Functions of a model, tensors and plain values; they know no run, no files and n
 """
 
 import copy
-from collections.abc import Callable
+import re
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from hardware import out_of_memory
 from model import IGNORE
-from training import distributed
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=None) -> torch.Tensor:
@@ -39,36 +38,27 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
     return total
 
 
-def data_parallel(model, allreduce_dtype: str) -> DistributedDataParallel:
-    """The model with its gradients averaged over all processes, in "float32" or "bfloat16"."""
+def data_parallel(model) -> DistributedDataParallel:
+    """The model with its gradients averaged over all processes."""
     # Each process computes the same buffers: without this they were sent in every step.
     buffers = [name for name, _ in model.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    if allreduce_dtype == "bfloat16":
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-        parallel.register_comm_hook(None, bf16_compress_hook)
-    return parallel
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def evaluate(model, data, windows: int, micro_batch: int, cast, check: Callable | None = None):
-    """The summed loss in nats over a validation split, and how many predictions it is the sum of.
+def evaluate(model, batches, cast):
+    """The summed loss in nats over batches, and how many predictions it is the sum of.
 
-    Both are scalars on the device, so that nothing waits for it here; 0 where there is no window.
-    data: a dataset.Dataset. windows: how many of its fixed windows; 0: all. Several processes each
-    take their share. check: called between the micro-batches. Runs with gradients enabled but never
-    uses them: so the compiled forward is the one of training, with its memory and no second
-    compilation.
+    Both are scalars on the device, so that nothing waits for it here; 0 where there is no batch.
+    batches: pairs of inputs and targets, as Dataset.evaluation yields them. Runs with gradients
+    enabled but never uses them, so that the compiled forward is the one of training, with its
+    memory and no second compilation.
     """
     dropout = model.config.dropout
     if dropout:
         model.eval()
     total, count = 0, 0
-    rank, world_size = distributed.rank, distributed.world_size
-    for x, y in data.evaluation(windows, micro_batch, rank, world_size):
-        if check:
-            check()
+    for x, y in batches:
         predictions = (y != IGNORE).sum()
         with cast():
             total = total + model(x, y).detach() * predictions
@@ -78,7 +68,7 @@ def evaluate(model, data, windows: int, micro_batch: int, cast, check: Callable 
     return total, count
 
 
-def compile_layers(model, mode: str | None = None):
+def compile_layers(model):
     """A model with the weights of `model` whose layers, and head with the loss, are compiled.
 
     Layers of one kind compile once, so that the first step comes after half the time
@@ -86,32 +76,27 @@ def compile_layers(model, mode: str | None = None):
     that several processes send them while the next layer's runs.
     """
     compiled = copy.copy(model)
-    layers = [torch.compile(block, dynamic=False, mode=mode) for block in model.h]
+    layers = [torch.compile(block, dynamic=False) for block in model.h]
     compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
-    compiled.head = torch.compile(model.head, dynamic=False, mode=mode)
+    compiled.head = torch.compile(model.head, dynamic=False)
     return compiled
 
 
-def compile_whole(model, mode: str | None = None):
+def compile_whole(model):
     """The model compiled as one graph, the fastest on a GPU that trains alone."""
-    return torch.compile(model, dynamic=False, mode=mode)
+    return torch.compile(model, dynamic=False)
 
 
-def why_it_fails(model, x, y, cast, scaler) -> str | None:
-    """Why a forward and backward on x, y: int64 [B, T] fails, in one line; None where it does not.
+def delete_damaged_library(error: Exception) -> bool:
+    """Delete a library of Inductor's cache that an error names; returns whether there was one.
 
-    Tried once after compiling: a missing compiler, an old GPU or a bug are no reason not to train.
+    A kill while it is linked leaves an empty file, which every later start would load.
     """
-    try:
-        with cast():
-            loss = model(x, y)
-        scaler.scale(loss).backward()
-        return None
-    except Exception as error:
-        if out_of_memory(error) or distributed.connection_lost(error):
-            raise
-        torch._dynamo.reset()
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        return f"{type(error).__name__}: {lines[0]}"
-    finally:
-        model.zero_grad(set_to_none=True)
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
+
+    for name in re.findall(r"\S+\.so\b", str(error)):
+        library = Path(name)
+        if library.is_relative_to(cache_dir()) and library.exists():
+            library.unlink()
+            return True
+    return False

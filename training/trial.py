@@ -14,8 +14,7 @@ from tqdm import tqdm
 
 import hardware
 from training.optimizer import optimizer_step
-from training.setup import Run
-from training.signals import Stop
+from training.run import Run
 from training.step import forward_backward
 
 TOKENS = 4096  # of a micro-batch on a CPU: from here on the time a token does not change
@@ -31,29 +30,19 @@ class Trial:
     micro_batch: int
 
 
-def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial | None:
+def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial:
     """Time steps for `seconds`, compilation not counted.
 
-    compiled: as the run is; False: never. None where a signal came before a step was done. Raises
-    RunError where one sequence is too much for the memory.
+    compiled: as the run is; False: never. Raises RunError where one sequence is too much for the
+    memory.
     """
-    trainer, trial = run.trainer, None
+    compiled = compiled and run.compiles
     bar_format = "{desc}, {elapsed}"
-    with (
-        contextlib.suppress(Stop),
-        tqdm(desc="measuring here", bar_format=bar_format, leave=False, disable=None) as bar,
-    ):
-        if compiled and run.compiles:
-            bar.set_description_str("compiling, to measure a few steps here")
-            trainer.compile()  # without tuning, which would take minutes
-        while True:
-            try:
-                for trial in time_steps(run, seconds):
-                    words = f"measuring here, {trial.step_s:.3f} s a step; Ctrl-C ends it"
-                    bar.set_description_str(words)
-                break
-            except (RuntimeError, MemoryError) as error:
-                trainer.halve(error)
+    with tqdm(desc="measuring here", bar_format=bar_format, leave=False, disable=None) as bar:
+        if compiled or run.device.type != "cpu":
+            run.trainer.prepare(compiled)
+        for trial in time_steps(run, seconds):
+            bar.set_description_str(f"measuring here, {trial.step_s:.3f} s per step")
     return trial
 
 
@@ -62,7 +51,7 @@ def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
 
     A CPU begins with one sequence, which may take all of them, and doubles from there.
     """
-    c, state, trainer, limit = run.config, run.state, run.trainer, run.micro_batch.size
+    c, state, trainer, limit = run.config, run.state, run.trainer, run.trainer.micro_batch
     size = limit
     if run.device.type == "cpu":
         limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
@@ -76,7 +65,7 @@ def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
             optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
         # The first of each warms up.
         forward, update = (statistics.median(s[1:] or s) for s in (forward_s, update_s))
-        yield Trial(forward * run.micro_batch.batch / size + update, size)
+        yield Trial(forward * trainer.local_batch / size + update, size)
         if size < limit and forward_s[-1] < LONG_S:
             size, forward_s, update_s = min(2 * size, limit), [], []
             begun = time.perf_counter()

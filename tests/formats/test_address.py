@@ -10,7 +10,7 @@ import pytest
 
 from formats import address
 from formats.address import AddressError, Folder, without_credentials
-from formats.files import in_words
+from formats.files import error_message
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -49,7 +49,7 @@ def test_credentials_are_left_out_of_what_is_recorded():
 def test_a_web_address_that_nobody_answers_at_says_so():
     with pytest.raises(FileNotFoundError) as failure:
         fsspec.filesystem("http").info("http://127.0.0.1:1/x.txt")
-    assert "Cannot connect to host" in in_words(failure.value)
+    assert "Cannot connect to host" in error_message(failure.value)
 
 
 def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path, monkeypatch):

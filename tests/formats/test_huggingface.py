@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 import sys
 
@@ -12,15 +11,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from formats import huggingface, pretrained
-from formats.run_folder import CheckpointError
+from formats.run_folder import CheckpointError, check_tensors
 from model import GPT, GPTConfig
 from tests.conftest import run_script
 from tests.formats.conftest import SHAPE, logits_agree, saved
 
 
-@pytest.mark.parametrize(
-    "form", ["safetensors", "old safetensors", "shards", "pickle", "old pickle", "half"]
-)
+@pytest.mark.parametrize("form", ["safetensors", "old safetensors", "shards", "half"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_of_transformers_loads_in_every_form(hf_model, tmp_path, form, tied):
     hf = GPT2LMHeadModel(GPT2Config(**SHAPE, tie_word_embeddings=tied)).eval()
@@ -30,23 +27,12 @@ def test_a_folder_of_transformers_loads_in_every_form(hf_model, tmp_path, form, 
     if form == "half":
         hf = hf.to(torch.bfloat16)
     hf.save_pretrained(tmp_path, max_shard_size="30KB" if form == "shards" else "1GB")
-    if "pickle" in form:  # as the first GPT-2 folders were: no prefix, causal masks inside
-        (tmp_path / "model.safetensors").unlink()
-        old = {
-            k.removeprefix("transformer."): v
-            for k, v in hf.state_dict().items()
-            if not (tied and k == "lm_head.weight")
-        }
-        old["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
-        torch.save(
-            old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=form == "pickle"
-        )
     if form == "old safetensors":  # of transformers before May 2023, with causal masks
         path = tmp_path / "model.safetensors"
         masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32).tril().to(torch.uint8)}
         masks["transformer.h.1.attn.bias"] = masks["transformer.h.0.attn.bias"].bool()
         save_file(load_file(path) | masks, path)
-    expected = len(list(tmp_path.glob("model-*"))) if form == "shards" else "pickle" not in form
+    expected = len(list(tmp_path.glob("model-*"))) if form == "shards" else 1
     assert len(list(tmp_path.glob("*.safetensors"))) == expected
     source = pretrained.load(tmp_path)
     assert source.tokenizer is None and source.config == GPTConfig(
@@ -74,7 +60,7 @@ def test_all_four_sizes_have_the_right_tensors(tmp_path, shape, parameters):
         hf = GPT2LMHeadModel(hf_shape)
     config = huggingface.read_config(tmp_path)
     assert config == GPTConfig(50257, 1024, layers, heads, width)
-    huggingface.check_tensors(tmp_path, config, huggingface.from_hf(config, hf.state_dict()))
+    check_tensors(tmp_path, config, huggingface.from_hf(config, hf.state_dict()))
     with torch.device("meta"):
         assert GPT(config).num_parameters() == parameters == hf.num_parameters()
 
@@ -109,7 +95,6 @@ def test_a_folder_of_qwen3_loads_in_every_form(qwen3_model, tmp_path, form):
         ({"num_hidden_layers": 3}, "h.2.attn.c_attn.weight: missing"),
         ({"num_key_value_heads": 3}, "n_kv_head = 3 does not divide"),
         ({"head_dim": 15}, "heads of 15"),
-        ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta = nan"),
     ],
 )
 def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, config, words):
@@ -123,9 +108,6 @@ def test_a_qwen3_that_is_none_is_refused_in_a_sentence(qwen3_model, tmp_path, co
         ({"model_type": "llama"}, "'llama'"),
         ({"model_type": ["gpt2"]}, "['gpt2']"),
         ({"rope_parameters": "default"}, "config.json: 'str'"),
-        ({"n_embd": "wide"}, "n_embd = 'wide': must be an integer from 1"),
-        ({"n_inner": 64.0}, "n_inner = 64.0: must be an integer from 1"),
-        ({"n_layer": 10**9}, "n_layer = 1000000000: must be an integer from 1 to 1,000"),
         (
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
             "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
@@ -141,11 +123,7 @@ def test_another_architecture_is_refused_in_a_sentence(hf_model, tmp_path, confi
         pretrained.load(saved(hf_model, tmp_path, **config))
 
 
-def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
+def test_damaged_files_are_refused(hf_model, tmp_path):
     weights = saved(hf_model, tmp_path) / "model.safetensors"
     whole = weights.read_bytes()
     for damaged in (whole[:-10], whole[:100], b"", b"\xff" * 100):
@@ -153,19 +131,7 @@ def test_damaged_files_and_pickles_that_execute_code_are_refused(hf_model, tmp_p
         with pytest.raises(CheckpointError, match="damaged"):
             pretrained.load(tmp_path)
     weights.unlink()
-    pickled = tmp_path / "pytorch_model.bin"
-    torch.save({"wte.weight": Evil()}, pickled)
-    with pytest.raises(CheckpointError, match="execute code"):
-        pretrained.load(tmp_path)
-    torch.save({"wte.weight": "text"}, pickled)
-    with pytest.raises(CheckpointError, match=r"'wte\.weight' is not the name of a tensor"):
-        pretrained.load(tmp_path)
-    pickled.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        pretrained.load(tmp_path)
-    assert not (tmp_path / "executed").exists()
-    pickled.unlink()
-    with pytest.raises(CheckpointError, match=r"no model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing; .*save_pretrained"):
         pretrained.load(tmp_path)
 
 
@@ -202,7 +168,7 @@ def test_an_index_that_names_no_file_is_refused(hf_model, tmp_path, part):
         pretrained.load(tmp_path)
 
 
-def test_a_missing_package_is_named_and_pickles_do_without(hf_model, tmp_path):
+def test_a_missing_package_is_named(hf_model, tmp_path):
     saved(hf_model, tmp_path)
     code = (
         "import sys; sys.modules['safetensors'] = None; from formats import pretrained;"
@@ -210,13 +176,9 @@ def test_a_missing_package_is_named_and_pickles_do_without(hf_model, tmp_path):
     )
     result = run_script("-c", code)
     assert "CheckpointError" in result.stderr and "pip install safetensors" in result.stderr
-    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
-    (tmp_path / "model.safetensors").unlink()
-    assert run_script("-c", code).returncode == 0
 
 
 def test_a_missing_package_is_named_before_the_weights_are_fetched(monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(CheckpointError, match="pip install safetensors"):
         huggingface.needed(["config.json", "model.safetensors"])
-    assert huggingface.needed(["README.md", "pytorch_model.bin"]) == ["pytorch_model.bin"]

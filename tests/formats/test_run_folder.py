@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from formats import files, run_folder, run_log
-from formats.files import in_words
+from formats.files import error_message
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 
@@ -18,7 +18,7 @@ def save(run, step, value=1.0):
     """A small checkpoint."""
     return run_folder.save(
         run,
-        run_folder.STATE | {"step": step},
+        {"step": step},
         {"w": torch.full((100,), value)},
         {"optimizer": {"state": {0: {"m": torch.zeros(3)}}}},
         "{}\n",
@@ -172,37 +172,8 @@ def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
     assert run_folder.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"seed": None},
-        {"data": []},
-        {"progress": {"sums": [1]}},
-        {"settings": 1},
-        {"tokens": -1},
-        {"step": 1.5},
-    ],
-)
-def test_a_state_of_other_types_is_damaged(tmp_path, values):
-    path = save(tmp_path, 1) / "state.json"
-    state = json.loads(path.read_text()) | values
-    path.write_text(json.dumps(state | {"sha256": run_folder.fingerprint(state)}))
-    with pytest.raises(CheckpointError, match=r"state.json is damaged: it is not as train.py"):
-        run_folder.read_state(path.parent)
-    path.write_text("[" * 100_000)
-    assert run_folder.latest(tmp_path)[0] is None
-
-
-def test_a_state_may_lack_what_newer_versions_count(tmp_path):
-    path = save(tmp_path, 1) / "state.json"
-    state = json.loads(path.read_text()) | {"progress": {"step": 1}, "versions": {}}
-    path.write_text(json.dumps(state | {"sha256": run_folder.fingerprint(state)}))
-    progress = run_folder.read_state(path.parent)["progress"]
-    assert progress == run_folder.STATE["progress"] | {"step": 1}
-
-
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
-    lines = ["[" * 100_000, "[1]", "5", '{"step": "a"}', '{"loss": 1}', '{"step": 1, "loss": [1]}']
+    lines = ["[1]", "5", '{"loss": 1}', '{"step": 1, "lo']
     (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 2, "loss": null}\n']))
     assert run_log.read(tmp_path) == [{"step": 2, "loss": None}]
 
@@ -215,6 +186,8 @@ def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
 
 
 def test_an_error_of_the_system_is_a_sentence_without_its_number():
-    assert in_words(OSError(30, "Read-only file system", "a/b")) == "a/b: Read-only file system"
-    assert in_words(OSError(28, "No space left on device")) == "No space left on device"
-    assert in_words(OSError("it takes 5 MB")) == "it takes 5 MB"
+    assert (
+        error_message(OSError(30, "Read-only file system", "a/b")) == "a/b: Read-only file system"
+    )
+    assert error_message(OSError(28, "No space left on device")) == "No space left on device"
+    assert error_message(OSError("it takes 5 MB")) == "it takes 5 MB"

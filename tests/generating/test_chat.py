@@ -9,7 +9,7 @@ import time
 import pytest
 
 from generating.chat import Conversation, reply_prompt
-from generating.load import Checkpoint
+from generating.load import LoadedModel
 from generating.terminal import shown
 from generating.text import Completion
 from model import GPT, GPTConfig
@@ -109,16 +109,16 @@ def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_begin
         for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
     ]
     whole = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
-    wide = Checkpoint("wide", GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer, "")
+    wide = LoadedModel("wide", GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer)
     assert reply_prompt(said, wide) == whole
-    narrow = Checkpoint("narrow", GPT(GPTConfig(258, 64, 1, 1, 8)), byte_tokenizer, "")
+    narrow = LoadedModel("narrow", GPT(GPTConfig(258, 64, 1, 1, 8)), byte_tokenizer)
     assert reply_prompt(said, narrow) == "User: How?\n\nAssistant:"
     long = [said[0] | {"content": "long " * 50}]
     assert len(reply_prompt(long, narrow)) > 250
     assert len(said) == 3
     system = {"role": "system", "content": "Be brief."}
     assert reply_prompt([system, *said], wide) == f"System: Be brief.\n\n{whole}"
-    middle = Checkpoint("middle", GPT(GPTConfig(258, 100, 1, 1, 8)), byte_tokenizer, "")
+    middle = LoadedModel("middle", GPT(GPTConfig(258, 100, 1, 1, 8)), byte_tokenizer)
     kept = "System: Be brief.\n\nUser: How?\n\nAssistant:"
     assert reply_prompt([system, *said], middle) == kept
     assert Conversation(wide, "Be brief.").prompt("How?") == kept

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-import pyzstd
+from backports import zstd
 
 from formats.data_folder import read_meta
 from tests.conftest import ROOT, prose, run_script
@@ -92,7 +92,7 @@ def write(path, format, texts):
     if packing == "gz":
         data = gzip.compress(data)
     elif packing == "zst":
-        data = pyzstd.compress(data)
+        data = zstd.compress(data)
     path.write_bytes(data)
 
 

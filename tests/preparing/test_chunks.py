@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from preparing import chunks, copies, readers
-from preparing.arguments import Options
-from preparing.chunks import Position
+from preparing.chunks import Options, Position
 from preparing.copies import Seen
 from preparing.encoder import encode
 from preparing.readers import read_chunks
@@ -64,14 +63,14 @@ def read(path, start=None):
 def described(chunk):
     """A chunk, without the bytes on disk that happen to be read."""
     at = chunk.start
-    return chunk.data, at.offset, at.line, at.inside, chunk.begins, chunk.ends
+    return chunk.data, at.offset, at.line, at.inside, chunk.end.inside
 
 
 def chunks_of(size, monkey):
     """Have chunks be `size` bytes."""
-    monkey.setattr(readers, "CHUNK", size)
-    monkey.setattr(chunks, "CHUNK", size)
-    monkey.setattr(chunks, "NO_CUT", 16 * size)
+    monkey.setattr(readers, "CHUNK_BYTES", size)
+    monkey.setattr(chunks, "CHUNK_BYTES", size)
+    monkey.setattr(chunks, "UNCUT_BYTES", 16 * size)
 
 
 @settings(deadline=None, max_examples=300)
@@ -100,7 +99,7 @@ def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
                 documents += [tokenizer.encode(t).tolist() for t in texts]
             else:
                 parts += [i for t in texts for i in tokenizer.encode(t).tolist()]
-                if chunk.ends:
+                if not chunk.end.inside:
                     documents.append(parts)
                     parts = []
         lines, expected = (text + "x").split("\n"), [[]]
@@ -131,7 +130,10 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
 def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
     text = prose() * 16
     assert len(text) > 3_000_000
-    assert encode(tokenizer, text).tolist() == tokenizer.encode(text).tolist()
+    ids, counts = encode(tokenizer, ["short", text, ""])
+    expected = [tokenizer.encode(part).tolist() for part in ("short", text, "")]
+    assert ids.tolist() == [i for part in expected for i in part]
+    assert counts.tolist() == [len(part) for part in expected]
 
 
 def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
@@ -149,35 +151,16 @@ def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
 
 
 def test_seen_documents_are_known_again_after_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(Seen, "RUN", 64)
+    monkeypatch.setattr(copies, "RECENT_HASHES", 64)
     random = np.random.default_rng(0)
     values = random.integers(0, 3000, 5000).astype(np.uint64)
-    known, seen = set(), Seen(tmp_path, "seen", 0)
+    known, seen = set(), Seen(tmp_path / "seen.bin", 0)
     for n, part in enumerate(np.split(values, 50)):
         if n % 10 == 9:
-            seen.log.close()
-            seen = Seen(tmp_path, "seen", seen.count)
+            seen = Seen(tmp_path / "seen.bin", seen.save())
         expected = [not (v in known or known.add(v)) for v in part.tolist()]
-        assert seen.first(part[:, None]).tolist() == expected
-    assert seen.count == len(known)
-
-
-def test_a_document_of_several_keys_is_new_if_none_of_them_came_before(tmp_path):
-    seen = Seen(tmp_path, "near", 0)
-    keys = np.array([[1, 2], [3, 4], [2, 5], [5, 6]], np.uint64)
-    # The third shares a key with the first; it is no document that counts, so the fourth is new.
-    assert seen.first(keys).tolist() == [True, True, False, True]
-    assert seen.count == 6
-
-
-def test_near_copies_share_a_key_and_other_documents_none():
-    texts = [prose()[n * 5000 :][:5000] for n in range(40)]
-    edited = [text.replace(text.split()[100], "otherwise", 1) for text in texts]
-    keys = copies.band_keys(texts)
-    assert (keys == copies.band_keys(edited)).any(1).all()
-    for n, row in enumerate(keys):
-        assert not np.isin(row, np.delete(keys, n, 0)).any()
-    assert copies.band_keys(["", "one", "\u4e2d" * 1000]).shape == (3, copies.BANDS)
+        assert seen.first(part).tolist() == expected
+    assert seen.save() == len(known)
 
 
 def test_preparing_does_without_torch():

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.readers import _documents, _values, recoded
+from preparing.readers import _documents, recoded
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, sha
 from tokenizer_bpe import EOT
@@ -80,7 +80,7 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     fails_clearly(
         prepare(lines, **plain, overwrite=True),
         "line 1: not UTF-8 at byte",
-        "name the --encoding of all files",
+        "name the --encoding of all .txt",
     )
     replaced = ok(prepare(lines, on_error="replace", overwrite=True, val_fraction=0, **plain))
     assert "not UTF-8: taken" in replaced.stdout and "surrogates: taken" in replaced.stdout
@@ -104,38 +104,6 @@ def test_broken_text_in_a_parquet_file_is_treated_as_in_others(tmp_path, tokeniz
     parquet.write_table(pyarrow.table({"text": data}), tmp_path / "bytes.parquet")
     ok(prepare(tmp_path / "bytes.parquet", out=tmp_path / "bytes", on_error="skip", **given))
     assert documents(tmp_path / "bytes") == documents(tmp_path / "skip")
-
-
-def test_broken_text_in_the_turns_of_a_parquet_file_names_its_row(tmp_path, tokenizer):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    data = pyarrow.array([b"good one", b"bad caf\xe9 here"])
-    texts = pyarrow.StringArray.from_buffers(2, *data.buffers()[1:])
-    turns = pyarrow.StructArray.from_arrays(
-        [pyarrow.array(["user"] * 2), texts], ["role", "content"]
-    )
-    messages = pyarrow.ListArray.from_arrays([0, 1, 2], turns)
-    parquet.write_table(pyarrow.table({"messages": messages}), tmp_path / "a.parquet")
-    given = {"tokenizer": tokenizer, "val_fraction": 0}
-    stopped = prepare(tmp_path / "a.parquet", out=tmp_path / "out", **given)
-    fails_clearly(stopped, "a.parquet, row 2: 'messages' is not UTF-8", "--on_error skip")
-    result = ok(prepare(tmp_path / "a.parquet", out=tmp_path / "skip", on_error="skip", **given))
-    assert "unusable records: 1" in result.stdout
-    assert len(documents(tmp_path / "skip")) == 1
-
-
-def test_a_long_value_that_a_parquet_file_repeats_takes_bounded_memory(tmp_path):
-    """5 KB that say 64 times 100 MB; without a schema of Arrow's each is decoded on its own."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    texts = pyarrow.DictionaryArray.from_arrays([0] * 64, ["a" * 100_000_000])
-    options = {"dictionary_pagesize_limit": 1 << 30, "store_schema": False, "compression": "zstd"}
-    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", **options)
-    value = next(_values(parquet.ParquetFile(tmp_path / "a.parquet"), "text", 0))
-    assert len(value) == 100_000_000
-    assert pyarrow.default_memory_pool().max_memory() < 1.5e9
 
 
 def test_broken_text_in_paragraphs_with_headings_is_replaced():

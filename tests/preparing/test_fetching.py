@@ -6,7 +6,7 @@ import time
 import pytest
 
 from preparing import InputError, remote
-from preparing.remote import Cache
+from preparing.remote import DownloadCache
 from preparing.sources import find_sources
 from tests.conftest import run_script
 from tests.preparing.hub import Faults, Hub
@@ -42,7 +42,7 @@ def assert_whole(files, hub):
 def test_what_may_pass_is_tried_again(tmp_path, hub, fault):
     found = sources(hub)
     hub.faults = Faults(**{fault: 0.3}, seed=1)
-    with Cache(found, tmp_path / "cache", limit=1e9) as files:
+    with DownloadCache(found, tmp_path / "cache", limit=1e9) as files:
         assert_whole(files, hub)
 
 
@@ -54,8 +54,9 @@ def test_a_stopped_run_leaves_the_beginning_of_a_file(tmp_path, hub, monkeypatch
     def left():
         return {path: path.read_bytes() for path in cache.iterdir()}
 
-    with Cache(found, cache, limit=1e9):
-        while sum(map(len, left().values())) < remote.BLOCK:
+    with DownloadCache(found, cache, limit=1e9) as files:
+        files.path(0)
+        while sum(map(len, left().values())) < remote.REQUEST_BYTES:
             time.sleep(0.01)
     before = left()
     time.sleep(0.5)
@@ -68,7 +69,7 @@ def test_a_stopped_run_leaves_the_beginning_of_a_file(tmp_path, hub, monkeypatch
         "_read_block",
         lambda source, start: starts.append((source.path, start)) or read_block(source, start),
     )
-    with Cache(found, cache, limit=1e9) as files:
+    with DownloadCache(found, cache, limit=1e9) as files:
         assert_whole(files, hub)
     assert max(map(len, before.values())) in [start for _, start in starts]
     assert len(starts) == len(set(starts))
@@ -76,23 +77,16 @@ def test_a_stopped_run_leaves_the_beginning_of_a_file(tmp_path, hub, monkeypatch
 
 def test_files_are_dropped_when_they_are_done_with(tmp_path, hub):
     cache = tmp_path / "cache"
-    with Cache(sources(hub), cache, limit=46e6) as files:
+    with DownloadCache(sources(hub), cache, limit=46e6) as files:
         for n in range(len(SIZES)):
             files.path(n)
             assert sum(path.stat().st_size for path in cache.iterdir()) <= 46e6
 
 
-def test_nothing_is_fetched_far_beyond_what_is_enough(tmp_path, hub):
-    with Cache(sources(hub), tmp_path / "cache", limit=1e9, enough=1e6) as files:
-        files.path(0)
-        assert list(files.files) == [0]
-        assert_whole(files, hub)  # what is asked for comes all the same
-
-
 def test_a_file_that_became_shorter_is_named(tmp_path, hub):
     found = sources(hub)
     (hub.folder / "ORG/NAME/0.txt").write_bytes(b"short")
-    files = Cache(found, tmp_path / "cache", limit=1e9)
+    files = DownloadCache(found, tmp_path / "cache", limit=1e9)
     with files, pytest.raises(InputError, match="changed at its source"):
         files.path(0)
 
@@ -102,8 +96,8 @@ def test_a_process_that_ends_while_it_fetches_leaves_nothing_to_clean_up(tmp_pat
         "import multiprocessing, os, pathlib, sys; from preparing import remote, sources;"
         " multiprocessing.set_start_method('spawn');"  # its semaphores have names in the system
         " found = sources.find_sources(sys.argv[2:]);"
-        " files = remote.Cache(found, pathlib.Path(sys.argv[1]), 1e9);"
-        " files.__enter__(); os.kill(os.getpid(), 9)"
+        " files = remote.DownloadCache(found, pathlib.Path(sys.argv[1]), 1e9);"
+        " files.path(0); os.kill(os.getpid(), 9)"
     )
     result = run_script("-c", code, tmp_path / "cache", sources(hub)[0].path)
     assert (result.returncode, result.stderr) == (-9, "")
@@ -114,8 +108,8 @@ def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, hub):
     code = (
         "import sys, pathlib; from preparing import remote, sources;"
         " found = sources.find_sources(['hf://datasets/ORG/NAME/3.txt']);"
-        " files = remote.Cache(found, pathlib.Path(sys.argv[1]), 1e9);"
-        " print(len(files.__enter__().path(0).read_bytes()))"
+        " files = remote.DownloadCache(found, pathlib.Path(sys.argv[1]), 1e9);"
+        " print(len(files.path(0).read_bytes()))"
     )
     with Hub(hub.folder) as elsewhere:
         hub.files_at = elsewhere.address.replace("127.0.0.1", "localhost")

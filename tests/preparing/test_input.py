@@ -1,23 +1,21 @@
 """What prepare_data.py reads: formats, folders, standard input, and what is wrong with them."""
 
-import glob
 import gzip
 import json
-import os
 import random
 import socket
 import threading
 from pathlib import Path
 
 import pytest
-import pyzstd
+from backports import zstd
 
 from formats.data_folder import read_meta
 from preparing import InputError, catalog
-from preparing.arguments import Options, default_out
-from preparing.chunks import Position
+from preparing.arguments import default_out
+from preparing.chunks import Options, Position
 from preparing.readers import read_chunks
-from preparing.sources import Source, find_sources
+from preparing.sources import Source
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
@@ -93,25 +91,6 @@ def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
         ok(prepare(*inputs, out=tmp_path / "out", overwrite=True, **flags))
         assert [source["path"] for source in read_meta(tmp_path / "out").sources] == paths
         assert len(documents(tmp_path / "out")) == len(paths)
-
-
-def test_a_glob_passes_a_folder_once_however_many_loops_lead_to_it(tmp_path):
-    """Python's own glob finds the same, but where there are two loops it takes hours."""
-    for at in ("a/.hidden", "a/deep", "b[1]"):
-        (tmp_path / at).mkdir(parents=True)
-        (tmp_path / at / "x.md").write_text(at)
-    (tmp_path / "a/to_b").symlink_to("../b[1]")
-    (tmp_path / "a/y.md").symlink_to("deep/x.md")
-    for pattern in ("**", "**/*.md", "*/**/x.md", "**/to_b/*", "**/a/**/../**/x.md", "[ab]*/.h*/*"):
-        path = f"{glob.escape(tmp_path)}/{pattern}"
-        expected = {os.path.realpath(p) for p in glob.glob(path, recursive=True)}
-        found = [source.path for source in find_sources([path])]
-        assert {os.path.realpath(p) for p in found} == set(filter(os.path.isfile, expected))
-    for n in range(20):
-        (tmp_path / f"a/deep/loop{n}").symlink_to("..")
-        (tmp_path / f"b[1]/loop{n}").symlink_to(tmp_path)
-    found = [source.path for source in find_sources([f"{tmp_path}/**/*.md"])]
-    assert found == [f"{tmp_path}/{name}" for name in ("a/y.md", "b[1]/x.md")]
 
 
 def test_names_of_files_need_not_be_utf_8(tmp_path, tokenizer):
@@ -198,7 +177,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     (tmp_path / "links").mkdir()
     (tmp_path / "links/a.txt").symlink_to("/nowhere")
     inputs = [tmp_path / "links"]
-    fails("links/a.txt, a link to /nowhere, cannot be read: No such file")
+    fails("links/a.txt cannot be read: No such file")
     bad = tmp_path / "bad.txt"
     inputs = [bad]
     fails("no such file", "bad.txt")
@@ -221,7 +200,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         fails("bad.jsonl, line 3", *words)
     inputs[0].write_bytes(b'{"text": "\\ud83d"}\n')
     fails("surrogate")
-    for packing, name in ((gzip.compress, "cut.txt.gz"), (pyzstd.compress, "cut.jsonl.zst")):
+    for packing, name in ((gzip.compress, "cut.txt.gz"), (zstd.compress, "cut.jsonl.zst")):
         inputs = [tmp_path / name]
         inputs[0].write_bytes(packing(json.dumps({"text": prose()}).encode())[:-100])
         fails(name, "cut off or damaged")
@@ -237,25 +216,6 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{inputs[0]}/**/*.md'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
-
-
-def test_the_rows_of_a_parquet_file_are_read_in_bounded_memory(tmp_path, tokenizer):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    import pyarrow
-
-    texts = pyarrow.array(["x" * (1 << 20) + "\n", "y" * (257 << 20)])
-    rows = pyarrow.DictionaryArray.from_arrays(
-        pyarrow.array([0] + [1] * 20, pyarrow.int32()), texts
-    )
-    table = pyarrow.table({"text": rows})
-    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", write_statistics=False)
-    assert (tmp_path / "a.parquet").stat().st_size < 100_000
-    limited = (
-        "import resource as r, sys, prepare_data as p; r.setrlimit(r.RLIMIT_DATA, (3 << 30,) * 2);"
-    )
-    words = command(tmp_path / "a.parquet", tokenizer=tokenizer, out=tmp_path / "out")[2:]
-    result = run_script("-c", f"{limited} sys.exit(p.main(sys.argv[1:]))", *words)
-    fails_clearly(result, "a.parquet, row 2: longer than 256 MB")
 
 
 def test_bad_arguments_are_named(tmp_path, tokenizer):

@@ -6,7 +6,6 @@ import random
 import signal
 import time
 
-import psutil
 import pytest
 
 from formats.data_folder import read_meta
@@ -22,19 +21,16 @@ def heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(
-    ("stop", "dedupe"),
-    [(signal.SIGKILL, "near"), (signal.SIGTERM, "exact"), (signal.SIGINT, "exact")],
-)
-def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     dice = random.Random(int(stop))
     texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(6000)]
-    write(tmp_path / "a.jsonl.gz", "jsonl.gz", texts)
+    write(tmp_path / "a.jsonl.gz", "jsonl.gz", [*texts, texts[0]])
     long = prose() * 20
-    (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")  # and its copy
+    (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")
     write_conversations(tmp_path / "c.jsonl", conversations(1500))
     inputs = (tmp_path / "a.jsonl.gz", tmp_path / "c.jsonl", tmp_path / "b.txt")
-    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6, "dedupe": dedupe}
+    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6}
     ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
     killed = tmp_path / "killed"
     continued = 0
@@ -58,10 +54,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop, dedupe):
         assert process.returncode == STATUS[stop], errors
         # A signal that comes while it starts ends it without a word.
         assert not errors or "the same command continues" in errors or stop == signal.SIGKILL
-        # A worker that is just starting when SIGKILL ends its parent finds nothing to unpickle:
-        # Python itself says so, before it has read a line of ours.
-        orphans = errors.count("EOFError: Ran out of input") if stop == signal.SIGKILL else 0
-        assert errors.count("Traceback") == orphans, errors
+        assert "Traceback" not in errors, errors
     assert process.returncode == 0 and continued
     assert sha(killed) == sha(tmp_path / "whole")
     assert "train.mask.bin" in sha(killed)
@@ -96,26 +89,10 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
 
 
-def test_the_death_of_a_worker_is_reported_and_costs_nothing(tmp_path, tokenizer, large):
-    flags = {"tokenizer": tokenizer, "workers": 2, "out": tmp_path / "out"}
-    process, workers = start(command(large, **flags)), []
-    while not workers:
-        workers = [
-            p
-            for p in psutil.Process(process.pid).children()
-            if "spawn_main" in " ".join(p.cmdline())
-        ]
-    workers[0].kill()
-    fails_clearly(end(process), "a worker process died", "fewer --workers", status=1)
-    ok(prepare(large, **flags))
-    ok(prepare(verify=tmp_path / "out"))
-
-
 def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
     out = tmp_path / "out"
     ok(prepare(large, out=out, tokenizer=tokenizer))
     ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
-    ok(prepare(compress=out))
     before = sha(out)
     process = start(command(large, out=out, tokenizer="char", overwrite=True))
     while not (out / ".partial/train.bin").exists():
@@ -125,7 +102,7 @@ def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, to
     assert sha(out) == before
     ok(prepare(large, out=out, tokenizer="char", overwrite=True))
     assert read_meta(out).tokenizer["kind"] == "char"
-    assert not [p for p in out.iterdir() if p.suffix == ".gz" or p.name == "cleaning.json"]
+    assert not [p for p in out.iterdir() if p.name == "cleaning.json"]
 
 
 @pytest.mark.parametrize("moved", [[], ["train.bin"], ["train.bin", "val.bin", "tokenizer.json"]])
@@ -145,7 +122,7 @@ def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(
     for name in ("train.bin", "val.bin", "tokenizer.json", "meta.json"):
         if name not in moved:
             (out / name).rename(work / name)
-    leftovers = [out / name for name in ("val.mask.bin", "cleaning.json", "train.bin.gz")]
+    leftovers = [out / name for name in ("val.mask.bin", "cleaning.json")]
     if not moved:  # of the dataset that is replaced, whose meta.json goes first
         for path in leftovers:
             path.touch()

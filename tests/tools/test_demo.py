@@ -134,8 +134,8 @@ def test_a_request_out_of_bounds_is_refused(url):
     ):
         with pytest.raises(Exception, match=re.escape(words)):
             ask(**wrong)
-    text, words, *_ = ask()
-    assert text.startswith("The The") and "it sees the last 32" in words
+    text, *_ = ask()
+    assert text.startswith("The The")
     reply, *_ = ask(first="checkpoints/chat")
     assert "The The" not in reply
 

@@ -14,7 +14,6 @@ from model import IGNORE, GPTConfig
 from tests.conftest import fails_clearly, run_script, train_small
 from tools import evaluate
 from tools.evaluate import validation_loss, validation_text
-from training import RunError
 from training.dataset import Dataset
 
 CPU = torch.device("cpu")
@@ -75,15 +74,6 @@ def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data, monkeypat
     assert error == pytest.approx(losses.std().item() / math.sqrt(len(losses)), rel=0.02)
 
 
-def test_no_memory_is_a_sentence(runs, monkeypatch):
-    def nothing_left(*arguments):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(evaluate, "load_model", nothing_left)
-    with pytest.raises(RunError, match="out of memory; close other"):
-        evaluate.main([str(runs / "bpe")])
-
-
 def test_large_vocabularies_are_evaluated_in_fewer_sequences_at_once():
     for vocab_size, block_size, sequences in (
         (50304, 512, 8),
@@ -97,10 +87,9 @@ def test_large_vocabularies_are_evaluated_in_fewer_sequences_at_once():
 def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
     refused = run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data)
     fails_clearly(refused, "another tokenizer", "--tokenizer")
-    assert not refused.stdout  # no head without a table
     second = run_script("-m", "tools.evaluate", runs / "bpe", runs / "char", "--data", bpe_data)
     fails_clearly(second, "another tokenizer")
-    assert f"{runs / 'bpe'}" in second.stdout  # the row that was there
+    assert not refused.stdout + second.stdout  # before anything is evaluated
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
 
 

@@ -14,9 +14,14 @@ import numpy as np
 import pytest
 import torch
 from ctranslate2.converters import TransformersConverter
-from filelock import FileLock
 from gguf import GGUFReader
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    pipeline,
+)
 
 from formats import gguf, pretrained, run_folder, run_log
 from formats.conversation import CHAT_TEMPLATE, STOP
@@ -25,7 +30,7 @@ from formats.huggingface import to_hf
 from formats.run_folder import CheckpointError
 from generating import decode
 from generating.chat import reply_prompt
-from generating.load import Checkpoint, load_model
+from generating.load import LoadedModel, load_model
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small
 from tests.formats.conftest import logits_agree
@@ -35,13 +40,7 @@ from tokenizer_bpe import EOT, Tokenizer
 RUNS = {
     "gpt2, characters": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
-    "qwen3, grouped, tied": [
-        "--arch=qwen3",
-        "--tie_weights=True",
-        "--n_kv_head=1",
-        "--head_dim=24",
-        "--n_inner=96",
-    ],
+    "qwen3, grouped, tied": [],  # its shape is that of grouped_qwen3
     "qwen3, characters": ["--arch=qwen3", "--tie_weights=False", "--zero_init=True"],
 }
 
@@ -56,6 +55,24 @@ def greedy(model, tokenizer, prompt, count):
     return new, tokenizer.decode(new)
 
 
+def grouped_qwen3(folder):
+    """A folder of transformers with a small Qwen3 whose queries share keys and values."""
+    shape = {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "intermediate_size": 96,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module", params=RUNS)
 def trained(request, tmp_path_factory, char_data, bpe_data):
     """A short run of each."""
@@ -67,6 +84,8 @@ def trained(request, tmp_path_factory, char_data, bpe_data):
         "--block_size=256",
         "--sample_prompts=The name",
     ]
+    if "grouped" in request.param:
+        more.append(f"--init_from={grouped_qwen3(tmp_path_factory.mktemp('hf'))}")
     result = train_small(data, folder, *more, *RUNS[request.param])
     assert result.returncode == 0, result.stderr
     return folder
@@ -196,8 +215,6 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
 
     fails_clearly(export(), "--out FOLDER, --gguf FILE")
     fails_clearly(export("--gguf", tmp_path / "a.bin"), "must end in .gguf")
-    if Path("/proc").is_dir():  # where nobody can make a file
-        fails_clearly(export("--out", "/proc/hf"), "/proc cannot be written to")
     (tmp_path / "there.gguf").touch()
     fails_clearly(
         export("--out", tmp_path / "hf", "--gguf", tmp_path / "there.gguf"),
@@ -225,7 +242,7 @@ def test_what_gguf_cannot_hold_is_said_and_nothing_is_written(bpe_run, tmp_path)
         gguf.check(source.config, Tokenizer(cut), "f16")
 
 
-def test_commands_are_quoted_and_a_killed_export_is_repeated(bpe_run, tmp_path):
+def test_commands_are_quoted(bpe_run, tmp_path):
     target = tmp_path / "it's mine"
     gguf_file = target.with_suffix(".gguf")
     export = ["-m", "tools.export", bpe_run, "--out", target, "--gguf", gguf_file]
@@ -238,20 +255,6 @@ def test_commands_are_quoted_and_a_killed_export_is_repeated(bpe_run, tmp_path):
     assert "llama-cli -m" in of_chat and "llama-completion" not in of_chat
     load = next(line for line in card.splitlines() if line.startswith("print(pipeline("))
     assert ast.parse(load) and '"it\'s mine"' in load
-
-    for path in (gguf_file, *target.iterdir()):
-        path.unlink()  # as a kill before the GGUF file leaves them
-    assert gguf_file.with_suffix(".Modelfile").exists()
-    assert run_script(*export).returncode == 0 and gguf_file.exists()
-
-
-def test_one_export_at_a_time_writes_a_target(bpe_run, tmp_path):
-    for option, name in (("--out", "folder"), ("--gguf", "file.gguf")):
-        target = tmp_path / name
-        with FileLock(target.with_name(f".{name}.lock")):  # as another export holds it
-            result = run_script("-m", "tools.export", bpe_run, option, target)
-        fails_clearly(result, "another export is writing", target)
-        assert not target.exists()
 
 
 @pytest.mark.parametrize("disk", ["200k"], indirect=True)
@@ -273,7 +276,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_an_export_is_a_sentence(
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     fails_clearly(result, "the disk took only a part of", "make room, or choose", status=1)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left <= {f".{name}.lock", "file.Modelfile"}
+    assert not left
 
 
 def test_smaller_numbers_make_smaller_files(bpe_run, tmp_path):
@@ -335,7 +338,7 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
         )
 
     assert of_template(SAID, prompt=False) == trained
-    wide = Checkpoint("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours, "")
+    wide = LoadedModel("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours)
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
@@ -354,6 +357,3 @@ def test_no_checkpoint_to_export(tmp_path):
         run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"),
         "no checkpoint at",
     )
-    inside = ["--out", tmp_path / "hf", "--gguf", tmp_path / "hf/a.gguf"]
-    fails_clearly(run_script("-m", "tools.export", tmp_path, *inside), "it cannot lie in --out")
-    fails_clearly(run_script("-m", "tools.export", tmp_path, "--out", "."), "name a new folder")

@@ -1,12 +1,22 @@
-"""What the tests of training share: a trainer in a process of its own."""
+"""What the tests of training share: runs in this process, in another, and in several."""
 
 import subprocess
 import sys
 import time
 
 import config
-from tests.conftest import ROOT, SMALL
+from tests.conftest import ROOT, SMALL, run_script
 from training.setup import build
+
+# A run whose losses do not depend on how many processes it has.
+EXACT = [
+    *SMALL,
+    "--dtype=float32",
+    "--eval_batches=0",
+    "--log_interval=1",
+    "--learning_rate=1e-3",
+    "--min_lr=1e-3",
+]
 
 
 def small_run(data, folder, *more):
@@ -36,3 +46,25 @@ def wait_until(process, condition):
     """Wait until something holds, or the process has ended."""
     while process.poll() is None and not condition():
         time.sleep(0.01)
+
+
+def torchrun(processes, *command):
+    """Run `torchrun COMMAND` to its end; returns the CompletedProcess."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return run_script(*launcher, *command)
+
+
+def train_on(processes, data, folder, *more):
+    """Train a small model on that number of processes."""
+    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
+    return torchrun(processes, "train.py", *where, *EXACT, *more)
+
+
+def same_losses(one, other):
+    """Whether the losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
+    for found, expected in zip(one, other, strict=True):
+        if found.keys() != expected.keys():
+            return False
+        if any(abs(found[step] - expected[step]) >= 1e-4 for step in found):
+            return False
+    return True

@@ -1,83 +1,60 @@
-"""training/dataset.py and formats/data_folder.py: every form of the data gives the same batches."""
+"""training/dataset.py and formats/data_folder.py: batches, and folders that cannot be used."""
 
-import gzip
+import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from formats.data_folder import (
-    DataError,
-    Meta,
-    Split,
-    blocks_sha256,
-    dtype_for,
-    read_meta,
-    write_meta,
-)
-from training.dataset import Dataset, read_tokens
+import hardware
+from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from training.dataset import Dataset, find_location
 
 CPU = torch.device("cpu")
 
 
-def make(folder, dtype="uint16", compressed=False, tokens=5000):
-    """A folder with made-up tokens."""
+def make(folder, dtype="uint16", tokens=5000):
+    """A folder with made-up tokens; returns them."""
     folder.mkdir()
     ids = np.random.default_rng(1).integers(0, 60000, tokens).astype(dtype)
     splits = {}
     for name in ("train", "val"):
         ids.tofile(folder / f"{name}.bin")
-        blocks = blocks_sha256(folder / f"{name}.bin")
-        splits[name] = Split(f"{name}.bin", len(ids), 1, len(ids), "0", blocks)
-        if compressed:
-            data = gzip.compress(ids.tobytes())
-            (folder / f"{name}.bin").unlink()
-            (folder / f"{name}.bin.gz").write_bytes(data)
+        splits[name] = Split(f"{name}.bin", tokens, 1, tokens, hashlib.sha256(ids).hexdigest())
     tokenizer = {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"}
     write_meta(folder, Meta(dtype, 60000, 0, tokenizer, splits, [], {}, "now"))
     return ids
 
 
+def train_split(folder, block_size=32):
+    return Dataset(folder, read_meta(folder), "train", block_size, CPU)
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_every_form_and_place_gives_the_same_batches(tmp_path, dtype):
-    make(tmp_path / "whole", dtype)
-    make(tmp_path / "packed", dtype, compressed=True)
-    reference = Dataset(tmp_path / "whole", read_meta(tmp_path / "whole"), "train", 32, CPU, "ram")
-    for name, location in (("whole", "mmap"), ("packed", "ram"), ("packed", "mmap")):
-        data = Dataset(tmp_path / name, read_meta(tmp_path / name), "train", 32, CPU, location)
-        for first in (0, 100, 150, 160):
-            batches = zip(data.batch(first, 16, 7), reference.batch(first, 16, 7), strict=True)
-            for ours, theirs in batches:
-                assert ours.dtype == torch.int64 and torch.equal(ours, theirs)
-        for ours, theirs in zip(data.evaluation(0, 8), reference.evaluation(0, 8), strict=True):
-            assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
-
-
-def test_compressed_tokens_are_unpacked_once_whole_or_not_at_all(tmp_path):
-    ids = make(tmp_path / "a", compressed=True, tokens=1_000_000)
-    meta = read_meta(tmp_path / "a")
-    with ThreadPoolExecutor(4) as processes:  # of torchrun; one of them unpacks
-        found = processes.map(lambda _: read_tokens(tmp_path / "a", meta, "train"), range(4))
-        assert all(np.array_equal(tokens, ids) for tokens in found)
-    files = {"meta.json", "train.bin", "train.bin.gz", "val.bin.gz"}
-    left = {path.name for path in (tmp_path / "a").iterdir()}
-    assert left - {".train.bin.lock"} == files
-    (tmp_path / "a/train.bin.gz").unlink()
-    assert np.array_equal(read_tokens(tmp_path / "a", read_meta(tmp_path / "a"), "train"), ids)
-    data = (tmp_path / "a/val.bin.gz").read_bytes()
-    others = gzip.compress(ids[::-1].tobytes())
-    for damaged in (data[:2000] + bytes(20) + data[2020:], data[:-100], others):
-        (tmp_path / "a/val.bin.gz").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"val.bin.gz is damaged .* copy it again"):
-            read_tokens(tmp_path / "a", meta, "val")
-        assert not (tmp_path / "a/val.bin").exists()
+def test_batches_are_the_same_in_ram_and_memory_mapped(tmp_path, monkeypatch, dtype):
+    make(tmp_path / "data", dtype)
+    data = {}
+    for location, free in (("ram", 1 << 30), ("mmap", 1 << 10)):
+        monkeypatch.setattr(hardware, "free_ram", lambda free=free: free)
+        data[location] = train_split(tmp_path / "data")
+        assert data[location].location == location
+    for first in (0, 100, 150, 160):  # the last two go beyond an epoch
+        x, y = data["ram"].batch(first, 16, 7)
+        mapped_x, mapped_y = data["mmap"].batch(first, 16, 7)
+        assert x.dtype == y.dtype == torch.int64
+        assert torch.equal(x, mapped_x) and torch.equal(y, mapped_y)
+    pairs = zip(data["ram"].evaluation(0, 8), data["mmap"].evaluation(0, 8), strict=True)
+    for (x, y), (mapped_x, mapped_y) in pairs:
+        assert torch.equal(x, mapped_x) and torch.equal(y, mapped_y)
 
 
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
-    ids = make(tmp_path / "whole")
-    data = Dataset(tmp_path / "whole", read_meta(tmp_path / "whole"), "train", 32, CPU)
+    ids = make(tmp_path / "data")
+    data = train_split(tmp_path / "data")
     x, y = data.batch(0, data.windows, 3)
     places = np.lib.stride_tricks.sliding_window_view(ids, 32)
     seen = sorted(int(np.flatnonzero((places == row.numpy()).all(1))[0]) for row in x)
@@ -88,38 +65,79 @@ def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     assert not torch.equal(next_epoch, x)
 
 
-def test_what_does_not_fit_together_is_named(tmp_path):
-    folder = tmp_path / "a"
-    ids = make(folder)
-    meta = json.loads((folder / "meta.json").read_text())
+def test_processes_of_one_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(hardware, "free_ram", lambda: 1000)
+    assert find_location(500, CPU) == "ram"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert find_location(500, CPU) == "mmap"
 
-    def fails(*words, location="ram", **changes):
-        (folder / "meta.json").write_text(json.dumps(meta | changes))
-        with pytest.raises(DataError) as error:
-            Dataset(folder, read_meta(folder), "train", 32, CPU, location).batch(0, 100, 1)
-        for word in words:
-            assert word in str(error.value), (word, error.value)
 
-    fails("train.bin", "10,000 bytes instead of 20,000", "int32", dtype="int32")
-    fails("dtype float32 cannot hold", dtype="float32")
-    fails("dtype uint16 cannot hold 100,000 ids", vocab_size=100_000)
-    for location in ("ram", "mmap"):
-        fails("beyond the vocabulary of 100", location=location, vocab_size=100)
-    fails("format 2", format=2)
-    fails("cannot be used", splits={})
-    ids[:-5].tofile(folder / "train.bin")
-    fails("cut off")
-    (folder / "train.bin").unlink()
-    fails("train.bin is missing")
-    for damaged in ("{", "[]"):
-        (folder / "meta.json").write_text(damaged)
-        with pytest.raises(DataError, match="cannot be used"):
-            read_meta(folder)
-    with pytest.raises(DataError, match=r"(?s)holds no prepared data.*--out '.*/my data'"):
-        read_meta(folder / "my data")
+def test_a_split_shorter_than_a_sequence_is_refused(tmp_path):
+    make(tmp_path / "data", tokens=50)
+    with pytest.raises(DataError, match="50 tokens, too few for block_size = 32: lower it to 25"):
+        train_split(tmp_path / "data")
+
+
+# -- folders that cannot be used -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "int32"}, "train.bin has 10,000 bytes instead of 20,000"),
+        ({"dtype": "float32"}, "cannot be used"),
+        ({"vocab_size": 100_000}, "dtype uint16 cannot hold 100,000 ids"),
+        ({"format": 2}, "format 2"),
+        ({"splits": {}}, "cannot be used"),
+    ],
+)
+def test_what_meta_json_says_must_fit_together(tmp_path, changes, words):
+    make(tmp_path / "data")
+    path = tmp_path / "data" / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(DataError, match=words):
+        read_meta(tmp_path / "data")
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]"])
+def test_a_damaged_meta_json_is_named(tmp_path, damaged):
+    make(tmp_path / "data")
+    (tmp_path / "data" / "meta.json").write_text(damaged)
+    with pytest.raises(DataError, match=r"meta\.json cannot be used"):
+        read_meta(tmp_path / "data")
+
+
+def test_tokens_that_are_cut_off_are_named(tmp_path):
+    make(tmp_path / "data")[:-5].tofile(tmp_path / "data" / "train.bin")
+    with pytest.raises(DataError, match=r"train.bin has 9,990 bytes .* cut off"):
+        read_meta(tmp_path / "data")
+
+
+def test_tokens_that_are_missing_are_named(tmp_path):
+    make(tmp_path / "data")
+    (tmp_path / "data" / "train.bin").unlink()
+    with pytest.raises(DataError, match=r"train\.bin is missing"):
+        read_meta(tmp_path / "data")
+
+
+def test_damaged_tokens_are_named(tmp_path):
+    make(tmp_path / "data")[::-1].tofile(tmp_path / "data" / "train.bin")
+    with pytest.raises(DataError, match=r"train\.bin is damaged"):
+        train_split(tmp_path / "data")
+
+
+@pytest.mark.parametrize("name", ["none", "my data", "text.txt"])
+def test_a_folder_without_data_is_answered_with_the_command(tmp_path, name):
     (tmp_path / "text.txt").write_text("some text")
-    with pytest.raises(DataError, match=r"text.txt holds(?s:.*)--out data/NAME\n"):
-        read_meta(tmp_path / "text.txt")
-    with pytest.raises(DataError, match="holds no prepared data"):
-        read_meta(tmp_path / "none")
-    assert dtype_for(65536) == "uint16" and dtype_for(65537) == "int32"
+    out = {
+        "none": "--out .*/none\n",
+        "my data": "--out '.*/my data'",
+        "text.txt": "--out data/NAME",
+    }
+    with pytest.raises(DataError, match=f"(?s){name} holds no prepared data.*{out[name]}"):
+        read_meta(tmp_path / name)
+
+
+def test_ids_are_16_bits_where_the_vocabulary_allows():
+    assert dtype_for(65536) == "uint16"
+    assert dtype_for(65537) == "int32"

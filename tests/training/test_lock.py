@@ -1,15 +1,11 @@
-"""lock.py: one trainer a run."""
+"""lock.py: one trainer per run."""
 
-import os
-import time
+from pathlib import Path
 
-import pytest
-
-from formats import files, run_log
 from tests.conftest import fails_clearly, losses, train_small
 from tests.training.conftest import start, wait_until
-from training import RunError
-from training.lock import FRESH_S, Lock
+from training import lock
+from training.lock import is_network_disk
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
@@ -29,19 +25,9 @@ def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
     assert after.returncode == 0, after.stderr  # the lock of the dead one does not count
 
 
-def test_a_lock_of_another_machine_counts_while_the_log_is_fresh(tmp_path):
-    holder = {"pid": 17, "host": "another-host", "since": "2026-01-01 00:00:00"}
-    files.write_json(tmp_path / ".trainer.json", holder)
-    log = tmp_path / run_log.NAME
-    log.touch()
-    with pytest.raises(RunError, match=r"process 17 on another-host.*wait 3 minutes"):
-        Lock(tmp_path)
-    long_ago = time.time() - 2 * FRESH_S
-    os.utime(log, (0, long_ago))
-    with pytest.raises(RunError):  # it may be reading its data, before the first line of its log
-        Lock(tmp_path)
-    os.utime(tmp_path / ".trainer.json", (0, long_ago))
-    lock = Lock(tmp_path)
-    assert files.read_json(tmp_path / ".trainer.json")["pid"] == os.getpid()
-    lock.release()
-    assert not (tmp_path / ".trainer.json").exists()
+def test_a_folder_on_a_network_disk_is_recognised(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"dev / ext4 rw 0 0\nhost:/x {tmp_path}/nas nfs4 rw 0 0\n")
+    monkeypatch.setattr(lock, "MOUNTS", mounts)
+    assert is_network_disk(tmp_path / "nas" / "run")
+    assert not is_network_disk(tmp_path / "run") and not is_network_disk(Path("/"))

@@ -20,7 +20,7 @@ MISSING = fake_device.missing()
     [
         [],
         ["--arch=qwen3", "--tie_weights=False", "--optimizer=muon"],
-        ["--loss_chunks=4", "--activation_checkpointing=True"],
+        ["--activation_checkpointing=True"],
     ],
     ids=["gpt2", "qwen3", "low memory"],
 )
@@ -39,7 +39,7 @@ def test_the_whole_model_is_one_graph_compiled_once(char_data, tmp_path, more):
     )
     for _ in range(2):
         trainer.step()
-        trainer.evaluate()
+        trainer.evaluate(interrupted=lambda: False)
     assert len(graphs) == 1
 
 
@@ -53,7 +53,6 @@ def test_a_build_for_cuda_is_no_fake_device(monkeypatch):
     ("preset", "gigabytes", "kernels"),
     [
         ("config/gpt2_small.py", 39, 560),
-        ("config/gpt2_small_fast.py", 34, 400),
         ("config/gpt2_small_modern.py", 42, 450),
     ],
 )

@@ -34,11 +34,12 @@ def groups_of(model, config):
     return [group for group in groups if group["num_fused"]]
 
 
-def test_singular_values_come_near_one():
-    for shape in ((3, 64, 64), (2, 32, 128), (2, 128, 32)):
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        low, high = torch.linalg.svdvals(orthogonalize([x])[0]).aminmax()
-        assert high < 1.3 and (low > 0.3 or shape[1] == shape[2])
+@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 128), (2, 128, 32)])
+def test_singular_values_come_near_one(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    low, high = torch.linalg.svdvals(orthogonalize(x)).aminmax()
+    assert high < 1.3
+    assert low > 0.3 or shape[1] == shape[2]  # square ones have some near 0
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,9 @@ def test_singular_values_come_near_one():
 def test_iterates_in_16_bits_on_momentum_of_any_size(dtype, near):
     """float16 has no numbers as small as these."""
     x = 1e-6 * torch.randn(3, 96, 32, generator=torch.Generator().manual_seed(1))
-    (exact,), (rounded,) = orthogonalize([1e6 * x]), orthogonalize([x], dtype)
+    exact, rounded = orthogonalize(1e6 * x), orthogonalize(x, dtype)
+    assert rounded.dtype == dtype
     assert (rounded - exact).norm() < near * exact.norm()
-    assert dtype == torch.float32 or torch.equal(rounded, rounded.to(dtype))
 
 
 def test_iterates_in_the_precision_of_the_run():
@@ -76,18 +77,6 @@ def test_steps_as_pytorch_does(shape):
         assert (p - q).norm() < 0.03 * (q - was).norm()
 
 
-def test_a_device_without_fused_kernels_takes_the_same_steps():
-    ours, other = parameters((64, 32), (64, 32)), parameters((64, 32), (64, 32))
-    optimizer, plain = optimizer_of(ours), optimizer_of(other)
-    plain.defaults["fused"] = False
-    for seed in range(3):
-        set_gradients(ours, seed)
-        set_gradients(other, seed)
-        optimizer.step()
-        plain.step()
-    torch.testing.assert_close(ours, other)
-
-
 def test_query_key_and_value_are_three_matrices():
     (fused,) = parameters((96, 32))
     separate = [torch.nn.Parameter(p.clone()) for p in fused.detach().split(32)]
@@ -99,7 +88,7 @@ def test_query_key_and_value_are_three_matrices():
     torch.testing.assert_close(fused.detach(), torch.cat([p.detach() for p in separate]))
 
 
-def test_clipping_and_bad_gradients_without_waiting_for_the_device():
+def test_gradients_are_divided_by_the_scale():
     ours, plain = parameters((32, 32)), parameters((32, 32))
     clipped, optimizer = optimizer_of(ours, weight_decay=0.1), optimizer_of(plain, weight_decay=0.1)
     for seed in range(2):
@@ -110,12 +99,20 @@ def test_clipping_and_bad_gradients_without_waiting_for_the_device():
         clipped.step()
         optimizer.step()
     torch.testing.assert_close(ours[0], plain[0])
-    momentum = clipped.state[ours[0]]["momentum_buffer"]
-    before = [ours[0].detach().clone(), momentum.clone()]
-    ours[0].grad[3, 3] = torch.nan
-    clipped.grad_scale, clipped.found_inf = torch.tensor(torch.nan), torch.tensor(1.0)
-    clipped.step()
-    assert torch.equal(before[0], ours[0]) and torch.equal(before[1], momentum)
+
+
+def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
+    (p,) = parameters((32, 32))
+    optimizer = optimizer_of([p], weight_decay=0.1)
+    set_gradients([p], 0)
+    optimizer.step()
+    momentum = optimizer.state[p]["momentum_buffer"]
+    before = [p.detach().clone(), momentum.clone()]
+    p.grad[3, 3] = torch.nan
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(torch.nan), torch.tensor(1.0)
+    optimizer.step()
+    assert torch.equal(before[0], p)
+    assert torch.equal(before[1], momentum)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -136,4 +133,4 @@ def test_every_parameter_has_one_group(tied, shape, fused):
     for group, count in zip(groups_of(model, config), fused, strict=True):
         (shape,) = {p.shape for p in group["params"]}
         assert group["num_fused"] == count and shape[0] % count == 0
-        assert len(group["params"]) == 2  # one a layer
+        assert len(group["params"]) == 2  # one per layer

@@ -1,10 +1,8 @@
 """saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
-import math
 import resource
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,27 +11,26 @@ import torch
 
 from formats import run_folder, run_log
 from formats.run_folder import CheckpointError
-from tests.conftest import ROOT, fails_clearly, train_small
+from tests.conftest import fails_clearly, train_small
 from tests.training.conftest import small_run, start, wait_until
-from training.resume import Checkpoint
-from training.saver import Saver
+from training.start import Checkpoint
 
 
-def save(saver, step):
+def save(run, step):
     """Save the state as that of a step, and wait until it is written or has failed."""
-    saver.run.state.progress.step = step
-    saver.save()
-    saver.wait()
+    run.state.counters.step = step
+    run.saver.save(*run.snapshot())
+    run.saver.wait()
 
 
 def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, tmp_path):
     run = small_run(char_data, tmp_path, "--tie_weights=True")
-    saver = Saver(run)
+    saver = run.saver
     saver.begin()
     moments = {}
     for step in (1, 2):
         run.trainer.step()
-        saver.save()
+        saver.save(*run.snapshot())
         weight = run.state.model.wte.weight
         moment = run.state.optimizer.state[weight]["exp_avg"]
         moments[step] = (weight.detach().clone(), moment.clone())
@@ -49,15 +46,12 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
         assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
         assert any(torch.equal(s["exp_avg"], moment) for s in optimizer["state"].values())
     assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
-    kept = len(saver.buffers.kept)
-    assert kept == 3 * len(list(run.state.model.parameters())) + len(optimizer["state"])  # and step
 
 
 def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    saver = Saver(run)
     run.trainer.step()
-    saver.save_now()
+    run.saver.finish(1, run.snapshot)
     path = tmp_path / run_folder.step_name(1) / "optimizer.pt"
     saved = torch.load(path)
     before = {
@@ -70,8 +64,8 @@ def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp
     saved["optimizer"]["state"] = {last - number: values for number, values in state.items()}
     torch.save(saved, path)
     run.trainer.step()
-    checkpoint = Checkpoint(path.parent, {"progress": {}}, run.state.model.config)
-    checkpoint.load(run.state.model, run.state.optimizer, run.state.scaler)
+    checkpoint = Checkpoint(path.parent, run_folder.read_state(path.parent, ()))
+    checkpoint.load(run.state)
     for name, p in run.state.model.named_parameters():
         assert torch.equal(run.state.optimizer.state[p]["exp_avg"], before[name])
     for values in ({"exp_avg": torch.zeros(1)}, {"step": torch.zeros(9)}, {"exp_avg": 0.5}, {}):
@@ -79,41 +73,17 @@ def test_the_optimizers_state_goes_to_the_parameters_of_its_names(char_data, tmp
         saved["optimizer"]["state"][0] = kept | values if values else values
         torch.save(saved, path)
         with pytest.raises(CheckpointError, match=r"optimizer.pt does not fit the model"):
-            checkpoint.load(run.state.model, run.state.optimizer, run.state.scaler)
+            checkpoint.load(run.state)
         saved["optimizer"]["state"][0] = kept
-
-
-COUNT_THREADS = """
-import os, sys
-import torch
-from tests.training.conftest import small_run
-from training.saver import Saver
-
-run = small_run(*sys.argv[1:], "--n_embd=256")
-torch.set_num_threads(2)
-torch.zeros(1000, 1000)  # starts the pool of the main thread
-before = len(os.listdir("/proc/self/task"))
-saver = Saver(run)
-saver.begin()
-saver.wait()
-print(len(os.listdir("/proc/self/task")) - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_buffers_start_no_second_pool_of_openmp(char_data, tmp_path):
-    command = [sys.executable, "-c", COUNT_THREADS, str(char_data), str(tmp_path / "run")]
-    counted = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert counted.stdout == "0\n", counted.stderr
 
 
 def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    saver, may_write = Saver(run), threading.Event()
-    saver.writer.submit(may_write.wait)
-    run.state.progress.step = 1
-    saver.save()
-    saver.mark_best(2.5)
+    saver, may_write = run.saver, threading.Event()
+    saver.thread.submit(may_write.wait)
+    run.state.counters.step = 1
+    saver.save(*run.snapshot())
+    saver.mark_best(1, 2.5)
     assert saver.busy and not (tmp_path / "best.json").exists()
     may_write.set()
     saver.wait()
@@ -124,13 +94,12 @@ def test_what_is_not_saved_is_not_the_best(char_data, tmp_path, capsys):
     run = small_run(char_data, tmp_path / "run")
     run.folder.rmdir()
     run.folder.write_text("no folder")
-    saver = Saver(run)
-    save(saver, 1)
-    saver.mark_best(2.5)
-    saver.wait()
+    save(run, 1)
+    run.saver.mark_best(1, 2.5)
+    run.saver.wait()
     said = capsys.readouterr().err
-    assert "step 1 could not be saved" in said and "there is no checkpoint yet" in said
-    assert saver.best == math.inf
+    assert "step 1 could not be saved" in said and "There is no checkpoint yet" in said
+    assert run.saver.best is None
 
 
 def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
@@ -138,7 +107,7 @@ def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
     assert run_folder.best_of(tmp_path)
     for step in run_folder.steps(tmp_path):
         shutil.rmtree(step)
-    Saver(small_run(char_data, tmp_path, "--max_steps=20")).begin()
+    small_run(char_data, tmp_path, "--max_steps=20").saver.begin()
     assert not run_folder.best_of(tmp_path)
 
 
@@ -164,7 +133,7 @@ def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
 def test_a_run_whose_checkpoints_have_no_room_is_refused(char_data, disk):
     result = train_small(char_data, disk / "run", "--n_embd=128", "--max_steps=10")
     words = ["run has no room for a checkpoint", "it takes 5 MB, and 2 MB are free"]
-    fails_clearly(result, *words, "have it on a larger disk", status=1)
+    fails_clearly(result, *words, "choose a larger disk", status=1)
     assert list(disk.iterdir()) == []
 
 
@@ -188,16 +157,16 @@ def test_a_disk_with_room_for_some_of_the_checkpoints_is_a_warning(char_data, di
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
 def test_a_full_disk_is_reported_and_the_step_is_saved_once_there_is_room(char_data, disk, capsys):
     run = small_run(char_data, disk / "run", "--n_embd=128")  # 1.7 MB
-    saver = Saver(run)
-    save(saver, 1)
+    saver = run.saver
+    save(run, 1)
     (disk / "filler").write_bytes(bytes(5_000_000))
-    save(saver, 2)  # the room is looked at first
+    save(run, 2)  # the room is looked at first
     said = capsys.readouterr().err
     assert "step 2 could not be saved" in said and "MB are free" in said
     assert saver.saved_step == 1
     assert sorted(p.name for p in run.folder.iterdir()) == ["log.jsonl", "step_00000001"]
     (disk / "filler").unlink()
-    assert saver.save_now()  # as at the end of a run: what failed is tried again
+    saver.finish(2, run.snapshot)  # as at the end of a run: what failed is tried again
     assert saver.saved_step == 2 and run_folder.latest(run.folder)[0].name == "step_00000002"
 
 
@@ -206,10 +175,10 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
 ):
     """A limit on the size of files ends a write in the middle, as a full disk does."""
     run = small_run(char_data, tmp_path, "--n_embd=128")
-    saver, limit = Saver(run), resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
     try:
-        save(saver, 1)
+        save(run, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert "step 1 could not be saved" in capsys.readouterr().err
@@ -219,18 +188,20 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
 def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(
     char_data, tmp_path, capsys
 ):
-    saver = Saver(small_run(char_data, tmp_path, "--n_embd=768", "--n_layer=6"))  # 170 MB
+    run = small_run(char_data, tmp_path, "--n_embd=768", "--n_layer=6")  # 170 MB
+    run.saver.begin()
+    run.saver.wait()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = resource.getrlimit(resource.RLIMIT_AS)
     low = pages * resource.getpagesize() + 60_000_000
     resource.setrlimit(resource.RLIMIT_AS, (low, limit[1]))
     try:
-        save(saver, 1)
+        save(run, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
-    assert "step 1 could not be saved" in capsys.readouterr().err and saver.saved_step == 0
-    save(saver, 2)
-    assert saver.saved_step == 2
+    assert "step 1 could not be saved" in capsys.readouterr().err and run.saver.saved_step == 0
+    save(run, 2)
+    assert run.saver.saved_step == 2
 
 
 def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):

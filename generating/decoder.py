@@ -1,0 +1,125 @@
+"""A model with its cache: the forwards that generation takes, on a GPU as a CUDA graph.
+
+Token ids in, logits out; decode.py chooses the ids. In the comments B is sequences, V the
+vocabulary.
+"""
+
+import warnings
+
+import torch
+
+from generating.cache import KVCache
+from hardware import out_of_memory
+
+
+class Decoder:
+    """The forwards of a model for a number of sequences at once, one text after the other.
+
+    A sequence is the list of ids that the model sees of it. Whoever generates owns the decoder: it
+    can be used again for as many sequences, but not for two texts at the same time.
+    """
+
+    def __init__(self, model, rows: int):
+        weight = model.wte.weight
+        # On a CPU one row's attention takes half the time in float32 that it takes in bfloat16.
+        dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
+        self.model = model
+        self.rows = rows
+        self.cache = KVCache(model.config, rows, weight.device, dtype)
+
+    def prefill(self, sequences):
+        """Logits of what follows each sequence, [B, V], from a forward of all its tokens.
+
+        Afterwards the keys and values of these tokens are in the cache. Shorter sequences are
+        padded on the right, where none of their tokens sees it.
+        """
+        slots = self.cache.slots
+        lengths = [len(sequence) for sequence in sequences]
+        width = max(lengths)
+        ids = [sequence + [0] * (width - len(sequence)) for sequence in sequences]
+        ids = torch.tensor(ids, device=slots.device)
+        last = torch.tensor([length - 1 for length in lengths], device=slots.device)
+        self.cache.set_positions(slots[:width].expand(len(ids), -1), width, contiguous=True)
+        return self.model(ids, cache=self.cache, last=last)
+
+    def step(self, sequences):
+        """Logits of what follows each sequence, [B, V], from a forward of its last token.
+
+        The cache has all others.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        longest = max(lengths)
+        ids, positions = last_tokens(sequences).to(self.cache.slots.device)
+        self.cache.set_positions(positions, longest, contiguous=min(lengths) == longest)
+        return self.model(ids, cache=self.cache)[:, 0]
+
+
+class CudaGraphDecoder(Decoder):
+    """A Decoder whose step is a CUDA graph, recorded at the first one.
+
+    To launch a token's 200 kernels one by one takes several times longer than to run them. If the
+    recording fails, they are launched one by one, with a warning. It is not measured on a GPU yet.
+    """
+
+    def __init__(self, model, rows: int):
+        super().__init__(model, rows)
+        self.tokens = None  # int64 [2, B, 1], what the graph reads; None: nothing is recorded yet
+        self.logits = None  # [B, V], what the graph writes
+        self.graph = None  # stays None if the recording fails
+
+    def step(self, sequences):
+        """Logits of what follows each sequence, [B, V]; the next call overwrites them."""
+        tokens = last_tokens(sequences)
+        if self.tokens is None:
+            self.tokens = tokens.to(self.cache.slots.device)
+            self.record()
+        else:  # from pinned memory, so that nothing waits for the copy
+            self.tokens.copy_(tokens.pin_memory(), non_blocking=True)
+        if self.graph is None:
+            return self.forward()
+        self.graph.replay()
+        return self.logits
+
+    def forward(self):
+        """A forward of self.tokens. It reads every slot: the shapes of a graph are fixed."""
+        ids, positions = self.tokens
+        self.cache.set_positions(positions)
+        return self.model(ids, cache=self.cache)[:, 0]
+
+    def record(self):
+        """Record `forward`. Raises RuntimeError when out of memory."""
+        try:
+            with torch.cuda.device(self.tokens.device):
+                self.warm_up()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self.logits = self.forward()
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"no CUDA graph ({reason}): generation is slower", stacklevel=2)
+        else:
+            self.graph = graph
+
+    def warm_up(self):
+        """Run once on a side stream: libraries set themselves up, which cannot be recorded."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.forward()
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+@torch.inference_mode()
+def make_decoder(model, rows: int) -> Decoder:
+    """The fastest decoder on the model's device."""
+    on_cuda = model.wte.weight.device.type == "cuda"
+    return CudaGraphDecoder(model, rows) if on_cuda else Decoder(model, rows)
+
+
+def last_tokens(sequences) -> torch.Tensor:
+    """Each sequence's last token and its position: int64 [2, B, 1], on the CPU."""
+    ids = [sequence[-1:] for sequence in sequences]
+    positions = [[len(sequence) - 1] for sequence in sequences]
+    return torch.tensor([ids, positions])

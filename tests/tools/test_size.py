@@ -1,0 +1,21 @@
+"""tools/size.py: from a text and hours to a preset that trains."""
+
+from tests.conftest import fails_clearly, run_script
+
+
+def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
+    preset = tmp_path / "sized.py"
+    family = ["--block_size=32", "--batch_size=8", "--device=cpu"]
+    command = ["-m", "tools.size", bpe_data, "--hours", 0.001, "--out", preset, *family]
+    result = run_script(*command)
+    assert result.returncode == 0, result.stderr
+    rows = [line for line in result.stdout.splitlines() if "M" in line]
+    assert sum("<<" in line for line in rows) == 1 and f"python train.py {preset}" in result.stdout
+    options = [f"--checkpoint_dir={tmp_path / 'run'}", "--max_steps=2", "--compile=False"]
+    trained = run_script("train.py", preset, *options)
+    assert trained.returncode == 0 and "finished: 2 steps" in trained.stdout, trained.stderr
+
+
+def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
+    result = run_script("-m", "tools.size", tmp_path, "--hours", 1)
+    fails_clearly(result, "holds no prepared data")

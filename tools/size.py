@@ -1,0 +1,126 @@
+"""Which model suits a text and a number of hours on this machine; writes a preset that trains it.
+
+    python -m tools.size data/mine --hours 2 [--preset config/laptop.py]
+
+A family of sizes in the shape of the preset is timed for a few steps each. The hours buy so many
+tokens; the best size is the one nearest to 20 tokens per parameter (Hoffmann et al., 2022,
+"Training Compute-Optimal Large Language Models") in at most four passes over the text, as more
+gain little (Muennighoff et al., 2023, "Scaling Data-Constrained Language Models").
+"""
+
+import startup
+
+if __name__ == "__main__":
+    startup.begin("torch")  # before the slow imports
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import config as settings
+from config import Config, ConfigError
+from formats import files
+from hardware import DeviceError
+from tools import command
+from training import RunError
+from training.setup import build
+from training.trial import measure
+
+WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
+TOKENS_PER_PARAMETER = 20
+PASSES = 4
+RATE_POWER = -0.5  # of the width, which the best learning rate follows (docs/findings.md)
+TIMED_S = 3.0  # seconds per size
+
+
+@dataclass
+class Size:
+    """One member of the family, and what the hours buy with it."""
+
+    config: Config
+    parameters: int
+    tokens: float
+    passes: float
+    seconds: float  # per step
+
+    @property
+    def distance(self) -> float:
+        """How far the size is from 20 tokens per parameter, as a ratio's logarithm."""
+        return abs(math.log(self.tokens / self.parameters / TOKENS_PER_PARAMETER))
+
+
+def family(config: Config) -> list[Config]:
+    """The preset at each width: layers and heads in proportion, learning rates by RATE_POWER."""
+    found = []
+    for width in WIDTHS:
+        layers = max(4, round(config.n_layer * width / config.n_embd))
+        heads = max(1, round(width * config.n_head / config.n_embd))
+        while width % heads:
+            heads -= 1
+        rate = (width / config.n_embd) ** RATE_POWER
+        rates = {"learning_rate": config.learning_rate * rate, "muon_lr": config.muon_lr * rate}
+        found.append(replace(config, n_layer=layers, n_head=heads, n_embd=width, **rates))
+    return found
+
+
+def time_size(config: Config, hours: float) -> Size:
+    """Time a few steps of one size, and compute what the hours buy."""
+    run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
+    seconds = measure(run, TIMED_S, compiled=run.device.type != "cpu").step_s
+    text = run.data.train.windows * config.block_size
+    bought = hours * 3600 / seconds * config.batch_size * config.block_size
+    tokens = min(bought, PASSES * text)
+    parameters = run.state.model.num_parameters()
+    return Size(config, parameters, tokens, tokens / text, seconds)
+
+
+def row(size: Size, best: Size) -> list[str]:
+    c, mark = size.config, " <<" if size is best else ""
+    hours = size.tokens / (c.batch_size * c.block_size) * size.seconds / 3600
+    return [
+        f"{c.n_layer} x {c.n_embd}{mark}",
+        f"{size.parameters / 1e6:,.2f}M",
+        f"{size.tokens / 1e6:,.1f}M",
+        f"{size.passes:.2f}",
+        f"{hours:.2f}",
+    ]
+
+
+def write_preset(path: Path, size: Size) -> None:
+    """Write the settings that differ from the defaults as a preset."""
+    defaults, lines = Config(), []
+    steps = round(size.tokens / (size.config.batch_size * size.config.block_size))
+    chosen = replace(size.config, max_steps=max(1, steps), epochs=None)
+    for name, value in chosen.recorded().items():
+        if value != getattr(defaults, name) and name != "checkpoint_dir":
+            lines.append(f"{name} = {value!r}")
+    files.write_text(path, "\n".join(lines) + "\n")
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.size", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("data", help="prepared folder")
+    parser.add_argument("--hours", type=float, required=True, help="hours of training")
+    parser.add_argument("--preset", default="config/laptop.py", help="recipe; default %(default)s")
+    parser.add_argument("--out", help="preset to write; default: FOLDER/size.py")
+    args, more = parser.parse_known_args(argv)
+    config = settings.load([args.preset, f"--data_dir={args.data}", *more])
+
+    sizes = []
+    for member in family(config):
+        sizes.append(time_size(member, args.hours))
+        if sizes[-1].tokens < sizes[-1].parameters:  # larger ones would see less still
+            break
+    best = min(sizes, key=lambda size: size.distance)
+    head = ["size", "parameters", "tokens", "passes", "hours"]
+    print(command.table(head, [row(size, best) for size in sizes]))
+    path = Path(args.out or Path(args.data) / "size.py")
+    write_preset(path, best)
+    print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter\n  python train.py {path}")
+
+
+if __name__ == "__main__":
+    command.run("tools.size", main, (ConfigError, DeviceError), (RunError,))

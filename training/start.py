@@ -1,0 +1,259 @@
+"""Where a run starts: new weights, a checkpoint of its own, or the weights of init_from.
+
+`find_start` chooses. Each kind gives the settings, with the model's shape taken over, says what
+does not fit, and loads its state. A difference is an error in a sentence.
+"""
+
+import math
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from shlex import quote
+
+from config import SETTINGS, Config, ConfigError
+from formats import pretrained, run_folder
+from formats.address import AddressError
+from formats.data_folder import Meta
+from formats.mirror import Mirror, address_of
+from formats.run_folder import CheckpointError
+from model import GPTConfig
+from tokenizer_bpe import Tokenizer
+from training import RunError, distributed
+from training.optimizer import reserve_state
+from training.state import Counters, State
+
+UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
+
+
+class NewRun:
+    """A run that begins with new weights."""
+
+    changes = ""
+
+    def settings(self, config: Config) -> Config:
+        """The settings, with the shape of what the run starts from where it was not given."""
+        return config
+
+    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+        """Raises CheckpointError where the data does not fit. config: from settings()."""
+
+    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
+        """The model's shape. vocab_size: of the tokenizer."""
+        return model_shape(config, vocab_size)
+
+    def load(self, state: State) -> None:
+        """Copy what was saved into the run's state."""
+
+
+class Checkpoint:
+    """A step of the same run. saved: the content of its state.json."""
+
+    def __init__(self, folder: Path, saved: dict):
+        self.folder, self.saved = folder, saved
+        self.trained = run_folder.read_shape(folder, saved)
+        self.changes = ""
+        self.differences = []
+
+    def settings(self, config: Config) -> Config:
+        for name, trained in shape_settings(self.trained).items():
+            now = getattr(config, name)
+            if name in config.given and now != trained:
+                self.differ(name, trained, now)
+        return replace(config, **shape_settings(self.trained))
+
+    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+        saved, now = self.saved["settings"], config.recorded()
+        self.differ("seed", self.saved["seed"], config.seed)
+        self.differ("optimizer", saved.get("optimizer", Config.optimizer), config.optimizer)
+        was, is_now = self.saved["data"], meta.identity()
+        differ = [name for name, value in is_now.items() if was.get(name, value) != value]
+        if differ:
+            self.differences.append(f"  data: other {', '.join(differ)} than in the checkpoint")
+        if self.differences:
+            raise CheckpointError(
+                f"{self.folder} cannot be continued with these settings; set them back, or choose"
+                " another checkpoint_dir:\n" + "\n".join(self.differences)
+            )
+        self.changes = changed_settings(saved, now)
+
+    def differ(self, name, was, now):
+        if was != now:
+            self.differences.append(f"  {name}: {was} in the checkpoint, {now} now")
+
+    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
+        return replace(self.trained, dropout=config.dropout)
+
+    def load(self, state: State) -> None:
+        """Copy weights, the optimiser's state and the counters into the run's own.
+
+        The optimiser's are matched by the parameters' names, and its settings stay as set. Its
+        state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
+        another shape than its parameter. Raises CheckpointError for what does not fit.
+        """
+        _, weights = run_folder.load_model(self.folder, self.saved)
+        state.model.load_state_dict(weights)
+        path, parameters = self.folder / "optimizer.pt", dict(state.model.named_parameters())
+        saved = run_folder.load_tensors(path)
+        reserve_state(state.optimizer)
+        try:
+            for number, name in enumerate(saved["names"]):
+                values = saved["optimizer"]["state"][number]
+                for kind, own in state.optimizer.state[parameters[name]].items():
+                    if values[kind].shape != own.shape:
+                        shapes = f"{[*values[kind].shape]}, expected {[*own.shape]}"
+                        raise ValueError(f"{kind} of {name}: {shapes}")
+                    own.copy_(values[kind])
+            if saved["scaler"] and state.scaler.is_enabled():
+                state.scaler.load_state_dict(saved["scaler"])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
+                f" {self.folder} to continue from an older one"
+            ) from None
+        state.counters = Counters(**self.saved["progress"])
+
+
+class Weights:
+    """The weights of init_from, with which a new run begins."""
+
+    changes = ""
+
+    def __init__(self, found: pretrained.Pretrained):
+        self.found = found
+
+    def settings(self, config: Config) -> Config:
+        """A shorter context is fine: of learned positions the first are kept."""
+        trained, differences = shape_settings(self.found.config), []
+        if "block_size" in config.given and config.block_size < trained["block_size"]:
+            trained["block_size"] = config.block_size
+        for name, value in trained.items():
+            now = getattr(config, name)
+            if name in config.given and now != value:
+                differences.append(f"  {name}: {value} in the weights, {now} in the settings")
+        if differences:
+            raise CheckpointError(
+                f"init_from = {self.found.path} has another shape; leave out these settings to take"
+                " its own (block_size may be shorter), or start from scratch:\n"
+                + "\n".join(differences)
+            )
+        return replace(config, **trained)
+
+    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+        """Weights without a tokenizer need a vocabulary of the data's size, or padded a little."""
+        found = self.found
+        padding = found.config.vocab_size - tokenizer.vocab_size
+        fits = 0 <= padding < 64
+        if found.tokenizer:
+            fits = found.tokenizer.same_as(tokenizer)
+        if not fits:
+            how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
+            if padding == 0:
+                how = "other tokens for the same ids"
+            raise CheckpointError(
+                f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
+                " prepare the text with theirs:\n"
+                f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
+                " data/NAME"
+            )
+
+    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
+        """The vocabulary stays that of the weights: new rows would take probability from theirs."""
+        return replace(self.found.config, block_size=config.block_size, dropout=config.dropout)
+
+    def load(self, state: State) -> None:
+        state.model.load_state_dict(self.found.cut_to(state.model.config.block_size))
+
+
+Start = NewRun | Checkpoint | Weights
+
+
+def find_start(config: Config) -> Start:
+    """The newest whole step of the run, on the disk or in the mirror; else init_from; else new.
+
+    Prints what was passed over. Raises CheckpointError where `resume` forbids what is there, and
+    where all of it is damaged; AddressError and RunError as fetch_from_mirror does.
+    """
+    run = Path(config.checkpoint_dir)
+    problems = fetch_from_mirror(config, run)
+    distributed.gather(0)  # the first process fetches
+    if config.resume == "never" and run_folder.steps(run):
+        raise CheckpointError(
+            f"{run} already holds a run, and resume = never: choose another checkpoint_dir, or"
+            " remove what is there"
+        )
+    folder, saved, damaged = run_folder.latest(run)
+    for problem in [*problems, *damaged]:
+        print(f"passed over: {problem}")
+    if folder:
+        return Checkpoint(folder, saved)
+    if problems or damaged:
+        raise CheckpointError(
+            f"no checkpoint in {run} is whole; to start from scratch, choose another checkpoint_dir"
+        )
+    if config.resume == "must":
+        there = run_folder.what_is_there(run)
+        raise CheckpointError(f"resume = must, but there is no checkpoint at {run}; {there}")
+    if not config.init_from:
+        return NewRun()
+    try:
+        return Weights(pretrained.load(config.init_from))
+    except CheckpointError as error:
+        raise CheckpointError(f"init_from = {config.init_from}: {error}") from None
+
+
+def fetch_from_mirror(config: Config, run: Path) -> list[str]:
+    """Fetch a newer step than the disk has; returns what was passed over, in words.
+
+    Raises CheckpointError where the mirror holds another run, RunError where it cannot be read and
+    the disk has no checkpoint.
+    """
+    if not config.mirror or config.dry_run or not distributed.is_main:
+        return []
+    mirror = Mirror(address_of(config.mirror, run))
+    try:
+        if config.resume == "never" and mirror.whole():
+            raise CheckpointError(
+                f"{mirror.address} already holds a run, and resume = never: choose another"
+                " checkpoint_dir, or remove what is there"
+            )
+        return mirror.fetch_newer(run)
+    except AddressError as error:
+        if not run_folder.steps(run):
+            raise RunError(
+                f"{error}\n{run} has no checkpoint, and the mirror may have one: start again"
+                f" later, correct mirror = {config.mirror}, or leave it out to begin a new run"
+            ) from None
+        print(f"{error}. The run continues from {run}", file=sys.stderr, flush=True)
+        return []
+
+
+def model_shape(config: Config, vocab_size: int) -> GPTConfig:
+    """The shape of a new model. vocab_size: of the tokenizer.
+
+    Large vocabularies are rounded up to a multiple of 64, as tensor cores like it (GPT-2's 50,257
+    becomes 50,304); the ids so added are never sampled.
+    """
+    if vocab_size > 1024:
+        vocab_size = 64 * math.ceil(vocab_size / 64)
+    names = {field.name for field in fields(GPTConfig)} & config.recorded().keys()
+    try:
+        return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def shape_settings(shape: GPTConfig) -> dict:
+    """The settings that a model's shape fixes: all of them but dropout."""
+    names = asdict(shape).keys() & SETTINGS.keys() - {"dropout"}
+    return {name: getattr(shape, name) for name in sorted(names)}
+
+
+def changed_settings(saved: dict, now: dict) -> str:
+    """A table of the settings that a resumed run changes; empty if there are none."""
+    rows = [("changed", "checkpoint", "now")]
+    for name, value in now.items():
+        if name in saved and saved[name] != value and name not in UNIMPORTANT:
+            rows.append((name, str(saved[name]), str(value)))
+    if len(rows) == 1:
+        return ""
+    return "".join(f"{name:18}{was:>24}{is_now:>24}\n" for name, was, is_now in rows)

@@ -1,0 +1,37 @@
+"""Signals that end a run: Ctrl-C, SIGTERM, and SIGHUP but under nohup.
+
+The handler only sets a flag, which the loop reads once per step. Knows no run and no files.
+"""
+
+import os
+import signal
+
+from training import distributed
+
+
+class StopFlag:
+    """The signal that this process has received, from its construction on.
+
+    signum: its number; 0: none. A second Ctrl-C ends the process at once.
+    """
+
+    def __init__(self):
+        self.signum = 0
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):  # Windows has the last
+            signum = getattr(signal, name, None)
+            ignored = signum is None or (
+                name == "SIGHUP" and signal.getsignal(signum) == signal.SIG_IGN
+            )
+            if not ignored:
+                signal.signal(signum, self.set)
+
+    def set(self, signum, frame):
+        if self.signum and signum == signal.SIGINT:
+            os.write(2, b"\nstopped at once; the last checkpoint is whole\n")
+            os._exit(130)
+        self.signum = signum
+
+    def set_anywhere(self) -> bool:
+        """Whether any process of the run has received a signal. All processes have to call it."""
+        (signum,) = distributed.all_reduce_max(self.signum)
+        return signum > 0
