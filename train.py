@@ -76,7 +76,8 @@ def run_to_its_end(run: Run) -> int:
             f"finished already, at step {run.step:,}. To train longer raise epochs or max_steps. To"
             f" generate:\n  {generate_command(run)}"
         )
-        run.saver.close()
+        if distributed.is_main:
+            run.saver.close()
         return 0
     if distributed.is_main:
         check_disk(run)
@@ -99,7 +100,8 @@ def run_to_its_end(run: Run) -> int:
         return status
     finally:
         recorder.close()
-        run.saver.close()
+        if distributed.is_main:
+            run.saver.close()
 
 
 def prepare(run: Run, recorder: Recorder) -> None:

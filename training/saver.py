@@ -1,7 +1,8 @@
 """Saves of a run. One thread does all of it: write, flush, rename, rotate, upload.
 
-Training waits for the copy of its state, and for the write before it when the next one is due. What
-a step folder holds is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
+Training waits for the copy of its state, and for the save before it when the next one is due. Only
+the last save does without the thread, as an upload may hold that for long. What a step folder holds
+is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
 """
 
 import contextlib
@@ -41,9 +42,9 @@ class Saver:
         """best: the record of the best evaluation whose step is still there."""
         self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
         self.mirror, self.saved_step = mirror, saved_step
-        self.best_record = best
+        self.best_record = self.marked = best  # marked: what is to be best.json's once it is saved
         self.thread = ThreadPoolExecutor(1)
-        self.job = None  # the newest of the thread
+        self.writing = self.job = None  # the newest write of the thread, and its newest job
 
     @property
     def best(self) -> float | None:
@@ -61,37 +62,46 @@ class Saver:
         else:  # the user may have gone back to an earlier step
             (self.folder / "best.json").unlink(missing_ok=True)
         # Starts the thread, for which there may be no memory later.
-        self.job = self.thread.submit(self._upload)
+        self.job = self.thread.submit(self._follow_up)
 
     def save(self, description: dict, model: dict, optimizer: dict) -> None:
         """Copy the state of a step, Run.snapshot(), and start writing it."""
         self.wait()
+        copies = self._copy(description, model, optimizer)
+        if copies:
+            self.writing = self.thread.submit(self._write, description, *copies)
+            self.job = self.thread.submit(self._follow_up)
+
+    def _copy(self, description, *tensors):
         try:
-            model, optimizer = copy_to_ram([model, optimizer])
+            return copy_to_ram(tensors)
         except (RuntimeError, MemoryError) as error:
             self._report_failure(description["step"], error)
-            return
-        self.job = self.thread.submit(self._write, description, model, optimizer)
+            return None
 
     def mark_best(self, step: int, val_loss: float) -> None:
         """Name this step in best.json, once it is written, if its loss is the lowest so far."""
         if val_loss < (math.inf if self.best is None else self.best):
-            self.job = self.thread.submit(self._mark_best, {"step": step, "val_loss": val_loss})
+            self.marked = {"step": step, "val_loss": val_loss}
+            self.job = self.thread.submit(self._follow_up)
 
     def wait(self) -> None:
-        """Return once everything that was started is written."""
+        """Return once everything that was started is written and uploaded."""
         if self.job:
             self.job.result()
 
     def finish(self, step: int, snapshot) -> None:
         """Return once this step is on the disk. Raises RunError if it cannot be.
 
-        snapshot: Run.snapshot, called if the step is still to be saved.
+        snapshot: Run.snapshot, called if the step is still to be saved. No upload delays it.
         """
-        self.wait()
+        if self.writing:
+            self.writing.result()
         if self.saved_step < step:
-            self.save(*snapshot())
-            self.wait()
+            description, *tensors = snapshot()
+            copies = self._copy(description, *tensors)
+            if copies:
+                self._write(description, *copies)
         if self.saved_step < step:
             raise RunError(
                 f"step {step:,} could not be saved in {self.folder}. {self.last_checkpoint()}. Make"
@@ -99,17 +109,16 @@ class Saver:
             )
 
     def close(self) -> None:
-        """Wait for the write that is under way, and two minutes at most for the mirror."""
+        """Finish what is to be done on this disk, and give the mirror two minutes at most."""
+        last = self.thread.submit(self._follow_up, time.monotonic() + LAST_UPLOAD_S)
         if self.mirror is None:
-            self.wait()
+            last.result()
             return
-        deadline = time.monotonic() + LAST_UPLOAD_S
-        last = self.thread.submit(self._upload_until, deadline)
-        if self.busy:
-            print(f"uploading to {self.mirror.address}", flush=True)
+        print(f"uploading to {self.mirror.address}", flush=True)
         try:
             last.result(LAST_UPLOAD_S)
         except TimeoutError:
+            self._mark_best()
             self._report_mirror("the upload takes too long")
 
     def last_checkpoint(self) -> str:
@@ -128,17 +137,26 @@ class Saver:
             self._report_failure(step, error)
             return
         self.saved_step = step
+        with contextlib.suppress(OSError):
+            run_log.append(self.folder, {"step": step, "event": "save"})
+
+    def _follow_up(self, deadline=0.0):
+        """Mark the best step, delete old ones, and upload, again and again until the deadline."""
+        self._mark_best()
         with contextlib.suppress(OSError):  # the next save rotates again
             run_folder.rotate(self.folder, self.keep_last)
-            run_log.append(self.folder, {"step": step, "event": "save"})
-        self._upload()
+        problem = self._update_mirror()
+        while problem and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+            problem = self._update_mirror()
+        if problem:
+            self._report_mirror(problem)
 
-    def _mark_best(self, record):
-        if self.saved_step == record["step"]:
+    def _mark_best(self):
+        if self.marked != self.best_record and self.marked["step"] == self.saved_step:
             with contextlib.suppress(OSError):
-                self._write_best(record)
-                self.best_record = record
-            self._upload()
+                self._write_best(self.marked)
+                self.best_record = self.marked
 
     def _write_best(self, record):
         best = {"step": record["step"], "val_loss": record["val_loss"]}
@@ -149,19 +167,6 @@ class Saver:
             f"step {step:,} could not be saved in {self.folder}: {files.error_message(error)}."
             f" Training continues. {self.last_checkpoint()}"
         )
-
-    def _upload(self):
-        problem = self._update_mirror()
-        if problem:
-            self._report_mirror(problem)
-
-    def _upload_until(self, deadline):
-        problem = self._update_mirror()
-        while problem and time.monotonic() < deadline:
-            time.sleep(PAUSE_S)
-            problem = self._update_mirror()
-        if problem:
-            self._report_mirror(problem)
 
     def _update_mirror(self):
         """Bring the mirror up to date; returns what prevents it, if anything does."""

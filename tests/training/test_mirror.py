@@ -1,6 +1,7 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
 import shutil
+import time
 
 import pytest
 import torch
@@ -128,13 +129,21 @@ def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
     monkeypatch.setattr(training.saver, "LAST_UPLOAD_S", 1)
     run = small_run(char_data, tmp_path / "run", f"--mirror=s3://bucket/{tmp_path.name}")
     store.slow_s = 5
+    store.arrived.clear()
     try:
         run.state.counters.step = 1
         run.saver.save(*run.snapshot())
+        store.arrived.wait()
+        began = time.monotonic()
+        run.state.counters.step = 2
+        run.saver.finish(2, run.snapshot)
+        run.saver.mark_best(2, 1.5)
         run.saver.close()
+        assert time.monotonic() - began < 4
     finally:
         store.slow_s = 0
     assert "is not up to date: the upload takes too long" in capsys.readouterr().err
+    assert run_folder.latest(run.folder)[1]["step"] == run_folder.best_of(run.folder) == 2
 
 
 def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, capsys):
