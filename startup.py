@@ -10,6 +10,7 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,8 +97,8 @@ def run(
     """Call main with the command line. Returns the exit status: what main returns, or 0 for None.
 
     An error becomes a sentence, which `say` prints in the script's name. mistakes: errors that a
-    user can mend; the status is 2. explain: what another error means; the status is 1, and where
-    it returns None, the error is raised. Ctrl-C is 130, without a sentence where explain has none.
+    user can mend; the status is 2. explain: what another error means; the status is 1, with a
+    traceback where it returns None. Ctrl-C is 130, without a sentence where explain has none.
     A handler of another signal raises KeyboardInterrupt(signum), for 128 + signum.
     """
     try:
@@ -116,9 +117,7 @@ def run(
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except Exception as error:
         sentence = explain(error)
-        if sentence is None:
-            raise
-        say(f"{name}: {sentence}")
+        say(f"{name}: {sentence}" if sentence else traceback.format_exc())
         return 1
     finally:
         done()

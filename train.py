@@ -17,7 +17,6 @@ import contextlib
 import gc
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 import config as settings
@@ -228,35 +227,37 @@ def print_plan(run: Run) -> int:
     return 0
 
 
-def main(argv: list[str]) -> int:
-    """The command line's work, with errors as sentences. Returns the exit status."""
+def main() -> int:
+    """The command, with errors as sentences. Returns the exit status."""
+    return startup.run("train.py", start, MISTAKES, explain, distributed.print_error)
+
+
+def start(argv: list[str]) -> int:
+    """Join the other processes, and train. Returns the exit status."""
     sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
-    try:
-        distributed.init()
-        status = train(settings.load(argv))
-        with contextlib.suppress(RuntimeError):  # another process has ended already
-            distributed.gather(0)  # torchrun ends all processes soon after the first
-        return status
-    except MISTAKES as error:
-        distributed.print_error(f"train.py: {error}")
-        return 2
-    except RunError as error:
-        distributed.print_error(f"\ntrain.py: {error}")
-    except OSError as error:
-        distributed.print_error(f"\ntrain.py: {files.error_message(error)}")
-    except Exception as error:
-        if hardware.out_of_memory(error):
-            distributed.print_error(
-                "train.py: out of memory: weights, optimizer and data take too much of it. Try a"
-                " smaller n_layer or n_embd"
-            )
-        elif distributed.connection_lost(error):
-            distributed.print_error(f"train.py: another process of the run has ended: {error}")
-        else:
-            distributed.print_error(traceback.format_exc())
-    return 1
+    distributed.init()
+    status = train(settings.load(argv))
+    with contextlib.suppress(RuntimeError):  # another process has ended already
+        distributed.gather(0)  # torchrun ends all processes soon after the first
+    return status
+
+
+def explain(error: BaseException) -> str | None:
+    """The sentence for a failure that is no mistake, if it has one."""
+    if isinstance(error, RunError):
+        return str(error)
+    if isinstance(error, OSError):
+        return files.error_message(error)
+    if hardware.out_of_memory(error):
+        return (
+            "out of memory: weights, optimizer and data take too much of it. Try a smaller n_layer"
+            " or n_embd"
+        )
+    if distributed.connection_lost(error):
+        return f"another process of the run has ended: {error}"
+    return None
 
 
 if __name__ == "__main__":
-    distributed.exit_process(main(sys.argv[1:]))
+    distributed.exit_process(main())

@@ -15,41 +15,22 @@ from formats.address import AddressError
 from formats.data_folder import DataError
 
 
-def run(
-    name: str,
-    main: Callable[[list[str]], None],
-    mistakes: tuple = (),
-    failures: tuple = (),
-    stopped: str = "",
-) -> None:
-    """Call main with the command line. Errors that a user can mend end the process in a sentence.
+def run(name: str, main: Callable[[list[str]], None], mistakes: tuple = ()) -> None:
+    """Call main with the command line, and end the process with its exit status.
 
-    mistakes: errors of this tool that exit with 2, as DataError and AddressError do; failures:
-    those that exit with 1, as OSError does. stopped: the answer to Ctrl-C, which exits with 130.
+    mistakes: errors of this tool that exit with 2, as DataError and AddressError do.
     """
-    try:
-        startup.end()
-        main(sys.argv[1:])
-        sys.stdout.flush()
-    except (AddressError, DataError, *mistakes) as error:
-        leave(name, error, 2)
-    except failures as error:
-        leave(name, error, 1)
-    except ModuleNotFoundError as error:
-        leave(name, f"{error.name} is missing; pip install {error.name} -c constraints.txt", 1)
-    except BrokenPipeError:  # as with `| head`
-        sys.exit(0)
-    except OSError as error:
-        leave(name, files.error_message(error), 1)
-    except KeyboardInterrupt:
-        if stopped:
-            print(f"\n{stopped}", file=sys.stderr)
-        sys.exit(130)
+    startup.end()
+    sys.exit(startup.run(name, main, (AddressError, DataError, *mistakes), explain))
 
 
-def leave(name: str, sentence: object, status: int) -> None:
-    print(f"{name}: {sentence}", file=sys.stderr)
-    sys.exit(status)
+def explain(error: BaseException) -> str | None:
+    """The sentence for a failure that is no mistake, if it has one."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is missing; pip install {error.name} -c constraints.txt"
+    if isinstance(error, OSError):
+        return files.error_message(error)
+    return None
 
 
 def count(text: str) -> int:

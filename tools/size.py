@@ -123,4 +123,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run("tools.size", main, (ConfigError, DeviceError), (RunError,))
+    command.run("tools.size", main, (ConfigError, DeviceError, RunError))

@@ -41,9 +41,9 @@ def under_a_limit(data, folder, limit, *more):
         "def kilobytes(name): return int(re.search(name + r':\\s+(\\d+)',"
         " open('/proc/self/status').read())[1])\n"
         "begun = kilobytes('VmSize')\n"
-        "limit = 1024 * begun + int(sys.argv[1])\n"
+        "limit = 1024 * begun + int(sys.argv.pop(1))\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-        "status = train.main(sys.argv[2:])\n"
+        "status = train.main()\n"
         "print('took', 1024 * (kilobytes('VmPeak') - begun))\n"
         "sys.exit(status)"
     )
@@ -75,7 +75,7 @@ def check(module, inputs):
     if isinstance(module, model.GPT) and len(inputs[0]) > 20:
         raise MemoryError
 register_module_forward_pre_hook(check)
-sys.exit(train.main(sys.argv[1:]))
+sys.exit(train.main())
 """
 
 
@@ -111,7 +111,7 @@ def check(module, inputs):
         if len(forwards) > 6:
             raise MemoryError
 register_module_forward_pre_hook(check)
-sys.exit(train.main(sys.argv[1:]))
+sys.exit(train.main())
 """
 
 
