@@ -8,6 +8,7 @@ import importlib.util
 import math
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,7 @@ class Recorder:
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             **run.versions(),
             "python": platform.python_version(),
+            "commit": commit(),
             "parameters": run.state.model.num_parameters(),
             "total_steps": run.schedule.total_steps,
             "data": {
@@ -226,8 +228,20 @@ class Recorder:
         else:
             print(f"the last checkpoint is {run_folder.find(folder)}")
         print(f"  {generate_command(run)}")
-        tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
-        print(f"  python -m tools.{tool} {quote(folder.as_posix())}", flush=True)
+        command = f"python -m tools.evaluate {quote(folder.as_posix())}"
+        if importlib.util.find_spec("matplotlib"):
+            command = f"python -m tools.report {quote(folder.as_posix())} [OTHER RUN ...]"
+        print(f"  {command}", flush=True)
+
+
+def commit() -> str | None:
+    """The git commit of this code, ending in "-dirty" where files were changed; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    git += ["--exclude=*", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def loss_curve(folder: Path) -> str:

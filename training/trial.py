@@ -47,7 +47,7 @@ def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial:
 
 
 def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
-    """What is known after each of a few steps: one at least, the others while `seconds` last.
+    """Time steps, two at least, while `seconds` last; yields what is known after each.
 
     A CPU begins with one sequence, which may take all of them, and doubles from there.
     """
@@ -69,7 +69,7 @@ def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
         if size < limit and forward_s[-1] < LONG_S:
             size, forward_s, update_s = min(2 * size, limit), [], []
             begun = time.perf_counter()
-        elif time.perf_counter() - begun > seconds:
+        elif len(update_s) > 1 and time.perf_counter() - begun > seconds:
             return
 
 

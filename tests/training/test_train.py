@@ -39,6 +39,9 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
     assert list(loss) == list(range(5, 41, 5)) and list(val) == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
     log = run_log.read(folder)
+    git = ["git", "rev-parse", "--short=12", "HEAD"]
+    head = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert (log[0]["commit"] or "").removesuffix("-dirty") == head
     line = next(r for r in log if "loss" in r)
     assert set(line) >= {
         "step",
