@@ -39,80 +39,67 @@ class Loggers:
     """The loggers that the settings ask for, opened to continue after `step`."""
 
     def __init__(self, config: Config, folder: Path, step: int):
-        self.open = {}
-        if config.tensorboard:
-            with self.tolerated("tensorboard"):
-                self.open["tensorboard"] = TensorBoard(folder, step)
-        if config.wandb:
-            with self.tolerated("wandb"):
-                self.open["wandb"] = WeightsAndBiases(config, folder)
+        self.open = {}  # {package: (write(curves, step), close())}
+        for package, open_logger in (("tensorboard", open_tensorboard), ("wandb", open_wandb)):
+            if getattr(config, package):
+                with self.tolerated(package):
+                    self.open[package] = open_logger(config, folder, step)
 
     def write(self, record: dict) -> None:
         """Hand on the curves of a record of the log."""
         if not {"loss", "val_loss"} & record.keys():
             return
         curves = {CURVES[k]: v for k, v in record.items() if k in CURVES and v is not None}
-        for name, logger in list(self.open.items()):
-            with self.tolerated(name):
-                logger.write(curves, record["step"])
+        for package, (write, _) in list(self.open.items()):
+            with self.tolerated(package):
+                write(curves, record["step"])
 
     def close(self) -> None:
-        for name, logger in list(self.open.items()):
-            with self.tolerated(name):
-                logger.close()
+        for package, (_, close) in list(self.open.items()):
+            with self.tolerated(package):
+                close()
 
     @contextlib.contextmanager
-    def tolerated(self, name: str):
+    def tolerated(self, package: str):
         """Whatever a package raises in this context ends its use alone."""
         try:
             yield
         except Exception as error:
-            self.open.pop(name, None)
+            self.open.pop(package, None)
             why = f"{type(error).__name__}: {files.error_message(error)}"
-            terminal.warn(f"{name} failed ({why}); training continues without it")
+            terminal.warn(f"{package} failed ({why}); training continues without it")
 
 
-class TensorBoard:
+def open_tensorboard(config: Config, folder: Path, step: int):
     """Curves for `tensorboard --logdir`; what an earlier start wrote after `step` is purged."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, step: int):
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
-        purge = step + 1 if step else None
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
-
-    def write(self, curves: dict[str, float], step: int) -> None:
+    def write(curves, step):
         for name, value in curves.items():
-            self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a killed run does not log these steps again
+            writer.add_scalar(name, value, step)
+        writer.flush()  # a killed run does not log these steps again
 
-    def close(self) -> None:
-        self.writer.close()
+    return write, writer.close
 
 
-class WeightsAndBiases:
+def open_wandb(config: Config, folder: Path, step: int):
     """A W&B run that continues under the name of its folder; WANDB_MODE=offline works too."""
+    import wandb
 
-    def __init__(self, config: Config, folder: Path):
-        import wandb
-
-        id_file = folder / "wandb_id"
-        self.run = wandb.init(
-            project=config.wandb,
-            name=folder.name,
-            id=id_file.read_text() if id_file.exists() else None,
-            resume="allow",
-            dir=str(folder),
-            config=config.recorded(),
-            settings=wandb.Settings(silent=True, console="off", init_timeout=30),
-        )
-        files.write_text(id_file, self.run.id)
-        # W&B's own counter takes no step twice, and a resumed run repeats some.
-        self.run.define_metric("step")
-        self.run.define_metric("*", step_metric="step")
-
-    def write(self, curves: dict[str, float], step: int) -> None:
-        self.run.log({"step": step, **curves})
-
-    def close(self) -> None:
-        self.run.finish()
+    id_file = folder / "wandb_id"
+    run = wandb.init(
+        project=config.wandb,
+        name=folder.name,
+        id=id_file.read_text() if id_file.exists() else None,
+        resume="allow",
+        dir=str(folder),
+        config=config.recorded(),
+        settings=wandb.Settings(silent=True, console="off", init_timeout=30),
+    )
+    files.write_text(id_file, run.id)
+    # W&B's own counter takes no step twice, and a resumed run repeats some.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return lambda curves, step: run.log({"step": step, **curves}), run.finish

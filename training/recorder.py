@@ -235,7 +235,7 @@ class Recorder:
 
 
 def commit() -> str | None:
-    """The git commit of this code, ending in "-dirty" where files were changed; None without git."""
+    """The git commit of this code, "-dirty" where files were changed; None without git."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     git += ["--exclude=*", "--abbrev=12"]
     try:

@@ -64,7 +64,7 @@ def test_a_run_prints_readable_lines(char_data, tmp_path):
     assert re.search(line, result.stdout)
     assert "o validation" in result.stdout
     assert f"kept in {tmp_path / 'step_00000020'}" in result.stdout
-    assert f"  python -m tools.report {tmp_path}\n" in result.stdout
+    assert f"  python -m tools.report {tmp_path} [OTHER RUN ...]\n" in result.stdout
     printed = result.stdout + result.stderr
     assert "\r" not in printed
     assert "\x1b" not in printed
