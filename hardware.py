@@ -185,11 +185,11 @@ def should_compile(device: torch.device, flops: float) -> bool:
     """Whether compiling a model pays for a run of `flops` floating-point operations.
 
     On a CPU, compiling a small model takes half a minute and a sixth off each step: 4e13 operations
-    pay for it (docs/findings.md). PyTorch's compiler for mps is a prototype.
+    pay for it (docs/findings.md). On a GPU 1e15 are estimated to: some ten seconds of uncompiled
+    steps. PyTorch's compiler for mps is a prototype.
     """
-    if device.type == "cpu":
-        return flops > 4e13
-    return device.type in ("cuda", "xpu")
+    least = {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}
+    return flops > least.get(device.type, math.inf)
 
 
 def limit_threads_to_cgroup(path: str = "/sys/fs/cgroup/cpu.max") -> None:

@@ -76,7 +76,8 @@ def test_a_gpu_that_is_not_used_is_named():
 def test_a_short_run_on_a_cpu_is_not_compiled():
     assert not hardware.should_compile(CPU, 8e12)
     assert hardware.should_compile(CPU, 1e15)
-    assert hardware.should_compile(torch.device("cuda"), 1)
+    assert not hardware.should_compile(torch.device("cuda"), 1e14)
+    assert hardware.should_compile(torch.device("cuda"), 1e16)
 
 
 # -- speed -----------------------------------------------------------------------------------------

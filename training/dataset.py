@@ -20,6 +20,9 @@ from tokenizer_bpe import Tokenizer
 # uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
 # on some devices.
 HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
+# Share of a GPU's memory that tokens may take. From RAM a step costs a copy of some 100 KB, and a
+# micro-batch halved for want of memory costs far more.
+GPU_SHARE = 0.05
 RAM_UNKNOWN = 8 << 30  # bytes assumed to be free where the system does not say
 
 
@@ -182,11 +185,12 @@ class Data:
 def find_location(size: int, device: torch.device) -> str:
     """Where `size` bytes of tokens go: "gpu", "ram" or "mmap".
 
-    To the GPU while they take at most a quarter of its free memory and fit through the RAM; into
+    To the GPU while they take at most GPU_SHARE of its free memory and fit through the RAM; into
     RAM while they take at most half of what is free there, divided among the processes that
     torchrun started on this machine.
     """
     free = (hardware.free_ram() or RAM_UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if device.type == "cuda" and size <= min(free, torch.cuda.mem_get_info(device)[0] // 4):
+    of_gpu = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else 0
+    if size <= min(free, of_gpu):
         return "gpu"
     return "ram" if size <= free // 2 else "mmap"

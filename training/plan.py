@@ -16,6 +16,7 @@ from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
 from training import RunError, muon
+from training.dataset import GPU_SHARE
 from training.low_memory import loss_chunks
 from training.run import Run
 from training.state import State
@@ -133,7 +134,7 @@ def memory_table(run: Run) -> list[str]:
 def largest_micro_batch(run: Run, device: Device) -> int:
     """The largest micro-batch that fits a GPU's memory; 0 where none does."""
     room = 0.92 * device.memory
-    if run.data.train.bytes <= 0.25 * device.memory:
+    if run.data.train.bytes <= GPU_SHARE * device.memory:
         room -= run.data.train.bytes  # dataset.find_location puts the tokens there
     batch = run.config.batch_size
     for size in range(batch, 0, -1):
