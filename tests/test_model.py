@@ -240,3 +240,22 @@ def test_zero_init_begins_with_even_odds_and_still_learns(arch):
 def test_shapes_that_no_architecture_has_say_so(wrong, words):
     with pytest.raises(ValueError, match=words):
         GPTConfig(**TINY | wrong)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("place", ["embedding", "attention", "mlp"])
+def test_dropout_is_in_three_places_and_only_in_training(arch, place):
+    """Another mask each time; in the weights of attention there is one too, for gpt2 and qwen3."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(50, 16, 1, 2, 32, arch=arch, dropout=0.5))
+    ids = torch.randint(50, (2, 16))
+    if place != "attention":
+        model.h[0].attn.dropout = 0.0
+    if place != "mlp":
+        model.h[0].mlp.dropout = 0.0
+    if place != "embedding":
+        model.config.dropout = 0.0
+    with torch.no_grad():
+        assert not torch.equal(model(ids), model(ids))
+        model.eval()
+        assert torch.equal(model(ids), model(ids))

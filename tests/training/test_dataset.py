@@ -9,6 +9,7 @@ import torch
 
 import hardware
 from formats.data_folder import DataError, Meta, Split, dtype_for, read_meta, write_meta
+from model import IGNORE
 from training.dataset import Dataset, find_location
 
 CPU = torch.device("cpu")
@@ -63,6 +64,20 @@ def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     assert torch.equal(x[:, 1:], y[:, :-1])
     next_epoch, _ = data.batch(data.windows, data.windows, 3)
     assert not torch.equal(next_epoch, x)
+
+
+@pytest.mark.parametrize("windows", [0, 7])
+def test_an_evaluation_counts_each_target_once_whatever_the_micro_batch(tmp_path, windows):
+    make(tmp_path / "data", tokens=1000)
+    data, expected = train_split(tmp_path / "data"), None
+    for micro_batch in (1, 4, 64):
+        batches = list(data.evaluation(windows, micro_batch))
+        assert all(x.shape == y.shape == (micro_batch, 32) for x, y in batches)
+        targets = torch.cat([y.flatten() for _, y in batches])
+        counted = targets[targets != IGNORE]
+        expected = counted if expected is None else expected
+        assert torch.equal(counted, expected)
+    assert len(expected) == (7 * 32 if windows else 999)
 
 
 def test_processes_of_one_machine_share_its_memory(monkeypatch):

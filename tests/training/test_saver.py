@@ -102,6 +102,35 @@ def test_what_is_not_saved_is_not_the_best(char_data, tmp_path, capsys):
     assert run.saver.best is None
 
 
+def test_a_save_that_fails_leaves_the_best_step_named_and_kept(char_data, tmp_path):
+    run = small_run(char_data, tmp_path, "--keep_last=1")
+    save(run, 1)
+    run.saver.mark_best(1, 2.5)
+    run.saver.wait()
+    blocked = tmp_path / ".step_00000002.partial"
+    blocked.write_text("a file where the folder is to be written")
+    save(run, 2)
+    run.saver.mark_best(2, 2.0)
+    save(run, 3)
+    save(run, 4)
+    assert run_folder.best_of(tmp_path) == 1
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [1, 4]
+
+
+def test_after_a_resume_a_worse_evaluation_is_no_new_best(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    run.trainer.step()
+    save(run, 1)
+    run.saver.mark_best(1, 2.5)
+    run.saver.close()
+    again = small_run(char_data, tmp_path)
+    again.saver.begin()
+    save(again, 2)
+    again.saver.mark_best(2, 2.6)
+    again.saver.wait()
+    assert run_folder.best_of(tmp_path) == 1 and again.saver.best == 2.5
+
+
 def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
     assert train_small(char_data, tmp_path, "--max_steps=20").returncode == 0
     assert run_folder.best_of(tmp_path)

@@ -16,42 +16,12 @@ from model import GPT, GPTConfig
 from tests.conftest import train_small
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
-from training.schedule import learning_rate_at
 from training.step import compile_layers, forward_backward
 
 CPU = torch.device("cpu")
 UNSCALED = torch.amp.GradScaler("cpu", enabled=False)
 
 # -- the parts of a step --------------------------------------------------------------------------
-
-
-def rates(config, steps=100):
-    """The learning rate of each step."""
-    return [learning_rate_at(step, steps, config) for step in range(steps)]
-
-
-def test_the_learning_rate_warms_up_and_falls_to_its_minimum():
-    found = rates(Config(learning_rate=1.0, min_lr=0.2, warmup_steps=10))
-    assert found[0] == pytest.approx(0.1)
-    assert found[9] == pytest.approx(1.0)
-    assert found[10:] == sorted(found[10:], reverse=True)
-    assert found[-1] == pytest.approx(0.2)
-
-
-def test_the_last_learning_rate_is_a_tenth_of_the_peak():
-    assert rates(Config(learning_rate=1.0, warmup_steps=10))[-1] == pytest.approx(0.1)
-
-
-def test_a_single_step_has_a_learning_rate():
-    assert rates(Config(warmup_steps=0), 1)[0] > 0
-
-
-def test_wsd_is_constant_and_then_falls_in_a_straight_line_to_nothing():
-    found = rates(Config(learning_rate=1.0, warmup_steps=10, lr_schedule="wsd"))
-    assert found[4] == 0.5
-    assert found[9:50] == [1.0] * 41
-    assert found[74] == pytest.approx(0.5)
-    assert found[99] == 0.0
 
 
 def test_weight_decay_falls_on_matrices_only():
@@ -78,6 +48,20 @@ def test_embeddings_have_a_learning_rate_of_their_own(tied, optimizer):
     assert found[model.wte.weight] == pytest.approx(1e-3 if tied else apart)
     for module in (model.lm_head, model.ln_f):
         assert found[module.weight] == 1e-3
+
+
+def test_the_decay_of_embeddings_does_not_follow_their_rate():
+    decays = {}
+    for embedding_lr in (None, 0.2):
+        model = GPT(GPTConfig(50, 8, 1, 2, 16, tie_weights=False))
+        made = make_optimizer(model, Config(embedding_lr=embedding_lr), CPU)
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)  # so that decay alone changes them
+        before = model.wte.weight.detach().clone()
+        optimizer_step(model, made, UNSCALED, 1e-2, 0.0)
+        decays[embedding_lr] = (model.wte.weight / before).mean().item()
+    assert decays[0.2] == pytest.approx(decays[None], rel=1e-6)
+    assert decays[None] == pytest.approx(1 - 1e-2 * 0.1, rel=1e-6)
 
 
 def model_and_batch():
@@ -124,6 +108,15 @@ def test_clipping_is_that_of_torch(device, scaled):
     torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95)).step()
     for p, q in zip(ours.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_clipping_leaves_small_gradients_alone(device):
+    clipped, _, norm = one_step(grad_clip=100.0, device=device)
+    plain, _, _ = one_step(grad_clip=0.0, device=device)
+    assert norm < 100
+    for p, q in zip(clipped.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps"])
