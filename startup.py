@@ -42,9 +42,9 @@ def begin(*packages: str) -> None:
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as with >&-
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
     atexit.register(drop_unread)
     handle(leave, leave)
     tune_environment()

@@ -33,7 +33,7 @@ from training.banner import banner
 from training.lock import Lock
 from training.plan import check_disk, plan
 from training.profiling import STEPS, WARMUP, Profiler
-from training.recorder import Recorder, generate_command
+from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.samples import answer_prompts
 from training.schedule import LIMITS
@@ -71,10 +71,7 @@ def run_to_its_end(run: Run) -> int:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
     print(banner(run), flush=True)
     if run.schedule.done and not run.schedule.evaluation_due:
-        print(
-            f"finished already, at step {run.step:,}. To train longer raise epochs or max_steps. To"
-            f" generate:\n  {generate_command(run)}"
-        )
+        print(already_finished(run))
         if distributed.is_main:
             run.saver.close()
         return 0
@@ -150,7 +147,7 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
             return "finished", 0
         if limit:
             name = LIMITS[int(limit)]
-            return f"stopped at {name} = {getattr(run.config, name)}; raise it to continue", 0
+            return f"stopped at {name} = {getattr(run.config, name)}, which a restart may raise", 0
         trainer.step()
         recorder.bar.update()
         if profiler:
@@ -222,9 +219,19 @@ def check_processes(config: Config) -> None:
 
 def print_plan(run: Run) -> int:
     print(banner(run), flush=True)
+    if run.schedule.done:
+        print(already_finished(run))
+        return 0
     for part in plan(run):
         print(part, flush=True)
     return 0
+
+
+def already_finished(run: Run) -> str:
+    return (
+        f"finished already, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
+        f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
+    )
 
 
 def main() -> int:
@@ -234,10 +241,14 @@ def main() -> int:
 
 def start(argv: list[str]) -> int:
     """Join the other processes, and train. Returns the exit status."""
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
-    sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
+    stdout = sys.stdout
+    stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
+    sys.stdout, sys.stderr = terminal.Output(stdout), terminal.Output(sys.stderr)
     distributed.init()
-    status = train(settings.load(argv))
+    config = settings.load(argv)
+    if config.dry_run:
+        sys.stdout = stdout  # a plan that nobody can read is an error
+    status = train(config)
     with contextlib.suppress(RuntimeError):  # another process has ended already
         distributed.gather(0)  # torchrun ends all processes soon after the first
     return status

@@ -254,6 +254,10 @@ def check(config) -> None:
             " s3://bucket/runs copies each save to an address",
         ),
         (
+            not (run / "meta.json").exists(),
+            f"checkpoint_dir = {run} holds prepared data; choose another folder",
+        ),
+        (
             not (run / "state.json").exists(),
             f"checkpoint_dir = {run} is one step of a run; the run is {run.parent}",
         ),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
 from formats.files import write_text
@@ -26,6 +27,18 @@ def write(run: Path, records: list[dict]) -> None:
     A resumed run drops what came after its checkpoint.
     """
     write_text(run / NAME, _lines(records))
+
+
+def saved(run: Path) -> bool:
+    """Whether the log of a run knows of a checkpoint."""
+    return any(record.get("event") == "save" for record in iterate(run))
+
+
+def set_aside(run: Path) -> Path:
+    """Rename log.jsonl; returns its new name."""
+    aside = run / f"log_before_{time.strftime('%Y-%m-%d_%H%M%S')}.jsonl"
+    os.replace(run / NAME, aside)
+    return aside
 
 
 def evaluation(run: Path, step: int) -> dict | None:

@@ -20,6 +20,7 @@ from training.dataset import GPU_SHARE
 from training.low_memory import loss_chunks
 from training.run import Run
 from training.state import State
+from training.terminal import duration
 from training.trial import measure
 
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # of hardware.GPUS
@@ -40,8 +41,8 @@ def size_table(run: Run) -> list[str]:
     epoch = run.data.train.windows / c.batch_size
     return [
         f"parameters     {model.num_parameters():,}",
-        f"FLOPs a token  {flops / 1e6:,.0f} million; {flops * tokens / 1e12:,.1f} TFLOP a step, "
-        f"{decimals(flops_left(run) / 1e18)} EFLOP in all",
+        f"operations     {si(flops, 'FLOP')} per token, {si(flops * tokens, 'FLOP')} per step, "
+        f"{si(flops_left(run), 'FLOP')} in all",
         f"steps          {steps:,} of {tokens:,} tokens, {epoch:,.1f} an epoch; "
         f"{steps * tokens:,} tokens in all",
     ]
@@ -119,15 +120,14 @@ def checkpoint_bytes(state: State) -> int:
 
 
 def memory_table(run: Run) -> list[str]:
-    """GB by micro-batch and by what they hold, on this device."""
-    columns = {"weights": 10, "gradients": 11, "optimizer": 11, "activations": 13, "peak": 8}
-    head = "".join(f"{name:>{width}}" for name, width in columns.items())
-    lines = [f"{'memory, GB':15}{'micro-batch':>18}{head}"]
+    """Memory by micro-batch and by what it holds, on this device."""
+    columns = ("weights", "gradients", "optimizer", "activations", "peak")
+    lines = [f"{'memory':15}{'micro-batch':>14}{''.join(f'{name:>13}' for name in columns)}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         if run.config.batch_size % micro_batch == 0:
             needed = memory(run.config, run.state, micro_batch, run.device)
-            cells = "".join(f"{needed[name] / 1e9:>{width}.2f}" for name, width in columns.items())
-            lines.append(f"{'':15}{micro_batch:>18}{cells}")
+            cells = "".join(f"{si(needed[name], 'B'):>13}" for name in columns)
+            lines.append(f"{'':15}{micro_batch:>14}{cells}")
     return lines
 
 
@@ -180,10 +180,9 @@ def disk_table(run: Run) -> list[str]:
     more, free, folder = disk_space(run)
     verdict = "" if more < free else "  << too little"
     return [
-        f"a checkpoint   {size / 1e9:,.2f} GB; {c.keep_last} and the best are kept, one is being "
-        f"written: up to {more / 1e9:,.2f} GB more of {free / 1e9:,.1f} GB free at {folder}"
-        f"{verdict}",
-        f"{'':15}while one is written, its copy takes {size / 1e9:,.2f} GB of RAM",
+        f"a checkpoint   {si(size, 'B')}; {c.keep_last} and the best are kept, one is being "
+        f"written: up to {si(more, 'B')} more of {si(free, 'B')} free at {folder}{verdict}",
+        f"{'':15}while one is written, its copy takes {si(size, 'B')} of RAM",
     ]
 
 
@@ -192,14 +191,14 @@ def hours_table(run: Run) -> list[str]:
     hint = ""
     if not c.cost_per_hour:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
-    lines = [f"{'':15}{'hours':>10}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
+    lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
     for name in PLANNED:
         device = from_data_sheet(name)
         hours = flops_left(run) / (device.peak_flops * UTILISATION) / 3600
         fits = largest_micro_batch(run, device)
         gigabytes = f"{device.memory / 1e9:.0f} GB"
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"
-        lines.append(f"{name:15}{decimals(hours):>10}{money(hours, c):>10}   {room}")
+        lines.append(f"{name:15}{duration(3600 * hours):>14}{money(hours, c):>10}   {room}")
     return lines
 
 
@@ -221,18 +220,22 @@ def measured_here(run: Run) -> str:
         check_ram(run)
         trial = measure(run, compiled=not slow)
     except (RunError, MemoryError):
-        return f"{'here':15}{'':>20}   not even one sequence fits the memory of {where}"
+        return f"{'here':15}{'':>24}   not even one sequence fits the memory of {where}"
     hours = trial.step_s * run.schedule.steps_left / 3600
     speed = c.batch_size * c.block_size / trial.step_s
     return (
-        f"{'here':15}{decimals(hours):>10}{money(hours, c):>10}   {trial.step_s:,.3f} s per step, "
+        f"{'here':15}{duration(3600 * hours):>14}{money(hours, c):>10}   "
+        f"{trial.step_s:,.3f} s per step, "
         f"{speed:,.0f} tokens/s, measured on {where} with micro-batch {trial.micro_batch}{note}"
     )
 
 
-def decimals(number: float) -> str:
-    """A number with two decimals, or two digits where it is small: 52.31, 0.0021."""
-    return f"{number:,.2f}" if number >= 0.1 else f"{number:.2g}"
+def si(number: float, unit: str) -> str:
+    """A number in the largest unit that it reaches: 23.5 EFLOP, 1.62 GB, 450 kB."""
+    for prefix, factor in zip("EPTGMk", (1e18, 1e15, 1e12, 1e9, 1e6, 1e3), strict=True):
+        if number >= 0.9995 * factor:
+            return f"{number / factor:.3g} {prefix}{unit}"
+    return f"{number:.3g} {unit}"
 
 
 def money(hours: float, config: Config) -> str:

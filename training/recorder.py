@@ -33,6 +33,7 @@ class Recorder:
         self.unwritten = []  # records that the disk did not take
         self.complained = False
         self.losses = []  # since the last evaluation of this start
+        self.last_loss = 0.0  # of training or validation
         self.logged_step = run.step
         self.tokens_per_second = None
         self.printed_at = 0.0
@@ -51,6 +52,9 @@ class Recorder:
         """Write the settings, the log up to this step, and a record of this start."""
         run = self.run
         files.write_json(run.folder / "config.json", run.config.recorded())
+        if not run.step and run_log.saved(run.folder):
+            aside = run_log.set_aside(run.folder)
+            print(f"the checkpoints of this run are gone: it begins again, its log is in {aside}")
         run_log.write(run.folder, run.log)
         start = {
             "event": "start",
@@ -129,6 +133,7 @@ class Recorder:
         self.logged_step, self.tokens_per_second = step, speed
         if loss is not None:
             self.losses.append(loss)
+            self.last_loss = loss
         self.show_step(loss, mfu, bad_steps)
 
     def show_step(self, loss: float | None, mfu: float | None, bad_steps: int) -> None:
@@ -183,6 +188,7 @@ class Recorder:
         parts.append(f"best {best:.4f}")
         parts += self.pace()
         self.losses.clear()
+        self.last_loss = val_loss
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
         if answers:
             tqdm.write(terminal.samples(answers))
@@ -207,7 +213,7 @@ class Recorder:
         step = "no step was done yet"
         if self.run.step:
             step = f"step {self.run.step:,} is saved in {self.run.folder}"
-        print(f"\n{reason}: {step}; the same command continues", flush=True)
+        print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}", flush=True)
 
     def summary(self, ending: str) -> None:
         """Print the last lines of a run: the curve, its figures, and what to do with it."""
@@ -227,6 +233,12 @@ class Recorder:
             print(f"best validation loss {run.saver.best:.4f}, kept in {run_folder.find(folder)}")
         else:
             print(f"the last checkpoint is {run_folder.find(folder)}")
+        guessing = math.log(run.data.meta.vocab_size)
+        if self.last_loss > guessing:
+            print(
+                f"its loss, {self.last_loss:.2f}, is no better than guessing ({guessing:.2f});"
+                " train longer, or start again with a lower learning_rate"
+            )
         print(f"  {generate_command(run)}")
         command = f"python -m tools.evaluate {quote(folder.as_posix())}"
         if importlib.util.find_spec("matplotlib"):
@@ -253,6 +265,12 @@ def loss_curve(folder: Path) -> str:
         if "val_loss" in record:
             validation.append((record["step"], record["val_loss"]))
     return terminal.curve(training, validation)
+
+
+def continue_command(run: Run) -> str:
+    """The command that continues a run with its own settings."""
+    launcher = "python" if distributed.world_size == 1 else "torchrun ..."
+    return f"{launcher} train.py {quote(run.folder.as_posix())}"
 
 
 def generate_command(run: Run) -> str:

@@ -114,7 +114,7 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     notebook = opened(**fields)
     NotebookClient(notebook, timeout=300, resources=place).execute(env=environment)
     assert (home / "data/train.bin").stat() == data
-    assert "memory, GB" in said(notebook, "plan") and "cost" in said(notebook, "plan")
+    assert "micro-batch" in said(notebook, "plan") and "cost" in said(notebook, "plan")
     assert f"continues at step {last}" in said(notebook, "train")
     assert f"finished: {end:,} steps" in said(notebook, "train")
     steps = [r["step"] for r in run_log.read(home / "run") if "loss" in r]

@@ -1,14 +1,17 @@
 """training/plan.py: what --dry_run prints, and what it computes for GPUs that are not here."""
 
+import subprocess
+import sys
+
 import torch
 
 import config
 from model import GPT
-from tests.conftest import train_small
+from tests.conftest import ROOT, SMALL, train_small
 from tests.training.conftest import small_run
 from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import checkpoint_bytes, decimals, from_data_sheet, memory
+from training.plan import checkpoint_bytes, from_data_sheet, memory, si
 from training.start import NewRun
 from training.state import Counters, State
 
@@ -28,7 +31,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
     assert result.returncode == 0, result.stderr
     for words in (
         "parameters",
-        "FLOPs",
+        "MFLOP per step",
         "activations",
         "a checkpoint",
         "A100",
@@ -45,8 +48,23 @@ def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
     assert "will overfit" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
 
 
-def test_small_numbers_of_a_plan_keep_two_digits():
-    assert [decimals(n) for n in (1234.5, 0.25, 0.0021, 0)] == ["1,234.50", "0.25", "0.0021", "0"]
+def test_numbers_of_a_plan_have_units():
+    shown = {2.35e19: "23.5 EFLOP", 999.9e6: "1 GFLOP", 450_000: "450 kFLOP", 0: "0 FLOP"}
+    assert {number: si(number, "FLOP") for number in shown} == shown
+
+
+def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path):
+    assert train_small(char_data, tmp_path, "--max_steps=5").returncode == 0
+    result = train_small(char_data, tmp_path, "--max_steps=5", "--dry_run")
+    assert result.returncode == 0 and "finished already, at step 5" in result.stdout
+    assert "micro-batch" not in result.stdout
+
+
+def test_a_plan_that_cannot_be_written_is_an_error(char_data, tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "train.py", f"--data_dir={char_data}", *SMALL, "--dry_run"]
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1 and "No space left" in ended.stderr
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():

@@ -307,6 +307,27 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(char_data, tmp_path, argumen
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_is_not_written_into_prepared_data(char_data):
+    fails_clearly(train_small(char_data, char_data), "holds prepared data")
+
+
+def test_a_run_whose_checkpoints_are_gone_keeps_its_log(char_data, tmp_path):
+    assert train_small(char_data, tmp_path, "--max_steps=10").returncode == 0
+    log = (tmp_path / "log.jsonl").read_text()
+    for step in run_folder.steps(tmp_path):
+        shutil.rmtree(step)
+    result = train_small(char_data, tmp_path, "--max_steps=10")
+    assert result.returncode == 0 and "the checkpoints of this run are gone" in result.stdout
+    (aside,) = tmp_path.glob("log_before_*.jsonl")
+    assert aside.read_text() == log
+
+
+def test_a_run_that_ends_no_better_than_guessing_says_so(char_data, tmp_path):
+    wild = ["--max_steps=20", "--learning_rate=30", "--grad_clip=0", "--warmup_steps=0"]
+    result = train_small(char_data, tmp_path, *wild)
+    assert "no better than guessing" in result.stdout, result.stdout + result.stderr
+
+
 def test_another_shape_or_other_data_lists_every_difference(finished, char_data, bpe_data):
     folder = finished[0]
     fails_clearly(
