@@ -1,4 +1,4 @@
-"""What the machine has: its device, precision, memory and peak speed.
+"""The device, precision, memory and peak speed of this machine.
 
 Knows no model and no data.
 """
@@ -44,7 +44,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 OTHER_BUILD = (
     "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
 )
-SYSTEM = Path("/")  # with proc and sys of Linux
+SYSTEM = Path("/")  # holds Linux's proc and sys
 
 
 class DeviceError(ValueError):

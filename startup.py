@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # that each script needs
+PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # each script needs these
 
 # Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. The default,
 # 300,000, keeps them on the core that the thread they wait for needs: next to two busy programs a

@@ -41,9 +41,10 @@ except ImportError:
 
 NONE = "none"
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
-DRAW_S = 0.1  # between two updates of a growing text
-QUEUE_S = 0.1  # between two looks for a request
-HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}  # of events: no part of the API
+DRAW_S = 0.1  # seconds between updates of a growing text
+QUEUE_S = 0.1  # seconds between checks for a request
+# Options of events that are not part of the API.
+HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}
 ENDINGS = {"": " ...", "end of text": ", the end of the text"}  # by Completion.ended
 
 

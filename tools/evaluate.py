@@ -35,7 +35,7 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.dataset import Dataset
 
-SEQUENCES = 8  # in a forward, but no more than have their logits in LOGITS_BYTES
+SEQUENCES = 8  # per forward, fewer if their logits exceed LOGITS_BYTES
 LOGITS_BYTES = 4e9
 
 

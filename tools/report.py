@@ -38,8 +38,8 @@ SMALL = {  # {column: (title, unit)} of the small curves
     "tokens_per_second": ("tokens a second", "tokens/s"),
     "mfu": ("MFU", "share of the device's peak"),
 }
-EVALUATIONS = 30  # rows of the table
-SAMPLES = 8  # answers shown for each prompt
+EVALUATIONS = 30  # rows in the table
+SAMPLES = 8  # answers per prompt
 # Settings that change no loss. Runs that agree in all others differ only in their seed.
 HARMLESS = {"seed", "checkpoint_dir", "sample_prompts", "log_interval", "eval_interval"}
 HARMLESS |= {"save_interval", "save_minutes", "keep_last", "mirror", "wandb", "cost_per_hour"}

@@ -30,7 +30,7 @@ from training.trial import measure
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_PARAMETER = 20
 PASSES = 4
-RATE_POWER = -0.5  # of the width, which the best learning rate follows (docs/findings.md)
+RATE_POWER = -0.5  # the best learning rate follows this power of the width
 TIMED_S = 3.0  # seconds per size
 
 

@@ -1,4 +1,4 @@
-"""What is about to run, in a few lines."""
+"""The summary of a run that is printed before it starts."""
 
 import hardware
 from formats.mirror import address_of
@@ -6,7 +6,7 @@ from training import distributed
 from training.plan import disk_space
 from training.run import Run
 
-OVERFITS = 20  # parameters per token of the text, above which a warning is printed
+OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 
 
@@ -34,7 +34,7 @@ def banner(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[str]:
-    """What the user may not have meant."""
+    """Settings that are probably mistakes."""
     c, found = run.config, []
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")

@@ -174,7 +174,7 @@ class Dataset:
 
 @dataclass
 class Data:
-    """What a run trains on. val: None where there is nothing to validate on."""
+    """The data of a run. val: None if there is nothing to validate on."""
 
     meta: Meta
     tokenizer: Tokenizer
@@ -183,7 +183,7 @@ class Data:
 
 
 def find_location(size: int, device: torch.device) -> str:
-    """Where `size` bytes of tokens go: "gpu", "ram" or "mmap".
+    """The place for `size` bytes of tokens: "gpu", "ram" or "mmap".
 
     To the GPU while they take at most GPU_SHARE of its free memory and fit through the RAM; into
     RAM while they take at most half of what is free there, divided among the processes that

@@ -1,7 +1,7 @@
 """The processes that train one run together, one per GPU, as torchrun starts them.
 
 All take the same steps on different sequences. DistributedDataParallel averages their gradients;
-here is what else they agree on. Only the first process writes and prints. Knows no model and no
+the rest that they agree on is here. Only the first process writes and prints. Knows no model and no
 run.
 """
 
@@ -107,7 +107,7 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
 
 
 def connection_lost(error: BaseException) -> bool:
-    """Whether an error means that another process has ended, or cannot be reached."""
+    """True for an error that means that another process has ended or cannot be reached."""
     if world_size == 1 or hardware.out_of_memory(error):
         return False
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)

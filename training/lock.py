@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 from training import RunError, terminal
 
 MOUNTS = Path("/proc/mounts")
-NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "lustre")  # beginnings of types of mounts
+NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "lustre")  # types of mounts begin with these
 
 
 class Lock:
@@ -31,7 +31,7 @@ class Lock:
                 " checkpoint_dir"
             ) from None
         except (NotImplementedError, OSError):
-            pass  # the mount has no locks
+            pass  # this file system has no locks
         if is_network_disk(folder):
             terminal.warn(
                 f"{folder} is on a network disk, where another machine may not see this run's"
@@ -40,7 +40,7 @@ class Lock:
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def release(self) -> None:
-        """Give the lock back. A folder in which no run has begun goes too."""
+        """Release the lock, and delete the folder if no run has started in it."""
         with contextlib.suppress(OSError):  # the folder may have become read-only
             (self.folder / ".trainer").unlink()
             if os.listdir(self.folder) == [".lock"]:
@@ -49,7 +49,7 @@ class Lock:
 
 
 def is_network_disk(folder: Path) -> bool:
-    """Whether a folder is on a mount of the network, as far as Linux tells."""
+    """True for a folder on a network mount, as far as Linux lists them."""
     if not MOUNTS.exists():
         return False
     path, found = folder.resolve(), (Path("/"), "")

@@ -1,4 +1,4 @@
-"""What a run will take, before it starts: memory, disk, hours and money. Writes nothing.
+"""The memory, disk, hours and money that a run needs, before it starts. Writes nothing.
 
 The figures for other GPUs are computed; those for this device are measured with a few real steps.
 """
@@ -23,12 +23,12 @@ from training.state import State
 from training.terminal import duration
 from training.trial import measure
 
-PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # of hardware.GPUS
-UTILISATION = 0.4  # of the peak; published runs of this class reach 0.3 to 0.5
+PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
+UTILISATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
 
 
 def plan(run: Run) -> Iterator[str]:
-    """The plan of a run as text, a part at a time: what must be measured comes last."""
+    """Yield the plan of a run as text; the part that is measured comes last."""
     for table in (size_table, memory_table, disk_table, hours_table):
         yield "\n" + "\n".join(table(run))
     yield measured_here(run)
@@ -239,7 +239,7 @@ def si(number: float, unit: str) -> str:
 
 
 def money(hours: float, config: Config) -> str:
-    """What `hours` cost, or nothing where no price is set."""
+    """The cost of `hours`; "-" without a price."""
     if not config.cost_per_hour:
         return "-"
     return f"{hours * config.cost_per_hour:,.2f}"

@@ -1,4 +1,4 @@
-"""What a run reports: log.jsonl, the loggers, the terminal.
+"""The reports of a run: log.jsonl, the loggers, the terminal.
 
 Every record of the log and every line that the loop prints is put together here. A write that fails
 is reported once and does not end the run.

@@ -1,4 +1,4 @@
-"""The parts of one training run, and what a checkpoint says of it."""
+"""The parts of one training run, and the state.json of its checkpoints."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from training.trainer import Trainer
 
 @dataclass
 class Run:
-    """What training/setup.py builds, and train.py sets to work.
+    """Built by training/setup.py, used by train.py.
 
     compiles: whether the model is to be compiled. log: the records up to this step.
     """
@@ -59,7 +59,7 @@ class Run:
         }
 
     def snapshot(self) -> tuple[dict, dict, dict]:
-        """This step for a checkpoint: what state.json says of it, model.pt and optimizer.pt.
+        """This step for a checkpoint: the contents of state.json, model.pt and optimizer.pt.
 
         The tensors are those that training changes, not copies.
         """

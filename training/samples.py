@@ -25,7 +25,7 @@ def answer_prompts(
 ) -> list[dict]:
     """[{"prompt", "text"}] for each prompt; none where memory runs out.
 
-    From the same weights the answers are the same. cast: makes an autocast context.
+    The same weights give the same answers. cast: makes an autocast context.
     """
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
     answers = []
@@ -39,7 +39,7 @@ def answer_prompts(
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        print("\nno memory for sample_prompts; training goes on", flush=True)
+        print("\nno memory for sample_prompts; training continues", flush=True)
         return []
     finally:
         model.train()

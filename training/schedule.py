@@ -1,4 +1,4 @@
-"""When things happen: the learning rate of each step, evaluations, saves, log lines, the end.
+"""The learning rate of each step, and when to evaluate, save, log and end.
 
 Functions of settings, counters and the clock. Knows no model and no files.
 """
@@ -39,7 +39,7 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
 
 
 class Schedule:
-    """What is due at which step.
+    """Decides at each step whether to evaluate, save, log or end.
 
     total_steps: where the run ends. evaluated: the step of the last evaluation. validates: whether
     there is anything to validate on.
@@ -66,15 +66,15 @@ class Schedule:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether this step is one to evaluate at, and has not been yet."""
+        """True at a step to evaluate that has not been evaluated yet."""
         step = self.counters.step
         due = step == self.total_steps or is_due(self.config.eval_interval, step)
         return self.validates and step > self.evaluated and due
 
     def save_due(self, busy: bool) -> bool:
-        """Whether to save now. busy: a save is still being written.
+        """True if this step is to be saved. busy: a save is still being written.
 
-        An evaluation is preceded by a save, as the step may be the best so far.
+        A save precedes each evaluation, as the step may be the best so far.
         """
         step, minutes = self.counters.step, self.config.save_minutes
         if step <= self.last_save_step:
@@ -95,17 +95,17 @@ class Schedule:
 
     @property
     def check_due(self) -> bool:
-        """Whether to look for NaN now, as that waits for the device."""
+        """True at a step to look for NaN, which waits for the device."""
         return is_due(min(self.config.log_interval, MAX_BAD_STEPS), self.counters.step)
 
 
 def is_due(interval: int, step: int) -> bool:
-    """Whether something is due that comes every `interval` steps; 0: never."""
+    """True every `interval` steps; 0: never."""
     return interval > 0 and step % interval == 0
 
 
 class Clock:
-    """Seconds of training, evaluation and saving not counted; and of everything, with its cost.
+    """Seconds of training, without evaluation and saving; seconds of everything, and their cost.
 
     started: time.monotonic() when the program began.
     """
@@ -148,13 +148,13 @@ class Clock:
 
     @property
     def cost(self) -> float | None:
-        """What the run has cost so far; None where no price is set."""
+        """The cost of the run so far; None without a price."""
         if not self.config.cost_per_hour:
             return None
         return self.running_s / 3600 * self.config.cost_per_hour
 
     def exceeded(self) -> int:
-        """Which of LIMITS is passed; 0: none."""
+        """The index in LIMITS of the limit that is exceeded; 0: none."""
         c = self.config
         if c.max_hours is not None and self.running_s > c.max_hours * 3600:
             return 1

@@ -125,7 +125,7 @@ def open_model(config: Config, data: Data, device: Device, start: Start) -> Stat
 
 
 def should_compile(config: Config, model: GPT, device: Device, schedule: Schedule) -> bool:
-    """Whether to compile: as the setting says, else if the whole run repays it."""
+    """The setting `compile`; without one, True if the run is long enough to repay it."""
     if config.compile is not None:
         return config.compile
     tokens = schedule.total_steps * config.batch_size * config.block_size

@@ -22,7 +22,7 @@ from training import RunError, distributed
 from training.optimizer import reserve_state
 from training.state import Counters, State
 
-UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # settings whose change needs no mention
+UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # changes of these settings are not listed
 
 
 class NewRun:

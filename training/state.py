@@ -1,4 +1,4 @@
-"""What training changes, step by step, and what a checkpoint therefore holds.
+"""The state that each step changes and each checkpoint holds.
 
 Plain data. Knows no settings, no devices and no files.
 """

@@ -32,6 +32,6 @@ class StopFlag:
         self.signum = signum
 
     def set_anywhere(self) -> bool:
-        """Whether any process of the run has received a signal. All processes have to call it."""
+        """True if any process of the run has received a signal. All processes must call it."""
         (signum,) = distributed.all_reduce_max(self.signum)
         return signum > 0

@@ -1,6 +1,6 @@
 """Samples, a curve and durations as text, in a terminal, a log file or a Colab cell alike.
 
-In ASCII but for the samples. Knows plain values only.
+ASCII except for the samples. Knows plain values only.
 """
 
 import contextlib
@@ -9,18 +9,18 @@ import textwrap
 
 
 class Output:
-    """stdout or stderr for a run that goes on when its terminal or its log file takes no text."""
+    """stdout or stderr of a run: training continues when the terminal or the log file is gone."""
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text: str) -> None:
-        """Write, or lose what cannot be written."""
+        """Write the text, or drop it if that fails."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(text)
 
     def flush(self) -> None:
-        """Have it written; a disk that is full now may take it later."""
+        """Flush the stream; a disk that is full now may have room later."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.flush()
 

@@ -89,9 +89,9 @@ class Trainer:
         return problem
 
     def try_step(self) -> Exception | None:
-        """What a forward and backward of two micro-batches, or one, raises; changes no weights.
+        """Try a forward and backward of two micro-batches, or one; returns the error, if any.
 
-        With dropout, evaluations run another graph, which is tried too.
+        Changes no weights. With dropout, evaluations run another graph, which is tried too.
         """
         try:
             reserve_state(self.state.optimizer)
@@ -111,7 +111,7 @@ class Trainer:
             hardware.release_memory(self.device.torch)
 
     def too_small(self) -> str:
-        """What to say where one sequence is too much for the memory."""
+        """The message for one sequence that does not fit the memory."""
         c = self.config
         return (
             f"out of memory on {self.device.name} with a single sequence of {c.block_size} tokens."

@@ -1,4 +1,4 @@
-"""A few real steps of a run on this machine, to know how long its steps take.
+"""Time a few real steps of a run on this machine.
 
 They change no weights: their learning rate is 0.
 """
@@ -17,9 +17,9 @@ from training.optimizer import optimizer_step
 from training.run import Run
 from training.step import forward_backward
 
-TOKENS = 4096  # of a micro-batch on a CPU: from here on the time a token does not change
-LONG_S = 0.5  # of a forward and backward on a CPU: a larger micro-batch would tell little more
-STEPS = 20  # at most
+TOKENS = 4096  # per micro-batch on a CPU; with more, the time per token does not change
+LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch is timed
+STEPS = 20  # the most that are timed
 
 
 @dataclass
