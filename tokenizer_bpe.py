@@ -17,17 +17,16 @@ import numpy as np
 import regex  # comes with tiktoken
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-from tokenizers import Tokenizer as HFTokenizer
 
 EOT = "<|endoftext|>"
-# How GPT-2 cuts text into words before merging bytes; `tokenizers` has the same expression built
-# into its ByteLevel step.
+# How GPT-2 cuts text into words before merging bytes. The ByteLevel step of `tokenizers` has the
+# same expression built in.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
 LARGEST = 1 << 19  # ids; more are a mistake, as for the sizes of a model
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 # Characters that are looked up at a time: in the processor's cache it is several times faster.
 BLOCK = 1 << 20
@@ -99,12 +98,15 @@ class Tokenizer:
         vocab_size: at least 257. Raises TokenizerError when the texts do not support that many
         merges, with the largest size that they do.
         """
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
         if vocab_size < 257:
             raise TokenizerError(
                 f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and"
                 f" {EOT}"
             )
-        hf = _byte_level(models.BPE())
+        hf = Tokenizer(models.BPE())
+        hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[EOT],
@@ -121,7 +123,8 @@ class Tokenizer:
                 f"the text supports a vocabulary of {found:,} only, not --vocab_size"
                 f" {vocab_size:,}: use {smaller}--tokenizer char, or more text"
             )
-        return cls(json.loads(hf.to_str()))
+        model = json.loads(hf.to_str())["model"]
+        return cls(_description(model["vocab"], model["merges"], byte_level=True))
 
     @classmethod
     def from_merges(cls, merges: list[tuple[bytes, bytes]]) -> "Tokenizer":
@@ -131,17 +134,15 @@ class Tokenizer:
         vocab = {token: i for i, token in enumerate([EOT, *sorted(to_char.values())])}
         for pair in merges:
             first, second = ("".join(to_char[byte] for byte in part) for part in pair)
-            pairs.append((first, second))
+            pairs.append([first, second])
             vocab[first + second] = len(vocab)
-        return cls(_description(_byte_level(models.BPE(vocab=vocab, merges=pairs))))
+        return cls(_description(vocab, pairs, byte_level=True))
 
     @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
         """Character level: id 0 is <|endoftext|>, then each of `chars` in code-point order."""
         vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(set(chars)), start=1)}
-        hf = HFTokenizer(models.BPE(vocab=vocab, merges=[]))
-        hf.decoder = decoders.Fuse()
-        return cls(_description(hf))
+        return cls(_description(vocab, [], byte_level=False))
 
     @classmethod
     def gpt2(cls) -> "Tokenizer":
@@ -157,7 +158,7 @@ class Tokenizer:
                 f"GPT-2's vocabulary cannot be read from {place} ({type(error).__name__}). Where"
                 f" there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
             ) from None
-        return cls(_description(_byte_level(models.BPE(**_vocab_and_merges(ranks)))))
+        return cls(_description(*_vocab_and_merges(ranks), byte_level=True))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -173,8 +174,7 @@ class Tokenizer:
         try:
             if two_files and not path.exists():
                 path = vocab
-                bpe = models.BPE.from_file(str(vocab), str(merges))
-                description = _description(_byte_level(bpe))
+                description = _read_two_files(vocab, merges)
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
             return cls(description, str(path))
@@ -337,22 +337,45 @@ def _isolates(step):
     return step.get("behavior") == "Isolated" and not step.get("invert")
 
 
-def _byte_level(model):
-    """A tokenizer of the `tokenizers` library that reads text as GPT-2's does."""
-    hf = HFTokenizer(model)
-    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    hf.decoder = decoders.ByteLevel()
-    return hf
+def _description(vocab, merges, byte_level):
+    """The content of a tokenizer.json, as `tokenizers` writes it.
+
+    vocab: {token: id}. merges: [first, second] of each. byte_level: read text as GPT-2 does, else
+    character by character.
+    """
+    eot = {"id": vocab.get(EOT, len(vocab)), "content": EOT, "single_word": False}
+    eot |= {"lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {"type": "BPE", "dropout": None, "unk_token": None}
+    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
+    model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+    model["vocab"] = dict(sorted(vocab.items(), key=lambda item: item[1]))
+    model["merges"] = merges
+    pre_tokenizer, decoder = None, {"type": "Fuse"}
+    if byte_level:
+        pre_tokenizer = BYTE_LEVEL | {"use_regex": True}
+        decoder = pre_tokenizer | {"add_prefix_space": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [eot],
+        "normalizer": None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": decoder,
+        "model": model,
+    }
 
 
-def _description(hf):
-    """The content of its tokenizer.json, with <|endoftext|> as a special token."""
-    hf.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
-    return json.loads(hf.to_str())
+def _read_two_files(vocab, merges):
+    """The content of the tokenizer.json that GPT-2's vocab.json and merges.txt amount to."""
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    return _description(json.loads(vocab.read_text(encoding="utf-8")), pairs, byte_level=True)
 
 
 def _vocab_and_merges(ranks):
-    """tiktoken's {token: rank} as the vocabulary and merges of tokenizer.json.
+    """tiktoken's {token: rank} as vocabulary and merges of a tokenizer.json.
 
     Each token was made of the two parts that BPE, stopped just before its rank, leaves of it.
     """
@@ -366,8 +389,8 @@ def _vocab_and_merges(ranks):
             at = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
-            merges.append((as_text[parts[0]], as_text[parts[1]]))
-    return {"vocab": {as_text[token]: rank for token, rank in ranks.items()}, "merges": merges}
+            merges.append([as_text[parts[0]], as_text[parts[1]]])
+    return {as_text[token]: rank for token, rank in ranks.items()}, merges
 
 
 def safe_cut(text: str, limit: int) -> int:

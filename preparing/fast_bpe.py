@@ -46,10 +46,12 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
         _, merges = gigatoken.train_bpe(
             SEPARATOR.join(texts), vocab_size - 1, [], separator=SEPARATOR
         )
-    # It goes on where no pair occurs any more: some then come twice, or the last is in no text.
+    # It continues when no pair occurs any more: some then come twice, or the last is in no text.
+    if len({first + second for first, second in merges}) < vocab_size - 257:
+        return None
     tokenizer = Tokenizer.from_merges(merges)
     encoder, last = new_encoder(tokenizer), vocab_size - 1
-    if len(tokenizer.ids) < vocab_size or not any(last in encoder.encode(text) for text in texts):
+    if not any(last in encoder.encode(text) for text in texts):
         return None
     return tokenizer
 

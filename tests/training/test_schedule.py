@@ -41,6 +41,20 @@ def test_wsd_is_constant_and_then_falls_in_a_straight_line_to_nothing():
     assert found[99] == 0.0
 
 
+def test_the_cosine_is_half_way_down_in_the_middle_between_warm_up_and_end():
+    config = Config(learning_rate=1.0, min_lr=0.2, warmup_steps=20)
+    found = rates(config, 101)
+    assert found[60] == pytest.approx(0.6)
+    assert found[40] == pytest.approx(0.2 + 0.8 * (0.5 + 0.25 * 2**0.5))
+    assert learning_rate_at(150, 101, config) == pytest.approx(0.2)
+
+
+def test_wsd_of_a_step_or_two_ends_at_its_minimum():
+    config = Config(learning_rate=1.0, warmup_steps=0, lr_schedule="wsd")
+    assert rates(config, 1) == [0.0]
+    assert rates(config, 2) == [1.0, 0.0]
+
+
 def make_schedule(step=0, total_steps=100, evaluated=0, **settings):
     """A Schedule at a step of a run that began there."""
     config = Config(**{"save_interval": 0, "save_minutes": 0, "eval_interval": 0} | settings)
@@ -94,6 +108,24 @@ def test_a_save_comes_before_each_evaluation_and_at_the_end():
     ]
 
 
+def test_log_lines_are_due_at_their_interval_and_at_the_end():
+    schedule = make_schedule(total_steps=25, log_interval=10)
+    schedule.counters.step = 25
+    assert schedule.log_due and schedule.done and schedule.steps_left == 0
+    schedule.counters.step = 20
+    assert schedule.log_due and not schedule.done and schedule.steps_left == 5
+    schedule.counters.step = 19
+    assert not schedule.log_due and not schedule.check_due
+    assert make_schedule(step=30, total_steps=25).done
+
+
+@pytest.mark.parametrize(("log_interval", "due"), [(4, [4, 8, 12]), (100, [10, 20, 30, 40])])
+def test_nan_is_looked_for_at_least_every_ten_steps(log_interval, due):
+    schedule = make_schedule(log_interval=log_interval)
+    found = steps_due(schedule, lambda: schedule.check_due, lambda: None)
+    assert found[: len(due)] == due
+
+
 def test_an_evaluation_is_due_once_and_at_the_last_step():
     schedule = make_schedule(total_steps=40, eval_interval=15)
     assert steps_due(schedule, lambda: schedule.evaluation_due, schedule.mark_evaluated) == [
@@ -114,6 +146,7 @@ def test_a_budget_counts_the_starts_before(limit, name):
         clock = Clock(config, Counters(running_s=3600 * hours), CPU, time.monotonic())
         assert clock.exceeded() == exceeded
         assert clock.running_s == pytest.approx(3600 * hours, abs=1)
+        assert clock.cost == (pytest.approx(2 * hours, abs=0.01) if "max_cost" in limit else None)
 
 
 def test_training_time_excludes_pauses(monkeypatch):
