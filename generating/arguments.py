@@ -22,6 +22,8 @@ NUMBERS = {
         "above 1, makes tokens that came before less likely",
     ),
 }
+# nanoGPT's options, and what to write here.
+NANOGPT = {"--start": "--prompt", "--out_dir": "--checkpoint", "--init_from": "--checkpoint"}
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -33,6 +35,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         " or asks for prompts on a terminal.",
     )
     add_options(parser)
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in NANOGPT:
+            parser.error(f"{name} of nanoGPT is {NANOGPT[name]} here")
     args = parser.parse_args(argv)
     for name, (_, low, high, _) in NUMBERS.items():
         value = getattr(args, name.removeprefix("--"))

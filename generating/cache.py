@@ -1,25 +1,46 @@
 """Keys and values of the tokens so far, so that a forward takes only the new ones."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model import GPTConfig
 
 
 class KVCache:
-    """Each layer's keys and values, with a slot for each position of the context.
+    """Each layer's keys and values, with a slot for each of the first `length` positions.
 
     The B rows may differ in length: `set_positions` gives the positions of the next tokens in each,
     and a token sees the slots up to its own. The slots beyond it hold what padding or an earlier
     text left there; they are overwritten before a token sees them.
     """
 
-    def __init__(self, config: GPTConfig, rows: int, device: torch.device, dtype: torch.dtype):
-        shape = (config.n_layer, rows, config.n_kv_head, config.block_size, config.head_dim)
+    def __init__(
+        self,
+        config: GPTConfig,
+        rows: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        length: int | None = None,
+    ):
+        """length: None for the whole context."""
+        length = length or config.block_size
+        shape = (config.n_layer, rows, config.n_kv_head, length, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.slots = torch.arange(config.block_size, device=device)
         self.rows = torch.arange(rows, device=device)[:, None]  # [B, 1]
+
+    @property
+    def length(self) -> int:
+        return self.keys.size(3)
+
+    def grow(self, length: int) -> None:
+        """Make room for more positions; what is kept stays."""
+        more = (0, 0, 0, length - self.length)  # of the last two dimensions
+        self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
     def set_positions(self, positions, read_until=None, contiguous=False):
         """Give the positions of a forward's tokens, and what saves work where it is known.
@@ -29,12 +50,13 @@ class KVCache:
         """
         T = positions.size(1)
         self.positions = positions
-        self.read_until = read_until or len(self.slots)
-        self.span = None
+        self.read_until = read_until or self.length
+        self.span = self.mask = None
         if contiguous:
             self.span = slice(self.read_until - T, self.read_until)
-        self.mask = None
-        if T > 1 or not contiguous:  # else the one token of each row sees all that is read
+        # From slot 0 on attention is causal; later, one token of each row sees all that is read.
+        self.is_causal = contiguous and T == self.read_until
+        if not contiguous or (T > 1 and not self.is_causal):
             self.mask = self.causal_mask()
 
     def causal_mask(self):
@@ -53,11 +75,27 @@ class KVCache:
         self.write(self.values[layer], v)
         keys = self.keys[layer, :, :, : self.read_until]
         values = self.values[layer, :, :, : self.read_until]
-        grouped = k.size(1) < q.size(1)
-        y = F.scaled_dot_product_attention(
-            q.to(keys.dtype), keys, values, attn_mask=self.mask, enable_gqa=grouped
-        )
+        with self.backends():
+            y = F.scaled_dot_product_attention(
+                q.to(keys.dtype),
+                keys,
+                values,
+                attn_mask=self.mask,
+                is_causal=self.is_causal,
+                enable_gqa=k.size(1) < q.size(1),
+            )
         return y.to(q.dtype)
+
+    def backends(self):
+        """All of attention's but cuDNN's, which plans for each new length of a prompt.
+
+        A plan takes half a second on a B200 (github.com/modelscope/FunASR/issues/3704).
+        """
+        if self.keys.device.type != "cuda":
+            return contextlib.nullcontext()
+        return sdpa_kernel(
+            [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        )
 
     def write(self, slots, new):
         """Put new keys or values, [B, kv heads, T, D], into the slots of their positions."""

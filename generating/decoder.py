@@ -11,6 +11,8 @@ import torch
 from generating.cache import KVCache
 from hardware import out_of_memory
 
+FIRST_LENGTH = 512  # positions in the cache of a CUDA graph, at first
+
 
 class Decoder:
     """The forwards of a model for a number of sequences at once, one text after the other.
@@ -19,13 +21,14 @@ class Decoder:
     can be used again for as many sequences, but not for two texts at the same time.
     """
 
-    def __init__(self, model, rows: int):
+    def __init__(self, model, rows: int, length: int | None = None):
+        """length: positions that the cache has room for; None: the whole context."""
         weight = model.wte.weight
         # On a CPU one row's attention takes half the time in float32 that it takes in bfloat16.
         dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self.model = model
         self.rows = rows
-        self.cache = KVCache(model.config, rows, weight.device, dtype)
+        self.cache = KVCache(model.config, rows, weight.device, dtype, length)
 
     def prefill(self, sequences):
         """Logits of what follows each sequence, [B, V], from a forward of all its tokens.
@@ -59,16 +62,33 @@ class CudaGraphDecoder(Decoder):
 
     To launch a token's 200 kernels one by one takes several times longer than to run them. If the
     recording fails, they are launched one by one, with a warning. It is not measured on a GPU yet.
+
+    The graph reads the whole cache, which therefore begins short and doubles as sequences grow; the
+    graph is then recorded again.
     """
 
     def __init__(self, model, rows: int):
-        super().__init__(model, rows)
+        super().__init__(model, rows, min(FIRST_LENGTH, model.config.block_size))
         self.tokens = None  # int64 [2, B, 1], what the graph reads; None: nothing is recorded yet
         self.logits = None  # [B, V], what the graph writes
         self.graph = None  # stays None if the recording fails
 
+    def make_room(self, sequences):
+        """Double the cache until the sequences fit; the graph of the shorter one goes."""
+        longest, length = max(map(len, sequences)), self.cache.length
+        while length < longest:
+            length = min(2 * length, self.model.config.block_size)
+        if length > self.cache.length:
+            self.tokens = self.logits = self.graph = None
+            self.cache.grow(length)
+
+    def prefill(self, sequences):
+        self.make_room(sequences)
+        return super().prefill(sequences)
+
     def step(self, sequences):
         """Logits of what follows each sequence, [B, V]; the next call overwrites them."""
+        self.make_room(sequences)
         tokens = last_tokens(sequences)
         if self.tokens is None:
             self.tokens = tokens.to(self.cache.slots.device)
@@ -81,7 +101,7 @@ class CudaGraphDecoder(Decoder):
         return self.logits
 
     def forward(self):
-        """A forward of self.tokens. It reads every slot: the shapes of a graph are fixed."""
+        """A forward of self.tokens. It reads the whole cache: the shapes of a graph are fixed."""
         ids, positions = self.tokens
         self.cache.set_positions(positions)
         return self.model(ids, cache=self.cache)[:, 0]

@@ -1,5 +1,6 @@
 """A step folder -> a model ready to generate, with its tokenizer."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def open_checkpoint(
     best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
+        if best["val_loss"] > math.log(weights.config.vocab_size):
+            summary += ", which is no better than guessing"
     if on_cpu:
         pack(model, dtype)
     return LoadedModel(folder.as_posix(), model, weights.tokenizer, summary, state)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from generating.cache import KVCache
 from generating.decode import generate
-from generating.decoder import make_decoder
+from generating.decoder import Decoder, make_decoder
 from generating.load import LoadedModel
 from tests.generating.test_sampling import CONTEXT, PROMPTS, without_cache
 from tests.test_model import randomised
@@ -50,6 +51,35 @@ def test_a_loaded_model_keeps_its_decoder_for_as_many_sequences(byte_tokenizer):
     two = loaded.decoder(2)
     assert two is not one
     assert loaded.decoder(2) is two
+
+
+def test_a_cache_that_grows_keeps_what_it_has():
+    model = varied()
+    short, whole = (
+        KVCache(model.config, 1, torch.device("cpu"), torch.float32, n) for n in (8, None)
+    )
+    ids = torch.randint(50, (1, 12))
+    for cache in (short, whole):
+        cache.set_positions(cache.slots[:8].expand(1, -1), 8, contiguous=True)
+        model(ids[:, :8], cache=cache)
+    short.grow(16)
+    logits = []
+    for cache in (short, whole):
+        for at in range(8, 12):
+            cache.set_positions(cache.slots[at : at + 1].expand(1, -1), at + 1, contiguous=True)
+            logits.append(model(ids[:, at : at + 1], cache=cache))
+    for a, b in zip(logits[:4], logits[4:], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_text_outgrows_its_first_graph():
+    model = randomised(block_size=1200, n_embd=256).cuda().bfloat16()
+    decoder = make_decoder(model, 1)
+    prompt = list(range(50)) * 10
+    written = list(generate(model, [prompt], 40, decoder=decoder, temperature=0))
+    assert decoder.cache.length == 1024 and decoder.graph is not None
+    assert written == list(generate(model, [prompt], 40, decoder=Decoder(model, 1), temperature=0))
 
 
 @pytest.mark.gpu

@@ -124,6 +124,7 @@ def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run, runs):
 COMMANDS = {
     "one checkpoint": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
     "two checkpoints": "generate.py --checkpoint {run} --checkpoint {run} --prompt The",
+    "no prompt": "generate.py --checkpoint {run} --max_new_tokens 3 < /dev/null",
     "help": "generate.py --help",
     "a tool": "-m tools.evaluate {run}",
 }
@@ -144,6 +145,12 @@ def test_a_full_disk_is_a_sentence(bpe_run, command):
     result = in_bash(command, "> /dev/full", bpe_run)
     fails_clearly(result, "No space left on device", status=1)
     assert "Exception" not in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs bash")
+def test_a_closed_standard_input_is_an_empty_prompt(bpe_run):
+    result = in_bash("no prompt", "<&-", bpe_run)
+    assert result.returncode == 0 and "an empty prompt" in result.stderr, result.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
@@ -189,6 +196,8 @@ def test_a_loaded_model_is_the_saved_one(bpe_run):
         (["--temperature", "-1"], ["--temperature", "from 0"]),
         (["--temperature", "nan"], ["--temperature", "from 0"]),
         (["--top_p", "1.1"], ["--top_p", "from 0 to 1"]),
+        (["--start=The"], ["--start of nanoGPT is --prompt here"]),
+        (["--out_dir", "out"], ["--out_dir of nanoGPT is --checkpoint here"]),
         (["--top_k", "-1"], ["--top_k", "from 0"]),
         (["--num_samples", "0"], ["--num_samples", "from 1"]),
         (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
