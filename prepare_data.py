@@ -30,7 +30,8 @@ from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 from tokenizer_bpe import Tokenizer, TokenizerError
 
-STOPPED = "stopped; finished work is kept, and the same command continues"
+# What a user can mend; the exit status is 2.
+MISTAKES = (DataError, InputError, TokenizerError)
 
 
 def prepare(plan: Plan) -> None:
@@ -88,51 +89,35 @@ def tokenise(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
     return writer
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which stops the work as Ctrl-C does."""
-
-
-def terminate(*_):
-    raise Terminated
-
-
-def main(argv: list[str]) -> int:
-    """The exit status.
-
-    0, 1 for a failure while running, 2 for bad usage or input, 130 after Ctrl-C, 143 after SIGTERM.
-    """
+def main(argv: list[str]) -> None:
+    """Prepare what the command line asks for, or verify a folder."""
     signal.signal(signal.SIGTERM, terminate)
     sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
-    try:
-        plan = parse(argv)
-        if plan.verify:
-            print(verify(plan.verify))
-        else:
-            prepare(plan)
-    except (InputError, PrepareError, TokenizerError, DataError) as error:
-        failed = isinstance(error, PrepareError) or plan.verify
-        return complain(error, 1 if failed else 2)
-    except OSError as error:
-        place = error.filename or plan.verify or plan.out
-        reason = error.strerror or error
-        return complain(
-            f"{place}: {reason}; finished work is kept, and the same command continues once there"
-            " is room or permission",
-            1,
+    plan = parse(argv)
+    if plan.verify:
+        print(verify(plan.verify))
+    else:
+        prepare(plan)
+
+
+def terminate(signum, _):
+    """Stop as Ctrl-C does, with the exit status of the signal."""
+    raise KeyboardInterrupt(signum)
+
+
+def explain(error: BaseException) -> str | None:
+    """The sentence for a failure that is no mistake, if it has one."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; finished work is kept, and the same command continues"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return (
+            f"{place}{error.strerror or error}; finished work is kept, and the same command"
+            " continues once there is room or permission"
         )
-    except KeyboardInterrupt as stop:
-        return complain(STOPPED, 143 if isinstance(stop, Terminated) else 130)
-    finally:
-        startup.done()
-    return 0
-
-
-def complain(message: object, status: int) -> int:
-    """Print an error in the command's name; returns the exit status to end with."""
-    print(f"prepare_data.py: {message}", file=sys.stderr)
-    return status
+    return str(error) if isinstance(error, PrepareError) else None
 
 
 if __name__ == "__main__":
     startup.end()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(startup.run("prepare_data.py", main, MISTAKES, explain))

@@ -8,6 +8,7 @@ from __future__ import annotations  # for an older Python, which is to reach beg
 import atexit
 import importlib.util
 import os
+import re
 import signal
 import sys
 import traceback
@@ -102,7 +103,7 @@ def run(
     A handler of another signal raises KeyboardInterrupt(signum), for 128 + signum.
     """
     try:
-        status = main(sys.argv[1:]) or 0
+        status = main([with_underscores(word) for word in sys.argv[1:]]) or 0
         sys.stdout.flush()
         return status
     except mistakes as error:
@@ -121,6 +122,14 @@ def run(
         return 1
     finally:
         done()
+
+
+def with_underscores(word: str) -> str:
+    """--vocab-size as --vocab_size; any other word as it is."""
+    name, equals, value = word.partition("=")
+    if not re.fullmatch("--[a-z][a-z0-9_-]*", name):
+        return word
+    return f"--{name[2:].replace('-', '_')}{equals}{value}"
 
 
 def done() -> None:

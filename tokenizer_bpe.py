@@ -120,8 +120,8 @@ class Tokenizer:
             better = 1 << (found // 4).bit_length()
             smaller = f"--vocab_size {better}, say, or " if better > 257 else ""
             raise TokenizerError(
-                f"the text supports a vocabulary of {found:,} only, not --vocab_size"
-                f" {vocab_size:,}: use {smaller}--tokenizer char, or more text"
+                f"the text supports --vocab_size {found} at most, not {vocab_size}: use {smaller}"
+                "--tokenizer char, or more text"
             )
         model = json.loads(hf.to_str())["model"]
         return cls(_description(model["vocab"], model["merges"], byte_level=True))

@@ -118,8 +118,7 @@ def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
     Raises ConfigError.
     """
     where = "the command line"
-    key, equals, text = arg.lstrip("-").partition("=")
-    name = key.replace("-", "_")
+    name, equals, text = arg.lstrip("-").partition("=")
     check_name(name, table, where)
     if not equals and bool not in kinds_of(table[name]):
         raise ConfigError(f"{where}: --{name} has no value; write --{name}=VALUE")

@@ -51,14 +51,6 @@ def without_credentials(address: str) -> str:
     return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
 
 
-def recorded(settings: dict) -> dict:
-    """Settings as the files of a run record them: addresses without credentials."""
-    return {
-        name: without_credentials(value) if isinstance(value, str) else value
-        for name, value in settings.items()
-    }
-
-
 class Folder:
     """A folder at an address, or on a disk; it need not exist yet.
 

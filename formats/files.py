@@ -133,7 +133,7 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
         raise OSError(
-            f"it takes {size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free; make room, or"
+            f"it takes {size / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free; make room, or"
             f" {remedy}"
         )
 

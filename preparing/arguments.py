@@ -114,7 +114,7 @@ def _add_arguments(parser):
         metavar="INPUT",
         help="files, folders, globs, - for standard input, shakespeare, a name from the table"
         " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
-        " .jsonl .parquet, also .gz .zst; default: Python's standard library",
+        " .jsonl .parquet .csv .json, also .gz .zst; default: Python's standard library",
     )
     add("--out", help="folder to write; default: data/ and the input's name")
     text = "share of the text for validation; default 0.1, but at most about 20 MB"

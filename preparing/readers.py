@@ -1,12 +1,18 @@
 """Input files -> chunks of about 1 MB, in order and in bounded memory.
 
-Reads .txt, .jsonl and .parquet, the first two also compressed and in other encodings than UTF-8.
+Reads .txt, .jsonl, .parquet, .csv, .tsv and .json, all but .parquet also compressed and in other
+encodings than UTF-8.
 Where the chunks end follows from the content alone; what the text says does not matter here.
 """
 
 import codecs
 import contextlib
+import csv
 import dataclasses
+import functools
+import io
+import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +37,7 @@ def read_chunks(
     before = sum(source.size for source in sources[: start.source])  # bytes on disk
     for index in range(start.source, len(sources)):
         source = sources[index]
-        read = _read_rows if source.kind == "parquet" else _read_text
+        read = _read_text if source.kind in ("txt", "jsonl") else _read_rows
         at = start if index == start.source else Position(index)
         try:
             with open(path_of(index), "rb") as raw:
@@ -104,11 +110,7 @@ def _blocks(source, raw, start, options):
 
 def _unpacked(source, raw, start, options):
     """The content from byte `start` on. A damaged file raises InputError or ends early."""
-    stream = raw
-    if source.compression:
-        from fsspec.compression import compr
-
-        stream = compr[source.compression](raw)
+    stream = _opened(source, raw)
     try:
         stream.seek(start)
         while block := stream.read1(CHUNK_BYTES):
@@ -122,6 +124,15 @@ def _unpacked(source, raw, start, options):
                 f"{problem}: copy it again, or take what can be read of it with --on_error skip"
             ) from None
         print(f"{problem}: read up to there", file=sys.stderr)
+
+
+def _opened(source, raw):
+    """The stream of a file's decompressed bytes."""
+    if not source.compression:
+        return raw
+    from fsspec.compression import compr
+
+    return compr[source.compression](raw)
 
 
 def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:
@@ -141,27 +152,24 @@ def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes
 codecs.register_error("prepare_data.broken", lambda error: ("\udcff", error.end))
 
 
-# -- rows of a parquet file
+# -- rows of a table
 
 
 def _read_rows(source, raw, at, options):
-    import pyarrow
-    import pyarrow.parquet
-
+    open_table = {"parquet": _open_parquet, "json": _open_json}.get(source.kind, _open_csv)
     name = without_credentials(source.path)
     documents = []
     size = 0
     row = at.offset
     try:
-        file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
-        names = file.schema_arrow.names
+        names, values_of = open_table(source, raw, options)
         column = options.text_column(names)
         if column not in names:
             raise InputError(
                 f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
                 " --text_field"
             )
-        for rows in _documents(_values(file, column, row), source.heading):
+        for rows in _documents(values_of(column, row), source.heading):
             value = "".join(value or "" for value in rows) if source.heading else rows[0]
             documents.append({column: value})
             row += len(rows)
@@ -172,9 +180,11 @@ def _read_rows(source, raw, at, options):
                 documents = []
                 size = 0
                 at = end
-    except (pyarrow.ArrowException, EOFError, UnicodeDecodeError) as error:
+    except (InputError, OSError):
+        raise
+    except Exception as error:  # whatever the package of the format raises
         raise InputError(
-            f"{source.path} cannot be read as parquet: {error_message(error)}"
+            f"{source.path} cannot be read as {source.kind}: {error_message(error)}"
         ) from None
     if documents:
         yield Chunk(name, source.kind, documents, at, Position(at.source, row))
@@ -192,6 +202,42 @@ def _documents(values, heading):
         rows.append(value)
     if rows:
         yield rows
+
+
+def _open_csv(source, raw, options):
+    """The columns of a .csv or .tsv file, and a function that gives the values of one."""
+    csv.field_size_limit(1 << 30)
+    text = _text_stream(source, raw, options)
+    reader = csv.DictReader(text, delimiter="\t" if source.kind == "tsv" else ",")
+
+    def values(column, first):
+        return (row[column] for row in itertools.islice(reader, first, None))
+
+    return reader.fieldnames or [], values
+
+
+def _open_json(source, raw, options):
+    """The fields of a JSON array of objects, and a function that gives the values of one."""
+    records = json.load(_text_stream(source, raw, options))
+    if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+        raise InputError(
+            f"{source.path} is no array of objects; a file with one object a line is a .jsonl"
+        )
+    names = dict.fromkeys(itertools.chain(*records))
+    return list(names), lambda column, first: (record.get(column) for record in records[first:])
+
+
+def _text_stream(source, raw, options):
+    encoding = options.encoding or "utf-8-sig"
+    return io.TextIOWrapper(_opened(source, raw), encoding, newline="")
+
+
+def _open_parquet(source, raw, options):
+    """The columns of a parquet file, and a function that gives the values of one."""
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
+    return file.schema_arrow.names, functools.partial(_values, file)
 
 
 def _values(file, name, first):

@@ -42,9 +42,11 @@ class Document:
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
     """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
     report = CleaningReport()
-    read = {"txt": _plain_documents, "jsonl": _documents_of_lines, "parquet": _documents_of_rows}
+    read = {"txt": _plain_documents, "jsonl": _documents_of_lines}.get(
+        chunk.kind, _documents_of_rows
+    )
     documents = []
-    for document in read[chunk.kind](chunk, options, report):
+    for document in read(chunk, options, report):
         if document.text and options.clean:
             document = document.corrected(clean, report)
             rule = noise(document.text) if chunk.whole else ""
@@ -130,7 +132,7 @@ def _parsed(text):
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
-        raise InputError(f"not valid JSON ({error})") from None
+        raise InputError(f"not valid JSON ({error}); a record takes one line") from None
 
 
 def _documents_of_rows(chunk, options, report) -> Iterator[Document]:

@@ -25,6 +25,9 @@ from preparing.remote import list_files
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 MOST_ENDINGS = 5  # of skipped files that a message names
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # as fsspec calls them
 EXPANSION = 4  # about how many bytes of text a byte of a compressed file holds
 PARQUET_EXPANSION = 2.5  # the same for parquet, on the large side: OpenWebText has 1.6
@@ -34,8 +37,8 @@ PARQUET_EXPANSION = 2.5  # the same for parquet, on the large side: OpenWebText 
 class Source:
     """One input file.
 
-    path: the address, of a remote file. kind: txt, jsonl or parquet. compression: "", gzip or zstd.
-    size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
+    path: the address, of a remote file. kind: a value of KINDS, or txt. compression: "", gzip or
+    zstd. size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
     heading: the first row of a document in parquet files whose rows are paragraphs, as a regular
     expression; "" where a row is a document.
     """
@@ -115,16 +118,15 @@ def _sources_of(given) -> Iterator[Source]:
 
 
 def _source(path, size, modified, **more):
-    """A Source. The ending of its name gives kind and compression; any other is plain text."""
+    """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
     if not compression:
         name = _name(path)
-    kind = "txt"
-    if name.endswith((".jsonl", ".ndjson")):
-        kind = "jsonl"
-    elif name.endswith(".parquet"):
-        kind = "parquet"
+    kind = KINDS.get(os.path.splitext(name)[1], "txt")
+    if ending in ARCHIVES or name.endswith(".tar"):
+        raise InputError(f"{path} is an archive; unpack it, and give its files or their folder")
+    if kind == "parquet":
         need(f"reading {path}", "pyarrow")
     if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
         need(f"reading {path}", "backports.zstd")

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 
-from formats.address import recorded
+from formats.address import without_credentials
 from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
 from formats.files import write_json
 from preparing import InputError, PrepareError
@@ -57,6 +58,15 @@ class WorkFolder:
         self.is_stdin = plan.inputs == ["-"]
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
+        kinds = {source.kind for source in self.sources} or {plan.stdin_format}
+        if plan.options.text_field and kinds == {"txt"}:
+            raise InputError(
+                "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
+                " input is plain text"
+            )
+        for given in plan.inputs:
+            if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
+                raise InputError(f"--out {plan.out} is in the input {given}; choose another folder")
         largest = max((source.size for source in self.sources if source.is_remote), default=0)
         if largest > plan.cache_bytes:
             raise InputError(
@@ -111,7 +121,10 @@ class WorkFolder:
         return int(min(sum(source.text_size for source in self.sources), self.most_bytes))
 
     def listed_sources(self) -> list[dict]:
-        return [recorded({"path": source.path, "bytes": source.size}) for source in self.sources]
+        return [
+            {"path": without_credentials(source.path), "bytes": source.size}
+            for source in self.sources
+        ]
 
     def finished(self) -> str:
         """This dataset in words if it is there, else "". Raises InputError for another one."""
@@ -146,7 +159,10 @@ class WorkFolder:
         path = self.path / "plan.json"
         present = {
             "settings": self.settings,
-            "sources": [recorded(dataclasses.asdict(source)) for source in self.sources],
+            "sources": [
+                dataclasses.asdict(source) | {"path": without_credentials(source.path)}
+                for source in self.sources
+            ],
         }
         former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else present
         if former["settings"]["on_error"] == "stop":

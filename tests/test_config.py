@@ -41,7 +41,7 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--epochs=2", "epochs", 2.0),
         ("--sample_prompts=Once", "sample_prompts", ["Once"]),
         ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
-        ("--batch-size=8", "batch_size", 8),
+        ("--batch_size=8", "batch_size", 8),
     ],
 )
 def test_values_are_read_in_their_type(text, name, value):
@@ -128,7 +128,7 @@ def test_a_step_is_no_folder_for_a_run(tmp_path):
 
 
 def test_a_bare_flag_is_true():
-    assert config.load(["--dry_run", "--tie-weights"]).dry_run
+    assert config.load(["--dry_run", "--tie_weights"]).dry_run
 
 
 @pytest.mark.parametrize(

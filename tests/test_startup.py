@@ -139,3 +139,8 @@ def test_an_error_that_nobody_explains_keeps_its_traceback():
     result = run_script("-c", code)
     assert result.returncode == 1
     assert "Traceback" in result.stderr and "ZeroDivisionError" in result.stderr
+
+
+def test_options_may_be_written_with_dashes():
+    shown = {"--vocab-size": "--vocab_size", "--out-dir=a-b": "--out_dir=a-b", "a--b": "a--b"}
+    assert {word: startup.with_underscores(word) for word in shown} == shown

@@ -1,7 +1,9 @@
 """What the tests of preparing share: prepare_data.py as a user runs it, and real documents."""
 
+import csv
 import gzip
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -87,6 +89,13 @@ def write(path, format, texts):
         return
     if kind == "jsonl":
         data = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+    elif kind == "json":
+        data = json.dumps([{"n": n, "text": text} for n, text in enumerate(texts)]).encode()
+    elif kind in ("csv", "tsv"):
+        table = io.StringIO(newline="")
+        rows = csv.writer(table, delimiter="\t" if kind == "tsv" else ",")
+        rows.writerows([["n", "text"], *enumerate(texts)])
+        data = table.getvalue().encode("utf-8-sig")
     else:
         data = f"\n{EOT}\n".join(texts).encode()
     if packing == "gz":

@@ -21,10 +21,11 @@ from tests.conftest import fails_clearly, prose, run_script
 from tests.preparing.conftest import DOCUMENTS, command, documents, ok, prepare, sha, write
 from tokenizer_bpe import Tokenizer
 
+FORMATS = ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
+FORMATS += ["csv", "csv.gz", "tsv", "json"]
 
-@pytest.mark.parametrize(
-    "format", ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
-)
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_every_format_gives_the_same_documents(tmp_path, tokenizer, format):
     pytest.importorskip("pyarrow.parquet")
     write(tmp_path / f"a.{format}", format, DOCUMENTS)
@@ -190,7 +191,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     bad.write_bytes(gzip.compress(b"text"))
     inputs = [tmp_path / "bad.jsonl"]
     for line, words in (
-        (b'{"text": "x"', ["not valid JSON"]),
+        (b'{"text": "x"', ["not valid JSON", "a record takes one line"]),
         (b'{"body": 1}', ["no field 'text'", "'body'", "--text_field"]),
         (b'{"text": 1}', ["'text' is 1, not a text"]),
         (b"[]", ["[] is not an object"]),
@@ -216,6 +217,22 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{inputs[0]}/**/*.md'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
+    inputs = [tmp_path / "table.csv"]
+    inputs[0].write_text("title,body\na,b\n")
+    fails("table.csv has no column 'text'; it has title, body", "--text_field")
+    inputs = [tmp_path / "settings.json"]
+    inputs[0].write_text('{"text": "one object"}')
+    fails("settings.json is no array of objects", ".jsonl")
+    inputs = [tmp_path / "books.tar.gz"]
+    inputs[0].write_bytes(gzip.compress(b"books"))
+    fails("books.tar.gz is an archive; unpack it")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.txt").write_text("Plain text.")
+    inputs = [tmp_path / "folder"]
+    fails("is in the input", out=tmp_path / "folder/out")
+    inputs = [tmp_path / "plain.txt"]
+    inputs[0].write_text("Plain text.")
+    fails("all of the input is plain text", text_field="text")
 
 
 def test_bad_arguments_are_named(tmp_path, tokenizer):
@@ -225,13 +242,11 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
     fails_clearly(prepare(tokenizer=tokenizer, out=out, sample_bytes="inf"), "--sample_bytes: inf")
     good = tmp_path / "good.txt"
     good.write_text(prose()[:5000])
-    fails_clearly(
-        prepare(good, vocab_size=32000, out=out), "supports a vocabulary of", "--vocab_size"
-    )
+    fails_clearly(prepare(good, vocab_size=32000, out=out), "the text supports --vocab_size")
     fails_clearly(prepare(good, vocab_size=100, out=out), "at least 257")
     good.write_text("x")
     tiny = prepare(good, out=out)
-    fails_clearly(tiny, "a vocabulary of 257 only, not --vocab_size 32,000: use --tokenizer char")
+    fails_clearly(tiny, "supports --vocab_size 257 at most, not 32000: use --tokenizer char")
     fails_clearly(prepare(good, encoding="base64", out=out), "base64 is no encoding")
     good.write_text(prose()[:5000])
     other = tmp_path / "other.json"

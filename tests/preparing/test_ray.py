@@ -95,6 +95,7 @@ def test_a_bad_address_is_named_at_once(tmp_path, tokenizer, text_file):
 
 
 def test_without_the_package_its_command_is_named(tmp_path, text_file):
-    code = "import sys; sys.modules['ray'] = None; import prepare_data as p; sys.exit(p.main({}))"
-    words = [str(text_file), "--ray", "auto", "--out", str(tmp_path / "out")]
-    fails_clearly(run_script("-c", code.format(words)), "python -m pip install ray")
+    code = "import sys, startup; sys.modules['ray'] = None; import prepare_data as p\n"
+    code += "sys.exit(startup.run('prepare_data.py', p.main, p.MISTAKES, p.explain))"
+    result = run_script("-c", code, text_file, "--ray", "auto", "--out", tmp_path / "out")
+    fails_clearly(result, "python -m pip install ray")
