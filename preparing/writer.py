@@ -35,14 +35,16 @@ EXAMPLE_TOKENS = 30  # of a copy, for the report
 class Journal:
     """How far the files are finished; the content of progress.json.
 
-    position: where the next chunk begins. tokens: in each file. masked: bytes in each mask; tokens
-    after them are in no conversation. text_bytes: UTF-8 bytes of the text written; read: of the
-    text so far, written or not. seen: documents in the log of hashes. seconds: spent tokenising,
-    over all starts. split: how the text was split, in words, once all of it is there.
+    position: where the next chunk begins. tokens: in each file. sha256: of these. masked: bytes in
+    each mask; tokens after them are in no conversation. text_bytes: UTF-8 bytes of the text
+    written; read: of the text so far, written or not. seen: documents in the log of hashes.
+    seconds: spent tokenising, over all starts. split: how the text was split, in words, once all of
+    it is there.
     """
 
     position: Position = field(default_factory=Position)
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    sha256: dict[str, str] = field(default_factory=dict)
     masked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     text_bytes: int = 0
     report: CleaningReport = field(default_factory=CleaningReport)
@@ -174,19 +176,22 @@ def _open(path, size):
     """A file to write on after its first `size` bytes; what the journal does not count goes."""
     path.touch()
     if path.stat().st_size < size:
-        raise PrepareError(
-            f"{path} is shorter than it was when the work stopped; the disk lost data: delete"
-            f" {path.parent} and start again"
-        )
+        raise damaged(path)
     os.truncate(path, size)
     return open(path, "r+b")
+
+
+def damaged(path: Path) -> PrepareError:
+    return PrepareError(
+        f"{path} is not what it was when the work stopped: delete {path.parent} and start again"
+    )
 
 
 class TokenWriter:
     """Both splits as they grow in the working folder, and their journal."""
 
     def __init__(self, work: WorkFolder, tokenizer: Tokenizer):
-        """Open the files where the journal says that they end; PrepareError if one is shorter."""
+        """Open the files where the journal says that they end; PrepareError if one has changed."""
         self.tokenizer = tokenizer
         self.val_fraction = work.settings["val_fraction"]
         self.most_bytes = work.most_bytes
@@ -198,6 +203,10 @@ class TokenWriter:
             )
             for name in SPLITS
         }
+        known = {} if journal.split else journal.sha256  # settling the split changes the files
+        for name in known:
+            if known[name] != self.splits[name].digest.hexdigest():
+                raise damaged(self.folder / f"{name}.bin")
         self.train, self.val = self.splits.values()
         self.seen = None
         if work.plan.options.dedupe:
@@ -262,6 +271,7 @@ class TokenWriter:
         for name, split in self.splits.items():
             split.sync()
             journal.tokens[name] = split.tokens
+            journal.sha256[name] = split.digest.hexdigest()
             journal.masked[name] = split.masked
         journal.seen = self.seen.save() if self.seen else 0
         now = time.monotonic()

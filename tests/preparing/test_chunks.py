@@ -20,7 +20,7 @@ from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, write
 from tokenizer_bpe import EOT, Tokenizer, safe_cut
 
-SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0"]
+SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0", "\n    ", "\n\t"]
 WORDS = st.lists(
     st.sampled_from(
         [

@@ -6,8 +6,10 @@ import json
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.readers import _documents, recoded
-from tests.conftest import fails_clearly
+from preparing.chunks import CHUNK_BYTES, Options, Position
+from preparing.readers import _documents, read_chunks, recoded
+from preparing.sources import find_sources
+from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import documents, ok, prepare, sha
 from tokenizer_bpe import EOT
 
@@ -119,3 +121,32 @@ def test_a_character_cut_off_with_its_file_is_broken_text(files, tokenizer):
         out = files / on_error
         result = ok(prepare(files / "cut.txt.gz", out=out, on_error=on_error, **flags))
         assert documents(out) == kept and "not utf-16-le" in result.stdout
+
+
+def test_a_byte_order_mark_is_no_text_in_any_chunk(tmp_path, tokenizer):
+    text = prose() * 12
+    assert len(text) > 2 * CHUNK_BYTES
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / f"{name}.txt").write_bytes(mark + text.encode())
+        ok(prepare(tmp_path / f"{name}.txt", tokenizer=tokenizer, workers=2, out=tmp_path / name))
+    assert sha(tmp_path / "plain") == sha(tmp_path / "marked")
+
+
+def test_lines_are_counted_beyond_the_first_megabyte(tmp_path, tokenizer):
+    lines = [json.dumps({"text": "x" * 1000}) for _ in range(3000)]
+    lines[2500] = "{"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    result = prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out")
+    fails_clearly(result, "a.jsonl, line 2,501: not valid JSON")
+
+
+def test_a_character_of_three_bytes_at_a_cut_stays_whole(tmp_path, tokenizer):
+    """A text without a place to cut is cut after 16 MB, between characters."""
+    text = "一" * (6 * CHUNK_BYTES)
+    for offset in range(3):
+        path = tmp_path / f"{offset}.txt"
+        path.write_text("x" * offset + text, encoding="utf-8")
+        sources = find_sources([str(path)])
+        found = list(read_chunks(sources, Position(), Options(), lambda _, path=path: path))
+        assert len(found) == 2
+        assert all(chunk.data.decode() for chunk in found)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from formats.data_folder import read_meta
-from tests.conftest import conversations, fails_clearly, prose, write_conversations
+from tests.conftest import conversations, fails_clearly, prose, run_script, write_conversations
 from tests.preparing.conftest import DOCUMENTS, command, end, ok, prepare, sha, start, write
 from tokenizer_bpe import EOT
 
@@ -146,6 +146,36 @@ def test_a_kill_after_the_files_are_moved_does_not_mislead_what_replaces_them(tm
     before = sha(out)
     ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=out, overwrite=True))
     assert sha(out) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_unfinished_tokens_that_have_changed_are_noticed(tmp_path, tokenizer, large, damage):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    process = start(command(large, **flags))
+    wait_for_progress(tmp_path / "out", process)
+    process.kill()
+    process.communicate()
+    path = tmp_path / "out/.partial/train.bin"
+    data = bytearray(path.read_bytes())
+    tokens = json.loads((path.parent / "progress.json").read_text())["tokens"]["train"]
+    assert tokens > 1000
+    data[1000] ^= 1
+    path.write_bytes(data if damage == "changed" else data[: 2 * tokens - 1])
+    fails_clearly(prepare(large, **flags), "train.bin is not what it was", status=1)
+
+
+def test_other_text_of_the_same_size_on_standard_input_is_noticed(tmp_path, tokenizer, large):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    text = large.read_text()
+    process = start(command("-", **flags))
+    process.stdin.write(text)
+    process.stdin.close()
+    process.stdin = None
+    wait_for_progress(tmp_path / "out", process)
+    process.kill()
+    process.communicate()
+    result = run_script(*command("-", **flags)[1:], stdin=text.replace("the", "eth"))
+    fails_clearly(result, "unfinished work on other input")
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
