@@ -28,6 +28,7 @@ WITH_PY := $(if $(filter .venv/%,$(PY)),.venv/dev)
 gpu: $(WITH_PY)
 	$(PY) -m benchmarks.gpu $(PARTS) $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(MINUTES),--minutes $(MINUTES))
 
+# The figures that are there, as a table for docs/results.md.
 gpu-report: $(WITH_PY)
 	$(PY) -m benchmarks.gpu --report
 

@@ -8,11 +8,11 @@ import argparse
 import multiprocessing
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,6 +25,7 @@ from config import ConfigError
 from formats import files, run_log
 from formats.data_folder import DataError
 from hardware import DeviceError
+from tools.command import table
 
 startup.tune_environment()  # as the scripts do
 ROOT = Path(__file__).parent.parent
@@ -51,8 +52,8 @@ def run_main(name: str, main: Callable) -> None:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def in_turn(contenders: dict[str, Callable], rounds: int, show: Callable) -> list[dict]:
-    """The result of every contender in each round, by name. show: a result as text.
+def in_turn(contenders: dict[str, Callable], rounds: int) -> list[dict[str, float]]:
+    """The speed of every contender in each round, by name.
 
     All run once in each round: a machine whose speed drifts still compares fairly within a round.
     """
@@ -61,18 +62,27 @@ def in_turn(contenders: dict[str, Callable], rounds: int, show: Callable) -> lis
         results.append({})
         for name, run in contenders.items():
             results[-1][name] = run()
-            print(f"round {n}, {name}: {show(results[-1][name])}", flush=True)
+            print(f"round {n}, {name}: {results[-1][name]:,.4g}", flush=True)
     return results
 
 
-def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """The median of each value over the rounds."""
-    return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+def compare(rounds: list[dict[str, float]], ours: str) -> dict[str, float]:
+    """The median speed of each contender, and that of ours over each other's, round by round."""
+    figures = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    for name in rounds[0]:
+        if name != ours:
+            figures[f"{ours}, times {name}"] = statistics.median(r[ours] / r[name] for r in rounds)
+    return figures
 
 
-def median_ratio(rounds: list[dict[str, float]], name: str, other: str) -> float:
-    """The median of one value over another, taken round by round."""
-    return statistics.median(r[name] / r[other] for r in rounds)
+def seconds(work: Callable, device: torch.device, times: int = 20) -> float:
+    """Seconds of one call of `work`, of `times` without waiting between them."""
+    hardware.synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(times):
+        work()
+    hardware.synchronize(device)
+    return (time.perf_counter() - begun) / times
 
 
 def train(*arguments: str) -> list[dict]:
@@ -98,7 +108,7 @@ def run_apart(function: Callable, *arguments):
 
 
 def machine(device: torch.device) -> dict:
-    """What numbers depend on: device, processor and PyTorch; of a GPU also CUDA and the driver."""
+    """What numbers depend on: device, processor, PyTorch and its CUDA."""
     values = {
         "device": hardware.describe(device),
         "processor": platform.processor() or platform.machine(),
@@ -110,19 +120,21 @@ def machine(device: torch.device) -> dict:
         values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
     if device.type == "cuda":
         values["cuda"] = torch.version.cuda
-    if device.type == "cuda" and shutil.which("nvidia-smi"):  # AMD's and small containers lack it
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        values["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return values
 
 
-def write(name: str, result: dict, device: torch.device | None = None) -> Path:
-    """Write a result to results/NAME.json, or NAME_DEVICE.json with its machine; returns where."""
-    if device:
-        name = f"{name}_{device.type}"
-        result = machine(device) | result
+def write(name: str, result: dict, device: torch.device) -> Path:
+    """Write a result with its machine to results/NAME_DEVICE.json; returns where."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    files.write_json(path, result)
+    path = RESULTS / f"{name}_{device.type}.json"
+    files.write_json(path, machine(device) | result)
+    return path
+
+
+def report(name: str, figures: dict[str, float], device: torch.device, **details) -> Path:
+    """Print the figures as a table and write them with the details; returns where."""
+    rows = [[figure, f"{value:,.4g}"] for figure, value in figures.items()]
+    print(table(["", name], rows))
+    path = write(name, {"figures": figures} | details, device)
     print(f"written to {path}")
     return path

@@ -22,18 +22,18 @@ from torch.utils._pytree import tree_map
 
 
 class Chip(NamedTuple):
-    """What a data sheet says beyond hardware.GPUS. bandwidth: bytes a second."""
+    """Figures of a data sheet. shared_memory: bytes for a block of threads."""
 
     capability: tuple[int, int]
     multiprocessors: int
-    bandwidth: float
+    shared_memory: int
 
 
 CHIPS = {  # the names are those of hardware.GPUS
-    "T4": Chip((7, 5), 40, 0.32e12),
-    "A100": Chip((8, 0), 108, 1.555e12),
-    "H100": Chip((9, 0), 132, 3.35e12),
-    "H200": Chip((9, 0), 132, 4.8e12),
+    "T4": Chip((7, 5), 40, 65_536),
+    "A100": Chip((8, 0), 108, 166_912),
+    "H200": Chip((9, 0), 132, 232_448),
+    "RTX 5090": Chip((12, 0), 170, 101_376),
 }
 
 
@@ -52,13 +52,12 @@ def install(name: str) -> None:
     """From here on PyTorch believes that its first CUDA device is this one. name: of CHIPS."""
     import triton
     from torch._dynamo.device_interface import CudaInterface, register_interface_for_device
+    from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget
 
-    library = Path(tempfile.mkdtemp(prefix="fake_device_")) / "gpu.so"
-    build(library)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    shutil.rmtree(library.parent)
-
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder) / "gpu.so")
+        ctypes.CDLL(f"{folder}/gpu.so", mode=ctypes.RTLD_GLOBAL)
     major, minor = CHIPS[name].capability
     properties = SimpleNamespace(
         name=name,
@@ -66,7 +65,7 @@ def install(name: str) -> None:
         minor=minor,
         multi_processor_count=CHIPS[name].multiprocessors,
         regs_per_multiprocessor=65_536,
-        max_threads_per_multi_processor=1024 if major < 8 else 2048,
+        max_threads_per_multi_processor={7: 1024, 12: 1536}.get(major, 2048),
         max_threads_per_block=1024,
         warp_size=32,
     )
@@ -92,6 +91,7 @@ def install(name: str) -> None:
     CudaInterface.Worker.get_device_properties = staticmethod(always(properties))
     for device in ("cuda", "cuda:0"):
         register_interface_for_device(device, CudaInterface)
+    triton_helpers.set_driver_to_gpu = always(None)
     target = GPUTarget("cuda", 10 * major + minor, 32)
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=always(target)))
 
@@ -99,9 +99,8 @@ def install(name: str) -> None:
 def build(library: Path) -> None:
     """Compile fake_device.cpp, in three seconds."""
     source, home = Path(__file__).with_suffix(".cpp"), Path(torch.__file__).parent
-    include = [home / "include", home / "include/torch/csrc/api/include"]
-    command = ["g++", "-shared", "-fPIC", "-std=c++20", str(source), "-o", str(library)]
-    command += [f"-I{folder}" for folder in include]
+    command = ["g++", "-shared", "-fPIC", "-std=c++20", source, "-o", library]
+    command += [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
     command += [f"-L{home}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{home}/lib"]
     subprocess.run(command, check=True)
 

@@ -1,18 +1,20 @@
 """Speed of generation compared with transformers' `generate` and nanoGPT's, at GPT-2 Small's shape.
 
     python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
-        [--preset config/gpt2_small.py] [--key=value ...]
+        [--preset config/gpt2_small.py] [--name NAME] [--key=value ...]
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
 
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
 one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
-counts the tokens after the first; ratios are taken round by round. A small checkpoint gives the
-time from the start of generate.py to its first text. On a CPU --dtype float32 is measured too; such
-variables as above emulate a CPU with fewer instructions.
+counts the tokens after the first; ratios are taken round by round, without the first, which warms
+up. The seconds to a first token are those of ten prompts, each of a length that is new to the GPU.
+A small checkpoint gives the time from the start of generate.py to its first text. On a CPU float32
+is measured too; such variables as above emulate a CPU with fewer instructions.
 """
 
-import copy
 import importlib.util
+import itertools
+import statistics
 import subprocess
 import sys
 import time
@@ -24,26 +26,16 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import (
-    ROOT,
-    argument_parser,
-    in_turn,
-    median_ratio,
-    medians,
-    nanogpt,
-    run_main,
-    write,
-)
+from benchmarks import ROOT, argument_parser, compare, in_turn, nanogpt, report, run_main
 from generating.cpu_kernels import pack
 from generating.decode import generate
 from generating.decoder import make_decoder
 from model import GPT, GPTConfig
-from tools.command import count, table
+from tools.command import count
 from training.start import model_shape
 
 VOCABULARY = 32000
-SHORT, LONG = range(1, 17), range(1, 401)  # the ids of two prompts
-FIRST_TEXT = "seconds to the first text"
+PROMPTS = {"from 16 tokens": 16, "at 400": 400}
 
 
 # -- contenders: (prompt, new tokens) -> tokens/s --------------------------------------------------
@@ -54,20 +46,20 @@ def speed(stamps: list[float], rows: int) -> float:
     return rows * (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
 
-def ours(model: GPT, prompt: range, new: int, rows: int = 1) -> float:
+def ours(model: GPT, prompt: list[int], new: int, rows: int = 1) -> float:
     decoder = make_decoder(model, rows)
-    write = partial(generate, model, [list(prompt)] * rows, decoder=decoder, temperature=0)
+    write = partial(generate, model, [prompt] * rows, decoder=decoder, temperature=0)
     for _ in write(2):
         pass  # on a GPU the second token records a graph, which the decoder keeps
     return speed([time.perf_counter() for _ in write(new)], rows)
 
 
-def theirs(model, run: Callable, prompt: range, new: int) -> float:
+def theirs(model, run: Callable, prompt: list[int], new: int) -> float:
     """The speed of another's model. run: (idx, new tokens) writes."""
     stamps = []
     hook = model.register_forward_hook(lambda *_: stamps.append(time.perf_counter()))
     with torch.inference_mode():
-        run(torch.tensor([list(prompt)], device=next(model.parameters()).device), new)
+        run(torch.tensor([prompt], device=next(model.parameters()).device), new)
     hook.remove()
     return speed(stamps, 1)
 
@@ -76,23 +68,20 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
     """GPT-2 of `transformers`, of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    same = GPT2Config(
-        vocab_size=c.vocab_size,
+    names = ("vocab_size", "n_embd", "n_layer", "n_head")
+    shape = GPT2Config(
+        **{name: getattr(c, name) for name in names},
         n_positions=c.block_size,
-        n_embd=c.n_embd,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
         tie_word_embeddings=c.tie_weights,
-        eos_token_id=None,
+        eos_token_id=None,  # it does not end early
         bos_token_id=None,
         pad_token_id=0,
     )
-    model = GPT2LMHeadModel(same).eval().to(device, dtype)
+    model = GPT2LMHeadModel(shape).eval().to(device, dtype)
 
     def run(idx, new):
         mask = torch.ones_like(idx)
-        options = {"do_sample": False, "use_cache": True}
-        model.generate(idx, attention_mask=mask, max_new_tokens=new, **options)
+        model.generate(idx, attention_mask=mask, max_new_tokens=new, do_sample=False)
 
     return partial(theirs, model, run)
 
@@ -112,44 +101,43 @@ def of_nanogpt(path: Path, c: GPTConfig, device: torch.device) -> Callable:
     return partial(theirs, model, run)
 
 
-def others(c: GPTConfig, device: torch.device, dtype: torch.dtype, path: Path | None) -> dict:
-    """The contenders of ours, by name. dtype: ours. path: of a checkout of nanoGPT."""
-    found = {}
-    if c.arch == "gpt2" and importlib.util.find_spec("transformers"):
-        on_cpu = device.type == "cpu"
-        found["transformers"] = transformers(c, device, torch.float32 if on_cpu else dtype)
-        # Where a CPU emulates bfloat16, a prompt takes transformers minutes.
-        if on_cpu and dtype == torch.bfloat16:
-            found["transformers in bfloat16"] = transformers(c, device, dtype)
-    if path:
-        found["nanoGPT"] = of_nanogpt(path, c, device)
-    return found
-
-
-def contenders_of(
-    c: GPTConfig, device: torch.device, checkpoint: Path, path: Path | None
-) -> tuple[dict[str, Callable], dict[str, str]]:
-    """What each round measures, by name, and on a CPU what our weights are kept in."""
-    dtype = hardware.find_dtype(device, "auto")
+def our_model(c: GPTConfig, device: torch.device) -> GPT:
+    """Our model as generate.py has it on this device."""
     model = GPT(c).eval()
-    contenders, formats = {}, {}
     if device.type == "cpu":
-        exact = copy.deepcopy(model)
+        print(f"ours has the weights in {pack(model)}, for one row and several")
+        return model
+    return model.to(device, hardware.find_dtype(device, "auto"))
+
+
+def contenders_of(model: GPT, device: torch.device, path: Path | None) -> dict[str, Callable]:
+    """Each contender by name: a function of a prompt and the number of new tokens."""
+    c, dtype = model.config, hardware.find_dtype(device, "auto")
+    contenders = {}
+    if device.type == "cpu":
+        exact = GPT(c).eval()
         pack(exact, "float32")
-        contenders["ours in float32"] = partial(ours, exact, SHORT, 60)
-        formats = dict(zip(("one_row", "several"), pack(model), strict=True))
-    else:
-        model = model.to(device, dtype)
-    contenders["ours"] = partial(ours, model, SHORT, 100)
-    contenders["ours at 400"] = partial(ours, model, LONG, 50)
-    contenders["ours, eight"] = partial(ours, model, SHORT, 100, rows=8)
-    contenders["ours at 400, eight"] = partial(ours, model, LONG, 25, rows=8)
-    for name, other in others(c, device, dtype, path).items():
-        contenders[name] = partial(other, SHORT, 60)
-        contenders[f"{name} at 400"] = partial(other, LONG, 30)
-    if checkpoint.exists():
-        contenders[FIRST_TEXT] = partial(first_text_s, checkpoint)
-    return contenders, formats
+        contenders["ours in float32"] = partial(ours, exact)
+    contenders["ours"] = partial(ours, model)
+    contenders["ours, eight"] = partial(ours, model, rows=8)
+    if c.arch == "gpt2" and importlib.util.find_spec("transformers"):
+        if device.type == "cpu":
+            contenders["transformers in float32"] = transformers(c, device, torch.float32)
+        # Where a CPU emulates bfloat16, a prompt takes transformers minutes.
+        if dtype != torch.float32:
+            contenders[f"transformers in {str(dtype)[6:]}"] = transformers(c, device, dtype)
+    if path:
+        contenders["nanoGPT"] = of_nanogpt(path, c, device)
+    return contenders
+
+
+def first_token_s(model: GPT) -> list[float]:
+    """Seconds to the first token of ten prompts, each of another length."""
+    decoder, stamps = make_decoder(model, 1), []
+    for length in range(20, 460, 40):
+        next(generate(model, [[1] * length], 1, decoder=decoder, temperature=0))
+        stamps.append(time.perf_counter())
+    return [b - a for a, b in itertools.pairwise(stamps)]
 
 
 def first_text_s(checkpoint: Path) -> float:
@@ -183,21 +171,24 @@ def main(argv):
     config = settings.load([args.preset, *extra])
     device = hardware.find_device(config.device)
     shape = model_shape(config, VOCABULARY)
-    contenders, formats = contenders_of(shape, device, args.checkpoint, args.nanogpt)
-    rounds = in_turn(contenders, args.rounds + 1, lambda value: f"{value:.1f}")[1:]
-
-    figures = medians(rounds)
-    for name in rounds[0]:
-        one = "ours at 400" if "at 400" in name else "ours"
-        if "eight" in name:
-            figures[f"{name}: times one sequence"] = median_ratio(rounds, name, one)
-        elif not name.startswith(("ours", FIRST_TEXT)):
-            figures[f"times {name}"] = median_ratio(rounds, one, name)
-    print("\nmedians without the first round, which warms up")
-    rows = [[name, f"{value:.2f}"] for name, value in figures.items()]
-    print(table(["tokens/s, and ratios", ""], rows))
+    model = our_model(shape, device)
+    first_tokens = first_token_s(model)
+    figures = {
+        "seconds to the first token, median": statistics.median(first_tokens),
+        "seconds to the first token, longest": max(first_tokens),
+    }
+    if args.checkpoint.exists():
+        texts = [first_text_s(args.checkpoint) for _ in range(args.rounds)]
+        figures["seconds to the first text of a small model"] = statistics.median(texts)
+    speeds, all_rounds = contenders_of(model, device, args.nanogpt), {}
+    for where, length in PROMPTS.items():
+        prompt = list(range(1, length + 1))
+        contenders = {name: partial(speed_of, prompt, 60) for name, speed_of in speeds.items()}
+        all_rounds[where] = in_turn(contenders, args.rounds + 1)[1:]
+        for name, value in compare(all_rounds[where], "ours").items():
+            figures[f"{where}: {name}"] = value
     name = f"generate_{args.name}" if args.name else "generate"
-    write(name, formats | {"figures": figures, "model": vars(shape), "rounds": rounds}, device)
+    report(name, figures, device, model=vars(shape), rounds=all_rounds)
 
 
 if __name__ == "__main__":

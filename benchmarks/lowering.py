@@ -1,93 +1,65 @@
-"""Kernels and bytes of a training step on a GPU that is not there, and what time they would take.
+"""Kernels, bytes and memory of a training step on a GPU that this machine does not have.
 
     python -m benchmarks.lowering [--preset FILE ...] [--gpu H200 ...] [--name NAME] [--key=value]
 
-PyTorch's compiler traces the model as training does, fuses, and lists the kernels of forward and
-backward with the bytes that each reads and writes; nothing runs. Models of two and of four layers
-are lowered, and the whole one is on the line through both. The optimiser's pass is counted from the
-number of weights.
-
-`expected_ms` is, for each kernel, a microsecond for its launch and the longer of its bytes at 79%
-of the GPU's bandwidth and its operations at 66% of its speed, as good kernels of this size reach;
-for attention at the share that published charts show. It is not measured. Results go to
-results/lowering_NAME.json; further arguments are settings.
+PyTorch's compiler traces the model as training does and writes the kernels of forward and backward;
+nothing runs. Launches are counted with the bytes that they read and write. Then Triton and ptxas
+compile every configuration of every kernel for that GPU: `faults` lists kernels that spill over 64
+bytes of registers, need more shared memory than the GPU has, or move over 100 MB and mostly store
+less than 4 bytes at a time. Results go to results/lowering_NAME_cpu.json; further arguments are
+settings.
 
 It takes triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for torch
-2.13) and g++; where one of them is missing it says so and does nothing.
+2.13) and g++. Where something is missing it says so and does nothing.
 """
 
-from collections import defaultdict
-from dataclasses import replace
+import json
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
-import sympy
 import torch
-from torch._inductor import config as inductor
-from torch._inductor import memory
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch._inductor.dependencies import MemoryDep
-from torch._inductor.ir import MultiOutput
-from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
-from torch._inductor.utils import sympy_product
-from torch._inductor.virtualized import V
-from torch.utils._ordered_set import OrderedSet
-from torch.utils._sympy.printers import PythonPrinter
 
 import config as settings
 import model as model_file
 from benchmarks import argument_parser, fake_device, run_apart, run_main, write
 from benchmarks.fake_device import CHIPS
 from config import Config
-from model import GPT, GPTConfig, num_fused
-from tools.command import table
+from model import GPT
 from training.low_memory import apply_memory_options
 from training.plan import from_data_sheet
 from training.start import model_shape
 
-PRESETS = [
-    "config/gpt2_small.py",
-    "config/gpt2_small_modern.py",
-]
+MISSING = fake_device.missing()
+try:  # private names of the compiler, which another PyTorch may lack
+    from torch._inductor import config as inductor
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import MultiOutput
+    from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
+except ImportError as error:
+    MISSING = MISSING or f"the compiler of PyTorch {torch.__version__} is another: {error}"
+
+PRESETS = ["config/gpt2_small.py", "config/gpt2_small_modern.py"]
 VOCABULARY = 32000
-LAYERS = (2, 4)  # those lowered
-BANDWIDTH, SPEED = 0.79, 0.66  # of the data sheet: 3.8 TB/s and 650 TFLOP/s on an H200
-LAUNCH = 1e-6  # seconds between two kernels
-# Attention's share of the data sheet, forward and backward, causal, 512 tokens: about 210 and 160
-# TFLOP/s on an H200 (Shah et al., 2024, "FlashAttention-3"); with heads of 128 a tenth more.
-ATTENTION = (0.21, 0.16)
-# Bytes a weight of an optimiser's passes, with the norm for clipping: as fused AdamW has them with
-# grad_scale, and as they are counted in training/muon.py without weight decay.
-ADAMW, MUON = 36, 62
-COLUMNS = ("kernels", "gigabytes", "teraflops", "expected_ms")
-ELEMENTWISE = "all but products, attention and optimizer"
-
-
-def launch(gpu: str, size: float, flops: float = 0.0, speed: float = SPEED) -> np.ndarray:
-    """A launch as COLUMNS. size: bytes read and written. speed: of products, a share of the peak.
-
-    gpu: of CHIPS.
-    """
-    computing = flops / (from_data_sheet(gpu).peak_flops * speed)
-    moving = size / (CHIPS[gpu].bandwidth * BANDWIDTH)
-    return np.array([1, size / 1e9, flops / 1e12, 1e3 * (LAUNCH + max(computing, moving))])
+SPILLED = 64  # bytes of registers that a thread may keep in memory
+KERNEL = re.compile(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_str", re.DOTALL)
 
 
 class Lowering:
-    """A backend for torch.compile: lowers forward and backward, counts launches, runs nothing.
+    """A backend for torch.compile: counts what forward and backward launch, and runs nothing.
 
-    parts: {part of the step: its launches, as COLUMNS}. peak: bytes of tensors at most, but for the
-    weights.
+    launches, bytes: {part of the step: number}. kernels: name and source of those that the compiler
+    wrote. peak: bytes of tensors at most, but for the weights.
     """
 
-    def __init__(self, config: Config, gpu: str):
-        self.gpu, self.peak = gpu, 0
-        self.parts = defaultdict(lambda: np.zeros(len(COLUMNS)))
-        self.vocabulary = {VOCABULARY}
-        sequences = config.micro_batch_size or config.batch_size
-        self.head_dim = model_shape(config, VOCABULARY).head_dim
-        # attention's operations: multiples
-        self.pairs = sequences * config.block_size**2 * config.n_head * self.head_dim
+    def __init__(self):
+        self.launches, self.bytes = Counter(), Counter()
+        self.kernels, self.peak = set(), 0
 
     def __call__(self, graph, inputs):
         return compile_fx(graph, inputs, inner_compile=self.lower)
@@ -101,9 +73,19 @@ class Lowering:
             node.meta["val"] if isinstance(node, torch.fx.Node) else node
             for node in graph.graph.output_node().args[0]
         ]
-        with (  # counts where Inductor would write its code
-            mock.patch.object(Scheduler, "codegen", lambda scheduler: self.count(scheduler)),
-            inductor.patch(force_disable_caches=True, graph_partition=False),
+
+        def read(lowered, code):  # where Inductor would load what it wrote
+            self.count(lowered)
+            self.kernels |= set(KERNEL.findall(code.value))
+            self.peak = max(self.peak, peak_bytes(lowered, code.value))
+            return SimpleNamespace(call=None, __file__="", key="")
+
+        # profile_bandwidth: each kernel says how much it moves
+        with (
+            mock.patch.object(GraphLowering, "_compile_to_module_lines", read),
+            inductor.patch(
+                force_disable_caches=True, graph_partition=False, profile_bandwidth=True
+            ),
         ):
             compile_fx_inner(graph, fake_device.move(graph, inputs), **options)
 
@@ -113,113 +95,121 @@ class Lowering:
         run._boxed_call = True  # it gets its arguments in one list
         return run
 
-    def count(self, scheduler: Scheduler) -> None:
-        """Add the launches of a graph, which V.graph is."""
-        for node in scheduler.nodes:
-            extern = isinstance(node, ExternKernelSchedulerNode)
-            if isinstance(node, NopKernelSchedulerNode):
+    def count(self, lowered) -> None:
+        """Add the launches of a graph."""
+        for node in lowered.scheduler.nodes:
+            part, extern = "elementwise", isinstance(node, ExternKernelSchedulerNode)
+            names_a_result = extern and isinstance(node.node, MultiOutput)
+            if names_a_result or isinstance(node, NopKernelSchedulerNode):
                 continue
-            if extern and isinstance(node.node, MultiOutput):
-                continue  # it names a result of another
-            part, flops, speed = self.called(node) if extern else self.fused(node)
-            self.parts[part] += launch(self.gpu, bytes_moved(node), flops, speed)
-        peak, _ = memory.prepare_planning_info(
-            scheduler.nodes,
-            scheduler.name_to_buf,
-            scheduler.name_to_fused_node,
-            OrderedSet(V.graph.graph_inputs.keys()),
-            OrderedSet(V.graph.get_output_names()),
-        )
-        self.peak = max(self.peak, peak)
-
-    def fused(self, node) -> tuple[str, float, float]:
-        """Part, operations and speed of a kernel that Inductor writes."""
-        logits = any(len(s) > 1 and s[-1] in self.vocabulary for s in buffer_shapes(node))
-        return "loss" if logits else "elementwise", 0.0, SPEED
-
-    def called(self, node) -> tuple[str, float, float]:
-        """The same of a kernel that is called."""
-        names = str([origin.target for origin in node.node.get_origins()])
-        if "scaled_dot_product" in names:
-            # causal: half of the pairs; two products forward, five backward
-            backward = "backward" in names
-            speed = ATTENTION[backward] * (1.1 if self.head_dim >= 128 else 1)
-            return "attention", self.pairs * (5 if backward else 2), speed
-        flops = float(node.estimate_flops() or 0)
-        if not flops:
-            return "elementwise", 0.0, SPEED
-        of_head = any(self.vocabulary & set(shape) for shape in buffer_shapes(node))
-        part = "products of the head" if of_head else "products of the blocks"
-        return part, flops, SPEED
+            if extern and "scaled_dot_product" in str([o.target for o in node.node.get_origins()]):
+                part = "attention"
+            elif extern and node.estimate_flops():
+                part = "products"
+            self.launches[part] += 1
+            self.bytes[part] += node.get_read_write_buffers_sizes()
 
 
-def bytes_moved(node) -> int:
-    """Bytes that a launch reads and writes: of each tensor, the elements that it touches.
+def peak_bytes(lowered, code: str) -> int:
+    """Bytes of the tensors that are there at once, at most, by the allocations in generated code.
 
-    What stays within the launch counts for nothing, and what it computes from is read once.
+    A tensor that takes the memory of another costs nothing. Weights do not count.
     """
-    writes = {dependency.name for dependency in node.read_writes.writes}
-    total = 0
-    for name, whole in node.get_read_write_buffer_accesses(True, True).items():
-        of = node.read_writes.writes if name in writes else node.read_writes.reads
-        touched = [dependency for dependency in of if dependency.name == name]
-        if touched and all(isinstance(dependency, MemoryDep) for dependency in touched):
-            whole = min(whole, elements(touched) * V.graph.get_dtype(name).itemsize)
-        total += whole
-    return total
+
+    def size(name):
+        if lowered.try_get_buffer(name) is None:  # scratch memory of a kernel, some megabytes
+            return 0
+        return int(lowered.get_numel(name)) * lowered.get_dtype(name).itemsize
+
+    live = {name: size(name) for name in lowered.graph_inputs if not name.startswith("primals")}
+    most = 0
+    for line in code[code.rindex("\ndef call(") :].splitlines():
+        if reused := re.search(r"(\w+) = .*; del (\w+)  # reuse", line):
+            live[reused[1]] = live.pop(reused[2], 0)
+        elif made := re.search(r"(\w+) = (?:empty_strided_cuda\(|buf\d+\[)", line):
+            live[made[1]] = size(made[1])
+        elif gone := re.search(r"\bdel (\w+)", line):
+            live.pop(gone[1], None)
+        most = max(most, sum(live.values()))
+    return most
 
 
-def elements(touched: list[MemoryDep]) -> int:
-    """How many elements of one tensor these indices touch, each counted once.
+# -- the kernels -----------------------------------------------------------------------------------
 
-    An index that is looked up, as a target's logit, touches one for each of its loop's turns.
+
+def compile_kernels(kernels: set[tuple[str, str]], gpu: str) -> tuple[int, list[str]]:
+    """Compile every configuration of each kernel. Returns how many there are, and their faults.
+
+    kernels: names and sources. One that does not compile raises Triton's error.
     """
-    turns = sum(int(sympy_product(dependency.size)) for dependency in touched)
-    known = all(set(d.index.free_symbols) <= set(d.var_names) for d in touched)
-    if len(touched) == 1 or not known:
-        return turns
-    seen = np.zeros(int(V.graph.get_numel(touched[0].name)), dtype=bool)
-    for dependency in touched:
-        index = sympy.lambdify(dependency.var_names, dependency.index, "numpy", PythonPrinter)
-        loops = np.ogrid[tuple(slice(int(n)) for n in dependency.size)]
-        at = np.atleast_1d(index(*loops))
-        seen[at[(at >= 0) & (at < len(seen))]] = True  # beyond it, a condition keeps from reading
-    return int(seen.sum())
+    import triton
+
+    binaries, compile_one = [], triton.compile
+
+    def keep(*args, **options):
+        binaries.append(compile_one(*args, **options))
+        return binaries[-1]
+
+    count, faults = 0, []
+    for name, source in sorted(kernels):
+        kernel = getattr(PyCodeCache.load(source), name)
+        binaries.clear()  # of the kernel before
+        with mock.patch.object(triton, "compile", keep):
+            for configuration in kernel.configs:
+                kernel._precompile_config(configuration)
+        count += len(binaries)
+        moved = 1e9 * kernel.inductor_meta["kernel_num_gb"]
+        faults += [f"{name}: {fault}" for fault in faults_of(binaries, moved, gpu)]
+    return count, faults
 
 
-def buffer_shapes(node) -> list[tuple]:
-    """The shapes of what a node reads and writes."""
-    shapes = []
-    for dependency in node.read_writes.reads | node.read_writes.writes:
-        buffer = V.graph.try_get_buffer(dependency.name)
-        if buffer is not None and buffer.has_tensor_output():
-            shapes.append(tuple(int(size) for size in buffer.get_size()))
-    return shapes
+def faults_of(binaries: list, moved: float, gpu: str) -> list[str]:
+    """Faults of a kernel. binaries: one of each configuration. moved: bytes read and written.
+
+    The tuner takes the fastest configuration, so a fault is one that all of them have.
+    """
+    spilled, narrow = [], []
+    for binary in binaries:
+        text = disassemble(binary.asm["cubin"])
+        spilled.append(max(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text))))
+        stores = re.findall(r"\bSTG\.E\S*", text)
+        narrow.append(sum(bool(re.search(r"\.[US](8|16)", s)) for s in stores) > len(stores) / 2)
+    shared = min(binary.metadata.shared for binary in binaries)
+    faults = {
+        f"spills {min(spilled)} bytes": min(spilled) > SPILLED,
+        f"needs {shared:,} bytes of shared memory": shared > CHIPS[gpu].shared_memory,
+        "mostly stores less than 4 bytes at a time": moved > 1e8 and all(narrow),
+    }
+    return [fault for fault, found in faults.items() if found]
+
+
+def disassemble(cubin: bytes) -> str:
+    """The instructions of a compiled kernel, and the registers and memory that it takes."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 # -- the step --------------------------------------------------------------------------------------
 
 
-def lower(config: Config, layers: int, gpu: str) -> Lowering:
+def lower(config: Config, gpu: str) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
-    device = from_data_sheet(gpu)
-    sequences = config.micro_batch_size or config.batch_size
-    lowering = Lowering(config, gpu)
+    device, lowering = from_data_sheet(gpu), Lowering()
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
-        model = GPT(shape(config, n_layer=layers))
-        chunk = torch.zeros(sequences, config.block_size + 1, dtype=torch.int64)
+        model = GPT(model_shape(config, VOCABULARY))
+        rows = config.micro_batch_size or config.batch_size
+        chunk = torch.zeros(rows, config.block_size + 1, dtype=torch.int64)
         apply_memory_options(model, config, device)
         compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
         with torch.autocast("cpu", device.dtype):
             loss = compiled(chunk[:, :-1], chunk[:, 1:])
         loss.backward()
-    torch._dynamo.reset()
     return lowering
-
-
-def shape(config: Config, **other) -> GPTConfig:
-    """The model's shape, but for what is given."""
-    return replace(model_shape(config, VOCABULARY), **other)
 
 
 def flash_attention(q, k, v, dropout):
@@ -234,75 +224,37 @@ def stream_dtype(x):
     return torch.bfloat16 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else x.dtype
 
 
-def optimizer_part(config: Config, gpu: str) -> np.ndarray:
-    """The norm for clipping and AdamW, or Muon's passes and products for the blocks' matrices."""
-    with torch.device("meta"):
-        model = GPT(shape(config))
-    passes = moved = flops = 0
-    for name, p in model.named_parameters():
-        if config.optimizer == "muon" and name.startswith("h.") and p.dim() == 2:
-            fused = num_fused(name, model.config)
-            short, long = sorted((p.size(0) // fused, p.size(1)))
-            passes += MUON * p.numel()
-            moved += 5 * (8 + 12 * short / long) * p.numel()
-            flops += 5 * (4 * short * short * long + 2 * short**3) * fused
-        else:
-            passes += ADAMW * p.numel()
-    part = launch(gpu, passes) + launch(gpu, moved, flops)
-    part[0] = 0  # a few dozen launches, which are not lowered
-    return part
-
-
 def measure(arguments: list[str], gpu: str) -> dict:
-    """The step of one preset on one GPU, in this process: by part, in all, and its peak memory."""
+    """The step of one preset on one GPU, in this process: by part, its peak memory, its kernels."""
     config = settings.load(arguments)
     fake_device.install(gpu)
     model_file.causal_attention = flash_attention
     model_file.stream_dtype = stream_dtype
-    few, more = (lower(config, layers, gpu) for layers in LAYERS)
-
-    def whole(of_few, of_more):
-        """The value of the whole model, on the line through those of LAYERS."""
-        return of_few + (of_more - of_few) / (LAYERS[1] - LAYERS[0]) * (config.n_layer - LAYERS[0])
-
-    names = sorted({*few.parts, *more.parts})
-    parts = {name: whole(few.parts[name], more.parts[name]) for name in names}
-    elementwise = parts["loss"] + parts["elementwise"]
-    parts["optimizer"] = optimizer_part(config, gpu)
-    rows = parts | {ELEMENTWISE: elementwise, "step": sum(parts.values())}
+    lowering = lower(config, gpu)
     found = {}
-    for name, part in rows.items():
-        found[name] = dict(zip(COLUMNS, part.round(2).tolist(), strict=True))
-    return found | {"peak_gigabytes": round(whole(few.peak, more.peak) / 1e9, 2)}
-
-
-def show(title: str, found: dict) -> None:
-    print(f"\n{title}")
-    rows = []
-    for name, part in found.items():
-        if isinstance(part, dict):
-            rows.append([name, *(f"{value:,.1f}" for value in part.values())])
-    print(table(["", "kernels", "GB", "TFLOP", "expected ms"], rows))
-    print(f"at the peak, without weights and moments: {found['peak_gigabytes']:.1f} GB")
+    for part, launches in sorted(lowering.launches.items()):
+        found[part] = {"kernels": launches, "gigabytes": round(lowering.bytes[part] / 1e9, 2)}
+    count, faults = compile_kernels(lowering.kernels, gpu)
+    peak = round(lowering.peak / 1e9, 2)
+    return found | {"peak_gigabytes": peak, "compiled": count, "faults": faults}
 
 
 def main(argv):
     parser = argument_parser("lowering", __doc__)
     parser.add_argument("--preset", nargs="+", default=PRESETS)
-    parser.add_argument("--gpu", nargs="+", choices=CHIPS, default=["H200", "T4"])
+    parser.add_argument("--gpu", nargs="+", choices=CHIPS, default=list(CHIPS))
     parser.add_argument("--name")
     args, extra = parser.parse_known_args(argv)
-    missing = fake_device.missing()
-    if missing:
-        print(f"nothing is lowered: {missing}")
+    if MISSING:
+        print(f"nothing is lowered: {MISSING}")
         return
-    result = {"torch": torch.__version__, "settings": extra}
+    result = {"settings": extra}
     for preset in args.preset:
         result[preset] = {}
         for gpu in args.gpu:
             result[preset][gpu] = run_apart(measure, [preset, *extra], gpu)
-            show(f"{preset}, {gpu}", result[preset][gpu])
-    write(f"lowering_{args.name or 'step'}", result)
+            print(f"{preset}, {gpu}:", json.dumps(result[preset][gpu], indent=1))
+    write(f"lowering_{args.name or 'step'}", result, torch.device("cpu"))
 
 
 if __name__ == "__main__":

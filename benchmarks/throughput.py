@@ -20,37 +20,27 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import (
-    argument_parser,
-    in_turn,
-    median_ratio,
-    medians,
-    nanogpt,
-    run_main,
-    train,
-    write,
-)
+from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main, train
 from config import Config
-from tools.command import count, table
+from tools.command import count
 
 SKIPPED = 3  # measurements at the start of a round, while a run warms up
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
 QUIET = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--sample_prompts=[]"]
 
 
-def our_step_s(arguments: list[str], steps: int, every: int) -> float:
-    """Seconds per step in one run of train.py. every: steps between two log lines."""
+def our_speed(arguments: list[str], steps: int, every: int) -> float:
+    """Tokens/s of one run of train.py. every: steps between two log lines."""
     log = train(*arguments, *QUIET, f"--max_steps={steps}", f"--log_interval={every}")
     speeds = [record["tokens_per_second"] for record in log if "loss" in record]
-    c = settings.load(arguments)
-    return c.batch_size * c.block_size / statistics.median(speeds[SKIPPED:])
+    return statistics.median(speeds[SKIPPED:])
 
 
-def nanogpt_step_s(copy: Path, arguments: list[str]) -> float:
-    """Seconds per step in one run of nanoGPT's train.py, from when its lines came."""
+def nanogpt_speed(copy: Path, arguments: list[str], tokens: int) -> float:
+    """Tokens/s of one run of nanoGPT's train.py, from when its lines came. tokens: of a step."""
     stamps = nanogpt.train(copy, arguments)
-    seconds = [(b - a) / (n - m) for (m, a), (n, b) in itertools.pairwise(stamps)]
-    return statistics.median(seconds[SKIPPED:])
+    speeds = [tokens * (n - m) / (b - a) for (m, a), (n, b) in itertools.pairwise(stamps)]
+    return statistics.median(speeds[SKIPPED:])
 
 
 def nanogpt_arguments(c: Config, device: torch.device, steps: int, every: int) -> list[str]:
@@ -74,11 +64,11 @@ def nanogpt_arguments(c: Config, device: torch.device, steps: int, every: int) -
 
 
 def measure(arguments: list[str], c: Config, device: torch.device, args) -> list[dict]:
-    """Seconds per step of each contender, by name, in each round."""
+    """Tokens/s of each contender, by name, in each round."""
     every, steps = 1, args.steps or 8
     if device.type == "cuda":  # each log line makes it wait
         every, steps = 10, args.steps or 100
-    contenders = {"ours": partial(our_step_s, arguments, steps, every)}
+    contenders = {"ours": partial(our_speed, arguments, steps, every)}
     edits = {}
     if args.nanogpt:
         edits["nanoGPT"] = {}
@@ -89,8 +79,8 @@ def measure(arguments: list[str], c: Config, device: torch.device, args) -> list
     with tempfile.TemporaryDirectory() as folder:
         for name, edit in edits.items():
             copy = nanogpt.copy_checkout(args.nanogpt, Path(folder) / name, c.data_dir, edit)
-            contenders[name] = partial(nanogpt_step_s, copy, theirs)
-        return in_turn(contenders, args.rounds, lambda step_s: f"{tokens / step_s:,.0f} tokens/s")
+            contenders[name] = partial(nanogpt_speed, copy, theirs, tokens)
+        return in_turn(contenders, args.rounds)
 
 
 def share_outside(arguments: list[str]) -> float:
@@ -115,24 +105,11 @@ def main(argv):
         arguments.append("--compile=True")
     rounds = measure(arguments, c, device.torch, args)
 
-    step_s = medians(rounds)
-    tokens = c.batch_size * c.block_size
-    speeds = {name: tokens / seconds for name, seconds in step_s.items()}
-    over = {name: median_ratio(rounds, name, "ours") for name in step_s}
-    rows = [[name, f"{speeds[name]:,.0f}", f"{over[name]:.2f}x"] for name in step_s]
-    print(table(["", "tokens/s", "ours is"], rows))
-    figures = {"ms per step": 1e3 * step_s["ours"], "outside three parts": share_outside(arguments)}
-    print(
-        f"outside forward, backward and optimiser: {figures['outside three parts']:.2%} of a step"
-    )
-    figures |= {f"times {name}'s speed": ratio for name, ratio in over.items() if name != "ours"}
-    result = {
-        "figures": figures,
-        "settings": arguments,
-        "seconds_per_step_by_round": rounds,
-        "tokens_per_second_median": speeds,
-    }
-    write(args.name or f"throughput_{Path(args.preset).stem}", result, device.torch)
+    figures = compare(rounds, "ours")
+    figures["ours, ms per step"] = 1e3 * c.batch_size * c.block_size / figures["ours"]
+    figures["ours, outside forward, backward and optimiser"] = share_outside(arguments)
+    name = args.name or f"throughput_{Path(args.preset).stem}"
+    report(name, figures, device.torch, settings=arguments, tokens_per_second_by_round=rounds)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ Training counts, compilation included; evaluation and saving do not. Seeds alter
 machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON.
 """
 
+import importlib.util
+import itertools
 import math
 import statistics
 import tempfile
@@ -26,11 +28,11 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, nanogpt, run_main, train, write
+from benchmarks import argument_parser, nanogpt, report, run_main, train
 from config import Config
 from formats.data_folder import read_meta
 from model import IGNORE
-from tools.command import count, table
+from tools.command import count
 from training.dataset import Dataset
 
 # The settings that all of ours share in a task, and those of each contender.
@@ -149,20 +151,21 @@ def validation_loss(module, saved: Path, device: torch.device, c: Config) -> tup
 
 def seconds_to(curve: list[tuple[float, float]], aim: float) -> float:
     """When a curve first reaches the aim, on the line between its points; infinite if never."""
-    before, above = 0.0, math.inf
-    for seconds, loss in curve:
+    for (before, above), (after, loss) in itertools.pairwise(curve):
         if loss <= aim:
-            share = (above - aim) / (above - loss) if math.isfinite(above) else 1.0
-            return before + (seconds - before) * share
-        before, above = seconds, loss
+            return before + (after - before) * (above - aim) / (above - loss)
     return math.inf
 
 
 # -- the command -----------------------------------------------------------------------------------
 
 
-def contenders_of(args, extra: list[str]) -> tuple[dict, dict[str, list[str]], torch.device]:
-    """Functions of a seed that return a curve, the settings of each, and the device."""
+def main(argv):
+    parser = argument_parser("time_to_loss", __doc__)
+    parser.add_argument("--task", choices=TASKS, default="shakespeare")
+    nanogpt.add_option(parser)
+    parser.add_argument("--seeds", type=count, default=3)
+    args, extra = parser.parse_known_args(argv)
     task = TASKS[args.task]
     commands, contenders = {}, {}
     for name in ("GPT-2", "modern"):
@@ -175,16 +178,6 @@ def contenders_of(args, extra: list[str]) -> tuple[dict, dict[str, list[str]], t
         commands["nanoGPT"] = NANOGPT[args.task].format(**vars(c), shape=shape).split()
         theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], device, c)
         contenders = {"nanoGPT": theirs} | contenders
-    return contenders, commands, device
-
-
-def main(argv):
-    parser = argument_parser("time_to_loss", __doc__)
-    parser.add_argument("--task", choices=TASKS, default="shakespeare")
-    nanogpt.add_option(parser)
-    parser.add_argument("--seeds", type=count, default=3)
-    args, extra = parser.parse_known_args(argv)
-    contenders, commands, device = contenders_of(args, extra)
     curves = {name: [] for name in contenders}
     for seed in range(1, args.seeds + 1):
         for name, run in contenders.items():
@@ -194,39 +187,26 @@ def main(argv):
 
     first = next(iter(curves))  # its final loss is the aim of all
     aims = [curve[-1][1] for curve in curves[first]]
-    reached, shares, rows = {}, {}, []
+    figures, reached = {}, {}
     for name, of_name in curves.items():
         reached[name] = [seconds_to(*pair) for pair in zip(of_name, aims, strict=True)]
-        of_first = zip(reached[name], reached[first], strict=True)
-        shares[name] = statistics.median(seconds / of_it for seconds, of_it in of_first)
-        times = [f"{seconds:.1f} s" for seconds in reached[name]]
-        rows.append([name, *times, f"{shares[name]:.2f}"])
-    seeds = [f"seed {n}" for n in range(1, args.seeds + 1)]
-    print(table(["to the aim", *seeds, "median share"], rows))
-    result = {
-        "figures": {f"{name}: share of {first}'s time": share for name, share in shares.items()},
-        "task": args.task,
-        "settings": commands,
-        "aim": aims,
-        "seconds_to_aim": reached,
-        "curves": curves,
-    }
-    path = write(f"time_to_loss_{args.task}", result, device)
-    draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
+        shares = [s / of_first for s, of_first in zip(reached[name], reached[first], strict=True)]
+        figures[f"{name}: seconds to the aim"] = statistics.median(reached[name])
+        figures[f"{name}: share of {first}'s time"] = statistics.median(shares)
+    details = {"settings": commands, "aim": aims, "seconds_to_aim": reached, "curves": curves}
+    path = report(f"time_to_loss_{args.task}", figures, device, **details)
+    if importlib.util.find_spec("matplotlib"):
+        draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
 
 
 def draw(curves: dict[str, list], aim: float, path: Path, task: str) -> None:
-    """The curves of every seed, and the aim. Does nothing where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return
+    """The curves of every seed, and the aim."""
+    from matplotlib.figure import Figure
+
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
-    for color, (name, of_name) in zip(
-        ("#0072B2", "#D55E00", "#009E73"), curves.items(), strict=False
-    ):
-        for n, curve in enumerate(of_name):
+    for color, name in zip(("#0072B2", "#D55E00", "#009E73"), curves, strict=False):
+        for n, curve in enumerate(curves[name]):
             label = None if n else name
             axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3, label=label)
     first = next(iter(curves))
