@@ -1,4 +1,4 @@
-# docs/installing.md has the plain commands, for machines without make.
+# docs/install.md has the plain commands, for machines without make.
 PYTHON ?= python3
 PY := .venv/bin/python
 
