@@ -184,8 +184,8 @@ def autocast(device: torch.device, dtype: torch.dtype):
 def should_compile(device: torch.device, flops: float) -> bool:
     """Whether compiling a model pays for a run of `flops` floating-point operations.
 
-    On a CPU, compiling a small model takes half a minute and a sixth off each step: 4e13 operations
-    pay for it (docs/findings.md). On a GPU 1e15 are estimated to: some ten seconds of uncompiled
+    On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
+    after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
     steps. PyTorch's compiler for mps is a prototype.
     """
     least = {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}

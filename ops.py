@@ -23,8 +23,8 @@ def causal_attention(q, k, v, dropout):
 def blockwise_attention(q, k, v, dropout):
     """The same in plain products: a quarter of the queries with the keys up to their end.
 
-    PyTorch's flash attention for CPUs leaves the bf16 instructions idle; this takes 0.6 of its time
-    (docs/findings.md).
+    It takes 0.6 of the time of PyTorch's flash attention for CPUs, which leaves the bf16
+    instructions idle.
     """
     T = q.size(2)
     q = q * q.size(-1) ** -0.5
@@ -54,8 +54,8 @@ def gelu(x):
 def stream_dtype(x):
     """The dtype of the residual stream: bfloat16 on a GPU with autocast to it, else that of x.
 
-    Norms and additions then move half the bytes and take a quarter less (docs/findings.md). On
-    a CPU a step takes 3% more with it, and float16 lacks the range.
+    Norms and additions then move half the bytes; all elementwise kernels together, a quarter fewer
+    (benchmarks/lowering.py). On a CPU a step takes 3% longer with it, and float16 lacks the range.
     """
     device = x.device.type
     if device in ("cpu", "meta") or not torch.is_autocast_enabled(device):

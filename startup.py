@@ -61,7 +61,7 @@ def tune_environment() -> None:
 
     What the user has set stays.
     """
-    # Large pages for tensors of megabytes on Linux: 5% off a CPU's step (docs/findings.md).
+    # Large pages for tensors of megabytes on Linux: 5% off a CPU's step.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     # Compile for the instructions that the CPU lists, without building a program to test each one:
     # a quarter off the first compilation. A compiler that lacks them fails, and the run stays

@@ -1,6 +1,5 @@
-# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, about two
-# hours of a CPU. Shorter text ends sooner, after two passes: more gained too little for their time
-# on texts of 3 to 5 MB (docs/findings.md).
+# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, up to two hours
+# on a CPU. Shorter text ends sooner, after two epochs: on 3 to 5 MB more were not worth the time.
 #   python prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"

@@ -1,8 +1,7 @@
 """Linear layers for generation on a CPU, each multiplied in the format that is the fastest there.
 
-What is fast on one kind of CPU is slow on another, so `pack` times the formats on the model's first
-layers instead of asking for the processor's name (docs/findings.md has their times on each
-kind).
+The fastest format on one kind of CPU is slow on another, so `pack` times the formats on the model's
+first layers instead of asking for the processor's name.
 """
 
 import contextlib

@@ -71,9 +71,9 @@ def evaluate(model, batches, cast):
 def compile_layers(model):
     """A model with the weights of `model` whose layers, and head with the loss, are compiled.
 
-    Layers of one kind compile once, so that the first step comes after half the time
-    (docs/findings.md). Each layer's gradients are there as soon as its backward is done, so
-    that several processes send them while the next layer's runs.
+    Layers of one kind compile once, which halves the time to the first step. Each layer's gradients
+    are ready as soon as its backward is done, so several processes send them while the next
+    layer's runs.
     """
     compiled = copy.copy(model)
     layers = [torch.compile(block, dynamic=False) for block in model.h]
