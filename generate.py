@@ -106,10 +106,10 @@ def session(models: list[LoadedModel], args: Namespace) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  the arrow keys bring back earlier lines
     if args.chat:
-        print("a line is a message; /new starts a new conversation", file=sys.stderr)
-        print("Ctrl-C stops a reply or takes the line back, Ctrl-D leaves", file=sys.stderr)
+        print("Enter a message; /new starts a new conversation", file=sys.stderr)
+        print("Ctrl-C stops the reply or clears the line, Ctrl-D exits", file=sys.stderr)
     else:
-        print("a line is a prompt; Ctrl-C stops a text, Ctrl-D leaves", file=sys.stderr)
+        print("Enter a prompt; Ctrl-C stops the text, Ctrl-D exits", file=sys.stderr)
     conversations = [Conversation(loaded, args.system) for loaded in models]
     while True:
         try:

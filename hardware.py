@@ -110,7 +110,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(device.type, 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
         raise DeviceError(
-            f"device = {device}: PyTorch {torch.__version__} finds {count} of that kind on this"
+            f"device = {device}: PyTorch {torch.__version__} finds {count} such devices on this"
             f" machine; device = auto takes {fastest(found)}"
         )
     return device

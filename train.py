@@ -187,7 +187,7 @@ def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
     if not run.config.profile or not distributed.is_main:
         return None
     if run.schedule.steps_left < WARMUP + STEPS:
-        print(f"too few steps left for profile = True, which takes {WARMUP + STEPS}", flush=True)
+        print(f"too few steps left for profile = True, which needs {WARMUP + STEPS}", flush=True)
         return None
     return Profiler(run.folder, run.device.torch, recorder.profile)
 
@@ -229,7 +229,7 @@ def print_plan(run: Run) -> int:
 
 def already_finished(run: Run) -> str:
     return (
-        f"finished already, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
+        f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
         f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
     )
 

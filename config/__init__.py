@@ -30,7 +30,7 @@ class Config:
 
     data_dir: str = setting(
         "data/python_stdlib",
-        "prepared folder to train on, as prepare_data.py writes it",
+        "folder of tokens written by prepare_data.py",
         section="data and run",
     )
     checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
@@ -41,7 +41,7 @@ class Config:
         choices=["auto", "must", "never"],
     )
     profile: bool = setting(False, "time the parts of a few steps: a table, and a Chrome trace")
-    dry_run: bool = setting(False, "print the memory, disk, hours and money it will take, and end")
+    dry_run: bool = setting(False, "print the memory, disk, hours and cost, and exit")
 
     init_from: str | None = setting(
         None,
@@ -64,40 +64,38 @@ class Config:
         "all",
         "tokens in the loss: all, or only the assistant's replies in conversations",
         choices=["all", "assistant"],
-        section="optimisation",
+        section="optimization",
     )
     optimizer: str = setting(
         "adamw",
         "muon: Muon for the blocks' matrices, AdamW for the rest",
         choices=["adamw", "muon"],
     )
-    batch_size: int = setting(
-        32, "sequences in an optimiser step, over all GPUs", low=1, high=2**20
-    )
+    batch_size: int = setting(32, "sequences per optimizer step, over all GPUs", low=1, high=2**20)
     micro_batch_size: int | None = setting(
         None, "sequences in a micro-batch; must divide batch_size; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate")
     min_lr: float | None = setting(
-        None, "final learning rate; None: a tenth of the peak, with wsd 0"
+        None, "final learning rate; None: 10% of the peak (cosine) or 0 (wsd)"
     )
     lr_schedule: str = setting(
         "cosine", "wsd: constant, then linear decay over the last half", choices=["cosine", "wsd"]
     )
     warmup_steps: int = setting(200, "steps of linear warm-up")
     embedding_lr: float | None = setting(
-        None, "peak learning rate of positions and of untied tokens; None: learning_rate"
+        None, "peak learning rate of an untied embedding and learned positions; None: learning_rate"
     )
     muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices")
     muon_momentum: float = setting(0.95, "Muon's momentum", high=0.9999)
     weight_decay: float = setting(0.1, "decoupled weight decay, on matrices only")
     beta1: float = setting(0.9, "AdamW's momentum", high=0.9999)
     beta2: float = setting(
-        0.95, "AdamW's second-moment decay per step; nearer to 1 for small batches", high=0.99999
+        0.95, "AdamW's second-moment decay per step; closer to 1 for small batches", high=0.99999
     )
     grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping")
     epochs: float | None = setting(
-        None, "passes over the training data; None: 1, or as many as max_steps takes", low=1e-6
+        None, "epochs to train; None: 1, or as many as max_steps needs", low=1e-6
     )
     max_steps: int | None = setting(None, "steps in all; with epochs: whichever comes first", low=1)
 
@@ -109,7 +107,9 @@ class Config:
     save_interval: int = setting(1000, "steps between checkpoints; 0: none by steps")
     save_minutes: float = setting(15.0, "minutes between checkpoints; 0: only by steps")
     keep_last: int = setting(2, "newest checkpoints to keep; the best is always kept", low=1)
-    sample_prompts: list = setting([], "prompts to answer at each evaluation, in log and terminal")
+    sample_prompts: list = setting(
+        [], "prompts to continue at each evaluation, in log and terminal"
+    )
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
     wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
 
@@ -120,10 +120,12 @@ class Config:
     device: str = setting("auto", "auto, cuda, cuda:1, xpu, mps or cpu", section="machine")
     dtype: str = setting(
         "auto",
-        "precision of matrix products; auto: the fastest that the device has",
+        "precision of matrix products; auto: bfloat16 if supported, else float16 or float32",
         choices=["auto", "bfloat16", "float16", "float32"],
     )
-    compile: bool | None = setting(None, "torch.compile; None: if the run is long enough")
+    compile: bool | None = setting(
+        None, "torch.compile; None: if the run is long enough to repay it"
+    )
     activation_checkpointing: bool = setting(False, "recompute activations to save memory")
     seed: int = setting(1337, "seed of weights, data order and dropout", high=2**32 - 1)
 

@@ -3,7 +3,7 @@
 #   python prepare_data.py CONVERSATIONS.jsonl --tokenizer checkpoints/gpt2_small --out data/chat
 #   python train.py config/chat.py
 #   python generate.py --checkpoint checkpoints/chat --chat
-init_from = "checkpoints/gpt2_small"  # its shape is taken over
+init_from = "checkpoints/gpt2_small"  # it brings its architecture
 data_dir = "data/chat"
 loss_on = "assistant"
 dropout = 0.1  # conversations are few, and seen several times
@@ -12,6 +12,6 @@ learning_rate = 1e-4
 min_lr = 0.0
 warmup_steps = 20
 epochs = 2
-# The best step by validation loss is kept and used, so more epochs than the text bears do no harm.
+# The best step by validation loss is kept and used, so overfitting late in the run does no harm.
 eval_interval = 100
 save_interval = 0

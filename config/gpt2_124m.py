@@ -7,8 +7,8 @@ n_layer = 12
 n_head = 12
 n_embd = 768
 block_size = 1024
-batch_size = 512  # x 1024 = 524,288 tokens a step
-micro_batch_size = 32  # in 18.5 GB by the plan
+batch_size = 512  # x 1024 = 524,288 tokens per step
+micro_batch_size = 32  # estimate: 18.5 GB
 learning_rate = 6e-4
 min_lr = 0.0
 warmup_steps = 700

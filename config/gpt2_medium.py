@@ -7,7 +7,7 @@ n_layer = 24
 n_head = 16
 n_embd = 1024
 block_size = 1024
-batch_size = 64  # x 1024 = 65,536 tokens a step
+batch_size = 64  # x 1024 = 65,536 tokens per step
 micro_batch_size = 16
 learning_rate = 3e-4
 min_lr = 3e-5

@@ -8,7 +8,7 @@ n_embd = 768
 block_size = 512
 bias = True
 tie_weights = False
-batch_size = 64  # x 512 = 32,768 tokens a step
+batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-4
 embedding_lr = 0.06
 min_lr = 3e-5

@@ -1,5 +1,5 @@
-# GPT-2 Small's size, data and tokens a step with the modern recipe: Qwen3's form, Muon, and a
-# straight line down; 134,107,392 parameters.
+# GPT-2 Small's size, data and batch with the modern recipe: Qwen3's architecture, Muon, and a
+# linear decay; 134,107,392 parameters.
 #   python prepare_data.py YOUR_TEXT --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"
@@ -11,7 +11,7 @@ block_size = 512
 tie_weights = False
 zero_init = True
 optimizer = "muon"
-batch_size = 64  # x 512 = 32,768 tokens a step
+batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-3
 embedding_lr = 0.2
 muon_lr = 0.02

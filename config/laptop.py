@@ -11,7 +11,7 @@ block_size = 512
 tie_weights = False
 zero_init = True
 optimizer = "muon"
-batch_size = 8  # x 512 = 4,096 tokens a step
+batch_size = 8  # x 512 = 4,096 tokens per step
 learning_rate = 4e-3
 embedding_lr = 0.2
 muon_lr = 0.03

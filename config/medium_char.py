@@ -1,5 +1,5 @@
-# 250 MB of text by characters, about 11 million parameters, on a T4 or V100.
-# Those have no bf16: dtype = "auto" takes fp16 with a GradScaler there.
+# 250 MB of text as characters, about 11 million parameters, on a T4 or V100. These have no bf16,
+# so dtype = "auto" uses fp16 with a GradScaler.
 #   python prepare_data.py YOUR_TEXT --tokenizer char --out data/medium_char
 #   python train.py config/medium_char.py
 data_dir = "data/medium_char"
@@ -7,7 +7,7 @@ n_layer = 6
 n_head = 6
 n_embd = 384
 block_size = 512
-batch_size = 64  # x 512 = 32,768 tokens a step
+batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 1e-3
 embedding_lr = 0.02  # of the positions
 warmup_steps = 500

@@ -1,5 +1,5 @@
-# Your own text on one card at home: 100 MB to 2 GB, a model of 55 million parameters, three hours
-# of an RTX 3090 or a T4 by the plan. Text that is shorter ends sooner, after four passes.
+# Your own text on one GPU at home: 100 MB to 2 GB, a model of 55 million parameters, about three
+# hours on an RTX 3090 or a T4 (estimate). Shorter text ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --vocab_size 16384 --out data/mine
 #   python train.py config/one_gpu.py
 data_dir = "data/mine"
@@ -11,7 +11,7 @@ block_size = 512
 tie_weights = False
 zero_init = True
 optimizer = "muon"
-batch_size = 64  # x 512 = 32,768 tokens a step
+batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-3
 embedding_lr = 0.2
 muon_lr = 0.02

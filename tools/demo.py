@@ -54,7 +54,7 @@ def choices() -> list[tuple[str, str]]:
     runs = run_folder.runs_with_steps()
     for run in sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True):
         best = run_folder.step_of(run_folder.find(run))
-        found.append((f"{run.name}: step {best:,}, its best or newest", run.as_posix()))
+        found.append((f"{run.name}: step {best:,} (best or newest)", run.as_posix()))
         for step in reversed(run_folder.steps(run)):
             found.append((f"{run.name}: step {run_folder.step_of(step):,}", step.as_posix()))
     return found

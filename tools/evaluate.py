@@ -48,7 +48,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     text = "a run, a step, or the address of either"
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help=text)
-    text = "prepared folder; default: the training data of the checkpoint"
+    text = "prepared folder, whose validation split is used; default: the data of the run"
     add("--data", metavar="FOLDER", help=text)
     text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)

@@ -77,11 +77,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--gguf", type=Path, metavar="FILE", help=text)
     text = "type of its matrices: 4, 2 or about 1 byte per number; default %(default)s"
     add("--gguf_type", choices=["f32", "f16", "q8_0"], default="f16", help=text)
-    text = "with a chat template; default: if the run was trained on conversations"
+    text = "add a chat template; default: if the run was trained on conversations"
     add("--chat", action=argparse.BooleanOptionalAction, help=text)
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
-        parser.error("say where to: --out FOLDER, --gguf FILE, or both")
+        parser.error("pass --out FOLDER, --gguf FILE, or both")
     if args.gguf and args.gguf.suffix != ".gguf":
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
     return args

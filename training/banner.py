@@ -48,7 +48,7 @@ def warnings(run: Run) -> list[str]:
     if more > free and not run.schedule.done:
         found.append(
             f"the checkpoints take up to {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are"
-            f" free at {place}; make room, lower keep_last, or choose a larger disk"
+            f" free at {place}; make room, lower keep_last, or use a larger disk"
         )
     return found
 
@@ -61,7 +61,7 @@ def device(run: Run) -> str:
     text = f"{count}{run.device.name}, {dtype}, {compiled}"
     peak = run.device.peak_flops
     if peak and not hardware.data_sheet_flops(run.device.name):
-        text += f"; MFU is of {peak / 1e12:,.1f} TFLOP/s, measured now"
+        text += f"; MFU is relative to a measured peak of {peak / 1e12:,.1f} TFLOP/s"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
     return f"{text}; {unused}" if unused else text
 
@@ -70,11 +70,11 @@ def data(run: Run) -> str:
     """The training and validation data, and where they are kept."""
     train, val = run.data.train, run.data.val
     text = f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; "
-    text += f"{val.length:,} for validation" if val else "none for validation, so no evaluations"
+    text += f"{val.length:,} for validation" if val else "no validation split, evaluations are off"
     if run.config.loss_on == "assistant":
         replies = {name: split.counted("assistant") for name, split in run.data.meta.splits.items()}
-        text += f"; the loss is on the assistant's {replies['train'].tokens:,} and"
-        text += f" {replies['val'].tokens:,} of them"
+        text += f"; the loss counts only the assistant's: {replies['train'].tokens:,}"
+        text += f" and {replies['val'].tokens:,}"
     return text
 
 

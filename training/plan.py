@@ -215,12 +215,12 @@ def measured_here(run: Run) -> str:
     Not compiled on a CPU, which may take minutes.
     """
     c, where, slow = run.config, run.device.name, run.device.type == "cpu"
-    note = ", not compiled: compiled about a sixth faster" if slow and run.compiles else ""
+    note = ", not compiled; compiling saves about a sixth" if slow and run.compiles else ""
     try:
         check_ram(run)
         trial = measure(run, compiled=not slow)
     except (RunError, MemoryError):
-        return f"{'here':15}{'':>24}   not even one sequence fits the memory of {where}"
+        return f"{'here':15}{'':>24}   one sequence does not fit in the memory of {where}"
     hours = trial.step_s * run.schedule.steps_left / 3600
     speed = c.batch_size * c.block_size / trial.step_s
     return (

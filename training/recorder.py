@@ -210,7 +210,7 @@ class Recorder:
     def interrupted(self, reason: str) -> None:
         """Print the last line of a run that a signal or an error has ended."""
         self.bar.close()
-        step = "no step was done yet"
+        step = "no step completed yet"
         if self.run.step:
             step = f"step {self.run.step:,} is saved in {self.run.folder}"
         print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}", flush=True)

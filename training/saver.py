@@ -119,7 +119,7 @@ class Saver:
             last.result(LAST_UPLOAD_S)
         except TimeoutError:
             self._mark_best()
-            self._report_mirror("the upload takes too long")
+            self._report_mirror("the upload timed out")
 
     def last_checkpoint(self) -> str:
         """Where the last good checkpoint is, in a sentence."""
@@ -180,8 +180,9 @@ class Saver:
 
     def _report_mirror(self, problem):
         terminal.warn(
-            f"mirror {self.mirror.address} is not up to date: {problem}. {self.folder} is; the"
-            " next save, or the same command, uploads what is missing"
+            f"mirror {self.mirror.address} is not up to date: {problem}. The local copy in"
+            f" {self.folder} is complete; the next save, or the same command, uploads what is"
+            " missing"
         )
 
 

@@ -71,7 +71,7 @@ class Checkpoint:
             self.differences.append(f"  data: other {', '.join(differ)} than in the checkpoint")
         if self.differences:
             raise CheckpointError(
-                f"{self.folder} cannot be continued with these settings; set them back, or choose"
+                f"{self.folder} cannot be continued with these settings; revert them, or choose"
                 " another checkpoint_dir:\n" + "\n".join(self.differences)
             )
         self.changes = changed_settings(saved, now)
@@ -183,7 +183,7 @@ def find_start(config: Config) -> Start:
         )
     folder, saved, damaged = run_folder.latest(run)
     for problem in [*problems, *damaged]:
-        print(f"passed over: {problem}")
+        print(f"skipping damaged checkpoint: {problem}")
     if folder:
         return Checkpoint(folder, saved)
     if problems or damaged:
@@ -221,9 +221,9 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
         if not run_folder.steps(run):
             raise RunError(
                 f"{error}\n{run} has no checkpoint, and the mirror may have one: start again"
-                f" later, correct mirror = {config.mirror}, or leave it out to begin a new run"
+                f" later, fix mirror = {config.mirror}, or leave it out to start a new run"
             ) from None
-        print(f"{error}. The run continues from {run}", file=sys.stderr, flush=True)
+        print(f"{error}. Continuing from {run}", file=sys.stderr, flush=True)
         return []
 
 

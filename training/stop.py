@@ -27,7 +27,7 @@ class StopFlag:
 
     def set(self, signum, frame):
         if self.signum and signum == signal.SIGINT:
-            os.write(2, b"\nstopped at once; the last checkpoint is whole\n")
+            os.write(2, b"\nexited immediately; the last checkpoint is intact\n")
             os._exit(130)
         self.signum = signum
 

@@ -85,7 +85,7 @@ def choose(page, box, name):
 
 
 def test_choose_type_generate_and_see_text_of_two_models(page):
-    choose(page, "first", "char: step 20, its best or newest")
+    choose(page, "first", "char: step 20 (best or newest)")
     page.get_by_text("context 32 tokens, 5,120 tokens seen, validation loss").first.wait_for()
     page.locator("#prompt textarea").fill("The import")
     page.locator("#go").click()

@@ -267,7 +267,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(c
     (newest / "optimizer.pt").write_bytes(data)
     result = train_small(char_data, folder, "--max_steps=40")
     assert result.returncode == 0, result.stderr
-    assert "passed over" in result.stdout
+    assert "skipping damaged checkpoint" in result.stdout
     assert "optimizer.pt is damaged" in result.stdout
     assert "continues at step 10" in result.stdout
     assert [run_folder.step_of(p) for p in run_folder.steps(folder)] == [30, 40]

@@ -64,7 +64,7 @@ def test_a_second_ctrl_c_leaves_at_once():
     """
     result = run_script("-c", textwrap.dedent(code))
     assert result.returncode == 130 and result.stdout == "2\n"
-    assert "stopped at once; the last checkpoint is whole" in result.stderr
+    assert "exited immediately; the last checkpoint is intact" in result.stderr
 
 
 def test_nohup_is_respected(char_data, tmp_path):

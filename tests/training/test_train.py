@@ -102,7 +102,7 @@ def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
     result = train_small(
         char_data, folder, "--max_steps=40", "--dropout=0.1", "--sample_prompts=The "
     )
-    assert result.returncode == 0 and "finished already" in result.stdout
+    assert result.returncode == 0 and "already finished" in result.stdout
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"} == before
 
 
