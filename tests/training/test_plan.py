@@ -56,7 +56,7 @@ def test_numbers_of_a_plan_have_units():
 def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path):
     assert train_small(char_data, tmp_path, "--max_steps=5").returncode == 0
     result = train_small(char_data, tmp_path, "--max_steps=5", "--dry_run")
-    assert result.returncode == 0 and "finished already, at step 5" in result.stdout
+    assert result.returncode == 0 and "already finished, at step 5" in result.stdout
     assert "micro-batch" not in result.stdout
 
 
