@@ -54,8 +54,8 @@ def main(argv: list[str]) -> None:
                 f"{loaded.name} was not trained on conversations; config/chat.py does that"
             )
         models.append(loaded)
-    if args.prompts is None and sys.stdin.isatty():
-        session(models, args)
+    if args.prompts is None and (args.chat or sys.stdin.isatty()):
+        session(models, args)  # of a chat each line is a message, from a pipe too
         return
     lines = args.prompts or [read_prompt("-")]
     if not all(lines) and not args.chat:

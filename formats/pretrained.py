@@ -12,6 +12,7 @@ import torch
 
 from formats import files, huggingface, mirror, run_folder
 from formats.address import Folder, local_copy, protocol_of
+from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer
 
@@ -52,7 +53,12 @@ def load(path: str | Path | None) -> Pretrained:
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
         return Pretrained(folder, config, tensors, tokenizer, state)
-    state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+    try:
+        state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+    except CheckpointError as error:
+        others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
+        hint = f"; the run also has {', '.join(others)}" if others else ""
+        raise CheckpointError(f"{error}{hint}") from None
     config, tensors = run_folder.load_model(folder, state)
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 

@@ -42,7 +42,7 @@ def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
             printed = 0
             if row < len(completions):
                 print("\n---")
-    print()
+    print(flush=True)  # before the notes
     return completions
 
 

@@ -94,6 +94,12 @@ def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversation
     assert "conversations" not in run_script(*ask).stderr
 
 
+def test_each_piped_line_of_a_chat_is_answered(bpe_run):
+    ask = ["generate.py", "--checkpoint", bpe_run, "--chat", "--max_new_tokens=2"]
+    result = run_script(*ask, stdin="Hi\nWho are you?\n")
+    assert result.returncode == 0 and result.stderr.count("2 tokens, ") == 2, result.stderr
+
+
 def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):
     reply = Completion("User: Hi\n\nAssistant:", byte_tokenizer, 9, [])
     for next_id in byte_tokenizer.encode(" Hello\n\n"):

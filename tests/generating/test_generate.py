@@ -236,3 +236,5 @@ def test_a_damaged_checkpoint_is_named(bpe_run, tmp_path):
     data[len(data) // 2] ^= 1
     (step / "model.pt").write_bytes(data)
     fails_clearly(generate(step), "model.pt is damaged")
+    shutil.copytree(run_folder.find(bpe_run), tmp_path / "step_00000009")
+    fails_clearly(generate(step), f"the run also has {tmp_path / 'step_00000009'}")
