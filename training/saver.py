@@ -7,6 +7,7 @@ is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
 
 import contextlib
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
@@ -43,6 +44,7 @@ class Saver:
         self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
         self.mirror, self.saved_step = mirror, saved_step
         self.best_record = self.marked = best  # marked: what is to be best.json's once it is saved
+        self.marking = threading.Lock()
         self.thread = ThreadPoolExecutor(1)
         self.writing = self.job = None  # the newest write of the thread, and its newest job
 
@@ -91,7 +93,7 @@ class Saver:
             self.job.result()
 
     def finish(self, step: int, snapshot) -> None:
-        """Return once this step is on the disk. Raises RunError if it cannot be.
+        """Return once this step is on the disk, and best.json too. Raises RunError if it cannot be.
 
         snapshot: Run.snapshot, called if the step is still to be saved. No upload delays it.
         """
@@ -102,6 +104,7 @@ class Saver:
             copies = self._copy(description, *tensors)
             if copies:
                 self._write(description, *copies)
+        self._mark_best()
         if self.saved_step < step:
             raise RunError(
                 f"step {step:,} could not be saved in {self.folder}. {self.last_checkpoint()}. Make"
@@ -153,8 +156,8 @@ class Saver:
             self._report_mirror(problem)
 
     def _mark_best(self):
-        if self.marked != self.best_record and self.marked["step"] == self.saved_step:
-            with contextlib.suppress(OSError):
+        with self.marking, contextlib.suppress(OSError):
+            if self.marked != self.best_record and self.marked["step"] == self.saved_step:
                 self._write_best(self.marked)
                 self.best_record = self.marked
 

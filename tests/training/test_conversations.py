@@ -158,7 +158,7 @@ def test_a_run_on_replies_says_how_many_there_are_and_how_to_chat(chat_data, cha
     folder, printed = chat_run
     splits = read_meta(chat_data).splits
     train, val = (splits[name].mask.tokens for name in ("train", "val"))
-    assert f"the assistant's {train:,} and {val:,}" in printed
+    assert f"the assistant's: {train:,} and {val:,}" in printed
     assert f"python generate.py --checkpoint {folder} --chat\n" in printed
 
 

@@ -194,7 +194,7 @@ def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_pat
     store.failing = 1
     try:
         assert fetch(tmp_path / "run", "s3://bucket/x") == [1]
-        assert "The run continues" in capsys.readouterr().err
+        assert "Continuing from" in capsys.readouterr().err
         with pytest.raises(RunError, match="start again later"):
             fetch(tmp_path / "none", "s3://bucket/x")
     finally:
