@@ -1,7 +1,12 @@
 """The summary of a run that is printed before it starts."""
 
+import torch
+from torch.nn.attention import SDPBackend
+
 import hardware
 from formats.mirror import address_of
+from hardware import Device
+from model import GPTConfig
 from training import distributed
 from training.plan import disk_space
 from training.run import Run
@@ -59,11 +64,21 @@ def device(run: Run) -> str:
     dtype = str(run.device.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
     text = f"{count}{run.device.name}, {dtype}, {compiled}"
+    if run.device.type == "cuda":
+        text += f", {attention_backend(run.state.model.config, run.device)} attention"
     peak = run.device.peak_flops
     if peak and not hardware.data_sheet_flops(run.device.name):
         text += f"; MFU is relative to a measured peak of {peak / 1e12:,.1f} TFLOP/s"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
     return f"{text}; {unused}" if unused else text
+
+
+def attention_backend(shape: GPTConfig, device: Device) -> str:
+    """PyTorch's choice of an attention kernel for a model: cudnn, flash, efficient or math."""
+    size = (1, shape.n_head, shape.block_size, shape.head_dim)
+    q = torch.empty(size, dtype=device.dtype, device=device.torch, requires_grad=True)
+    chosen = torch._fused_sdp_choice(q, q, q, dropout_p=shape.dropout, is_causal=True)
+    return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 
 
 def data(run: Run) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.test_model import randomised
 from tests.training.conftest import small_run, torchrun
 from train import train
 from training import dataset, profiling
+from training.banner import banner
 from training.dataset import Dataset
 from training.setup import build
 
@@ -275,6 +277,11 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
     assert result.returncode == 0, result.stderr
     for alone, both in zip(losses(tmp_path / "alone"), losses(tmp_path / "both"), strict=True):
         assert both == pytest.approx(alone, abs=1e-3)
+
+
+def test_the_banner_names_the_attention(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run", "--device=cuda")
+    assert re.search("(cudnn|flash|efficient) attention", banner(run))
 
 
 def test_the_gpu_is_known_or_its_mfu_is_not_claimed():

@@ -2,14 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import torch
 
 import config
-from model import GPT
+from hardware import Device
+from model import GPT, GPTConfig
 from tests.conftest import ROOT, SMALL, train_small
 from tests.training.conftest import small_run
-from training.banner import banner
+from training.banner import attention_backend, banner
 from training.optimizer import make_optimizer
 from training.plan import checkpoint_bytes, from_data_sheet, memory, si
 from training.start import NewRun
@@ -46,6 +48,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
 def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
     assert "will overfit" not in banner(small_run(char_data, tmp_path / "run"))
     assert "will overfit" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
+
+
+def test_the_banner_knows_which_attention_pytorch_takes():
+    shape = GPTConfig(vocab_size=64, n_layer=1, n_head=2, n_embd=32, block_size=64)
+    here = Device(torch.device("cpu"), torch.float32, "a CPU", None, None)
+    assert attention_backend(shape, here) == "flash"
+    assert attention_backend(replace(shape, dropout=0.1), here) == "math"
 
 
 def test_numbers_of_a_plan_have_units():
