@@ -182,7 +182,7 @@ def autocast(device: torch.device, dtype: torch.dtype):
 
 
 def should_compile(device: torch.device, flops: float) -> bool:
-    """Whether compiling a model pays for a run of `flops` floating-point operations.
+    """True if compiling a model pays for a run of `flops` floating-point operations.
 
     On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
     after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
@@ -297,7 +297,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the memory of the device or the machine is full."""
+    """True if an error means that the memory of the device or the machine is full."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "OUT_OF_DEVICE_MEMORY")

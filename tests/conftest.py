@@ -1,4 +1,4 @@
-"""What tests share: small folders of real text, and the scripts run as a user runs them."""
+"""Shared by all tests: small folders of real text, and the scripts run as a user runs them."""
 
 import json
 import os

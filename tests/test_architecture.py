@@ -61,7 +61,7 @@ def part_of(module):
 
 @cache
 def imports(module):
-    """What a module of the project imports, as {module: names that it takes from it}.
+    """The imports of a module from the project, as {module: names that it takes from it}.
 
     `from formats import files` counts as an import of formats.files.
     """
@@ -80,7 +80,7 @@ def imports(module):
 
 
 def our_imports(module):
-    """The same, but for what is not of the project."""
+    """The packages that a module imports from outside of the project."""
     return {name: names for name, names in imports(module).items() if part_of(name) in MAY_IMPORT}
 
 

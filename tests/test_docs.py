@@ -81,13 +81,13 @@ def file_of(script):
 
 
 def anchors(page):
-    """What GitHub makes of a page's headings: `## A *title*, long` is #a-title-long."""
+    """A page's headings as GitHub's anchors: `## A *title*, long` is #a-title-long."""
     headings = re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def has_option(name, file):
-    """Whether the source of a script, or of what its folder shares, names an option."""
+    """True if the source of a script, or of what its folder shares, names an option."""
     shared = ["generating/arguments.py", "benchmarks/__init__.py", "benchmarks/nanogpt.py"]
     return any(f'"--{name}"' in text_of(part) for part in [file, *shared])
 

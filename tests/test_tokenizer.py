@@ -50,7 +50,7 @@ TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
 
 
 def known_to_both(text):
-    """Whether Python's Unicode data knows every character.
+    """True if Python's Unicode data knows every character.
 
     Engines differ on letters that are newer than their tables.
     """

@@ -23,7 +23,7 @@ if sys.platform == "linux":  # Windows has no fork, and macOS none that is safe
 
 
 def suits(command: list[str]) -> bool:
-    """Whether a command is one of ours, and can be run so."""
+    """True if a command is one of ours, and can be run so."""
     ours = command[0] in SCRIPTS or (command[0] == "-m" and command[1].startswith("tools."))
     return ours and sys.platform == "linux"
 

@@ -1,4 +1,4 @@
-"""What train.py is made of: a run and its state, the parts of a step, and what keeps both going."""
+"""The parts of train.py: a run with its state, a step, and what saves and reports them."""
 
 
 class RunError(RuntimeError):

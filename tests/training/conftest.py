@@ -1,4 +1,4 @@
-"""What the tests of training share: runs in this process, in another, and in several."""
+"""Shared by the tests of training: runs in this process, in another, and in several."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def train_on(processes, data, folder, *more):
 
 
 def same_losses(one, other):
-    """Whether the losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
+    """True if the losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
     for found, expected in zip(one, other, strict=True):
         if found.keys() != expected.keys():
             return False

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Run with `pytest -m gpu`."""
+"""Checks that need a GPU. Run with `pytest -m gpu`."""
 
 import contextlib
 import gc
@@ -55,7 +55,7 @@ def repeatable():
 
 @contextlib.contextmanager
 def no_waiting():
-    """What makes Python wait for the GPU is an error."""
+    """Raise an error where Python waits for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -82,7 +82,7 @@ def weights(run):
 
 
 def same(a, b):
-    """Whether two dictionaries hold the same tensors, bit by bit, on any device."""
+    """True if two dictionaries hold the same tensors, bit by bit, on any device."""
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
 
 
@@ -98,7 +98,7 @@ def test_every_precision_learns_as_the_cpu_does(char_data, tmp_path, dtype, comp
 
 
 def keep_tokens(monkeypatch, place):
-    """Have every data set keep its tokens in this place."""
+    """Every data set keeps its tokens in this place."""
     monkeypatch.setattr(dataset, "find_location", lambda size, device: place)
 
 

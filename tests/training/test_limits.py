@@ -1,4 +1,4 @@
-"""What a run may not exceed: memory, bad steps, budgets; and its plan before it starts."""
+"""The limits of a run: memory, bad steps, budgets; and its plan before it starts."""
 
 import math
 import resource

@@ -61,7 +61,7 @@ def upload(run, place):
 
 
 def fetch(run, place, **settings):
-    """What a start with a mirror does first; the steps that are there then."""
+    """Fetch as a start with a mirror does; returns the steps that are there then."""
     settings = Config(mirror=place, checkpoint_dir=str(run), **settings)
     print(*fetch_from_mirror(settings, run), sep="\n")
     return [run_folder.step_of(folder) for folder in run_folder.steps(run)]
