@@ -6,6 +6,7 @@ does not fit, and loads its state. A difference is an error in a sentence.
 
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from shlex import quote
@@ -55,16 +56,14 @@ class Checkpoint:
         self.differences = []
 
     def settings(self, config: Config) -> Config:
-        for name, trained in shape_settings(self.trained).items():
-            now = getattr(config, name)
-            if name in config.given and now != trained:
-                self.differ(name, trained, now)
-        return replace(config, **shape_settings(self.trained))
+        shape = shape_settings(self.trained)
+        self.differences = differences(config, shape, config.given, "the checkpoint")
+        return replace(config, **shape)
 
     def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
         saved, now = self.saved["settings"], config.recorded()
-        self.differ("seed", self.saved["seed"], config.seed)
-        self.differ("optimizer", saved.get("optimizer", Config.optimizer), config.optimizer)
+        fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
+        self.differences += differences(config, fixed, fixed, "the checkpoint")
         was, is_now = self.saved["data"], meta.identity()
         differ = [name for name, value in is_now.items() if was.get(name, value) != value]
         if differ:
@@ -75,10 +74,6 @@ class Checkpoint:
                 " another checkpoint_dir:\n" + "\n".join(self.differences)
             )
         self.changes = changed_settings(saved, now)
-
-    def differ(self, name, was, now):
-        if was != now:
-            self.differences.append(f"  {name}: {was} in the checkpoint, {now} now")
 
     def shape(self, config: Config, vocab_size: int) -> GPTConfig:
         return replace(self.trained, dropout=config.dropout)
@@ -123,18 +118,14 @@ class Weights:
 
     def settings(self, config: Config) -> Config:
         """A shorter context is fine: of learned positions the first are kept."""
-        trained, differences = shape_settings(self.found.config), []
+        trained = shape_settings(self.found.config)
         if "block_size" in config.given and config.block_size < trained["block_size"]:
             trained["block_size"] = config.block_size
-        for name, value in trained.items():
-            now = getattr(config, name)
-            if name in config.given and now != value:
-                differences.append(f"  {name}: {value} in the weights, {now} in the settings")
-        if differences:
+        differ = differences(config, trained, config.given, "the weights")
+        if differ:
             raise CheckpointError(
                 f"init_from = {self.found.path} has another shape; leave out these settings to take"
-                " its own (block_size may be shorter), or start from scratch:\n"
-                + "\n".join(differences)
+                " its own (block_size may be shorter), or start from scratch:\n" + "\n".join(differ)
             )
         return replace(config, **trained)
 
@@ -246,6 +237,15 @@ def shape_settings(shape: GPTConfig) -> dict:
     """The settings that a model's shape fixes: all of them but dropout."""
     names = asdict(shape).keys() & SETTINGS.keys() - {"dropout"}
     return {name: getattr(shape, name) for name in sorted(names)}
+
+
+def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:
+    """A line for each of the settings called `names` that is not as trained."""
+    return [
+        f"  {name}: {value} in {where}, {getattr(config, name)} now"
+        for name, value in trained.items()
+        if name in names and getattr(config, name) != value
+    ]
 
 
 def changed_settings(saved: dict, now: dict) -> str:

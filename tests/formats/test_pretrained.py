@@ -159,7 +159,7 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
 
     fails_clearly(
         train(bpe_data, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"),
-        "n_layer: 2 in the weights, 3 in the settings",
+        "n_layer: 2 in the weights, 3 now",
         "block_size: 32 in the weights, 64",
         "shorter",
     )
