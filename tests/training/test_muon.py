@@ -138,6 +138,10 @@ def test_every_parameter_has_one_group(tied, shape, fused):
     groups = make_optimizer(model, config, torch.device("cpu")).param_groups
     found = [p for group in groups for p in group["params"]]
     assert len(found) == len(set(found)) == len(list(model.parameters()))
+    for group in groups:
+        muon = bool(group["num_fused"])
+        assert group["scale"] == pytest.approx(0.02 / 3e-4 if muon else 1)
+        assert group["weight_decay"] == (0.1 if muon else 0)
     for group, count in zip(groups_of(model, config), fused, strict=True):
         (shape,) = {p.shape for p in group["params"]}
         assert group["num_fused"] == count and shape[0] % count == 0
