@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hardware
 from config import Config
 from formats import run_log
-from model import GPT, GPTConfig
+from model import GPT, IGNORE, GPTConfig
 from tests.conftest import train_small
 from tests.training.conftest import small_run
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
-from training.step import compile_layers, forward_backward
+from training.step import compile_layers, evaluate, forward_backward
 
 CPU = torch.device("cpu")
 UNSCALED = torch.amp.GradScaler("cpu", enabled=False)
@@ -50,6 +50,19 @@ def test_embeddings_have_a_learning_rate_of_their_own(tied, optimizer):
     assert found[model.wte.weight] == pytest.approx(1e-3 if tied else apart)
     for module in (model.lm_head, model.ln_f):
         assert found[module.weight] == 1e-3
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_an_evaluation_sums_the_loss_of_what_counts(dropout):
+    model = GPT(GPTConfig(50, 8, 1, 2, 16, dropout=dropout))
+    x = torch.randint(50, (6, 8))
+    y = x.roll(-1, 1)
+    y[2:, ::3] = IGNORE
+    total, count = evaluate(model, [(x[:1], y[:1]), (x[1:], y[1:])], contextlib.nullcontext)
+    assert model.training
+    assert count == 2 * 8 + 4 * 5
+    assert total / count == pytest.approx(model.eval()(x, y).item())
+    assert evaluate(model, [], contextlib.nullcontext) == (0, 0)
 
 
 def test_the_decay_of_embeddings_does_not_follow_their_rate():
