@@ -178,6 +178,8 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
                 values[name] = convert(table[name], value, path)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder} is no run with its settings: {error}") from None
+    if values.get("arch") == "qwen3":
+        values["bias"] = False  # earlier versions recorded True, without effect
     return values | {"checkpoint_dir": str(folder), "dry_run": False, "resume": "auto"}
 
 

@@ -191,6 +191,11 @@ def test_qwen3_records_that_it_has_no_biases():
         config.load(["--arch=qwen3", "--bias"])
 
 
+def test_a_qwen3_of_an_earlier_version_recorded_biases_and_has_none(tmp_path):
+    run = recorded_run(tmp_path, arch="qwen3", bias=True)
+    assert config.load([str(run)]).bias is False
+
+
 def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
     assert config.load([str(recorded_run(tmp_path, data_location="ram"))]).n_layer == 3
 
