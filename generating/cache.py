@@ -46,21 +46,21 @@ class KVCache:
         """Give the positions of a forward's tokens, and what saves work where it is known.
 
         positions: int64 [B, T]. read_until: slots from there on are not read; None: all are.
-        contiguous: the tokens of every row are consecutive and end at read_until.
+        contiguous: every row has the tokens before read_until, all from slot 0 on or the last one.
         """
         T = positions.size(1)
         self.positions = positions
         self.read_until = read_until or self.length
         self.span = self.mask = None
+        # From slot 0 on attention is causal; later, one token of each row sees all that is read.
+        self.is_causal = contiguous and T > 1
         if contiguous:
             self.span = slice(self.read_until - T, self.read_until)
-        # From slot 0 on attention is causal; later, one token of each row sees all that is read.
-        self.is_causal = contiguous and T == self.read_until
-        if not contiguous or (T > 1 and not self.is_causal):
+        else:
             self.mask = self.causal_mask()
 
     def causal_mask(self):
-        """What is added to scores: -inf for slots beyond a token's own. [B, 1, T, read_until]."""
+        """A bias for scores: -inf for slots beyond a token's own, else 0. [B, 1, T, read_until]."""
         slots = self.slots[: self.read_until]
         hidden = slots > self.positions[:, None, :, None]
         zeros = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)

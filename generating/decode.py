@@ -23,7 +23,11 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
     """
     context = model.config.block_size
     sequences = [list(prompt)[-context:] for prompt in prompts]
-    seen = tokens_in(prompts, model)
+    shape = (len(prompts), model.config.vocab_size)
+    # The tokens that each sequence has: [B, V].
+    seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
+    for row, prompt in zip(seen, prompts, strict=True):
+        row[list(prompt)] = True
     decoder = decoder or make_decoder(model, rows=len(sequences))
     cached = False  # whether the cache has all tokens of the sequences but the last of each
     for _ in range(max_new_tokens):
@@ -37,15 +41,6 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
         for sequence, next_id in zip(sequences, next_ids, strict=True):
             sequence.append(next_id)
         cached = not restart_full(sequences, context)
-
-
-def tokens_in(prompts, model):
-    """Which tokens of the vocabulary are in each prompt: bool [B, V]."""
-    shape = (len(prompts), model.config.vocab_size)
-    seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
-    for row, prompt in zip(seen, prompts, strict=True):
-        row[list(prompt)] = True
-    return seen
 
 
 def restart_full(sequences, context) -> bool:

@@ -7,6 +7,7 @@ vocabulary.
 import warnings
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from generating.cache import KVCache
 from hardware import out_of_memory
@@ -37,12 +38,11 @@ class Decoder:
         padded on the right, where none of their tokens sees it.
         """
         slots = self.cache.slots
-        lengths = [len(sequence) for sequence in sequences]
-        width = max(lengths)
-        ids = [sequence + [0] * (width - len(sequence)) for sequence in sequences]
-        ids = torch.tensor(ids, device=slots.device)
-        last = torch.tensor([length - 1 for length in lengths], device=slots.device)
-        self.cache.set_positions(slots[:width].expand(len(ids), -1), width, contiguous=True)
+        prompts = [torch.tensor(sequence) for sequence in sequences]
+        ids = pad_sequence(prompts, batch_first=True).to(slots.device)
+        last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=slots.device)
+        width = ids.size(1)
+        self.cache.set_positions(slots[:width].expand_as(ids), width, contiguous=True)
         return self.model(ids, cache=self.cache, last=last)
 
     def step(self, sequences):
