@@ -1,1 +1,1 @@
-"""What generate.py is made of: a trained model's next tokens, and the text that they make."""
+"""The parts of generate.py: a trained model's next tokens, and the text that they make."""

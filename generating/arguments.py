@@ -15,12 +15,7 @@ NUMBERS = {
     "--temperature": (0.8, 0, math.inf, "0 always takes the likeliest token"),
     "--top_k": (200, 0, math.inf, "sample from the N likeliest tokens; 0: from all"),
     "--top_p": (1.0, 0, 1, "sample from the likeliest that together have this probability"),
-    "--repetition_penalty": (
-        1.0,
-        0.01,
-        math.inf,
-        "above 1, makes tokens that came before less likely",
-    ),
+    "--repetition_penalty": (1.0, 0.01, math.inf, "above 1, makes earlier tokens less likely"),
 }
 # nanoGPT's options, and what to write here.
 NANOGPT = {"--start": "--prompt", "--out_dir": "--checkpoint", "--init_from": "--checkpoint"}

@@ -5,7 +5,7 @@ from generating.load import LoadedModel
 
 
 class Conversation:
-    """What was said to one model, and what it replied. system: a message before it, or None."""
+    """The messages to one model and its replies. system: a message before them, or None."""
 
     def __init__(self, loaded: LoadedModel, system: str | None = None):
         self.loaded = loaded

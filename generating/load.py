@@ -29,7 +29,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     summary: str = ""
     state: dict = field(default_factory=dict)
-    _decoder: Decoder | None = field(default=None, init=False, repr=False)
+    _decoder: Decoder | None = None
 
     def decoder(self, rows: int) -> Decoder:
         """The decoder of the last text if it is for as many sequences, else a new one.
@@ -51,23 +51,22 @@ def open_checkpoint(
     whole.
     """
     on_cpu = device.type == "cpu"
-    weights = pretrained.load(path)
-    state, folder = weights.state, weights.path
+    folder = pretrained.resolve(path)
+    weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
+    model, tokenizer, state = load_model(folder, device, weights_in)
     if not state:
         raise CheckpointError(
             f"{folder} is in Hugging Face's format; generating takes a run of ours"
         )
-    model = model_of(weights.config, weights.tensors)
-    model.to(device, torch.float32 if on_cpu else hardware.find_dtype(device, dtype)).eval()
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
-    best = files.read_json(folder.parent / "best.json", step=int, val_loss=float)
+    best = files.read_json(folder.parent / "best.json")
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
-        if best["val_loss"] > math.log(weights.config.vocab_size):
+        if best["val_loss"] > math.log(model.config.vocab_size):
             summary += ", which is no better than guessing"
     if on_cpu:
         pack(model, dtype)
-    return LoadedModel(folder.as_posix(), model, weights.tokenizer, summary, state)
+    return LoadedModel(folder.as_posix(), model, tokenizer, summary, state)
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""What generate.py prints: texts as they grow, in columns, or as JSON; notes on standard error."""
+"""The output of generate.py: texts as they grow, in columns, or as JSON; notes on stderr."""
 
 import itertools
 import json

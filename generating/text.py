@@ -37,31 +37,24 @@ class Completion:
         self.first_s = self.first_s or seconds
         self.seconds = seconds
         if next_id == self._tokenizer.eot_id:
-            self._finish("end of text", self._decoded)
+            self.text, self.ended = self._decoded, "end of text"
             return
         self.ids.append(next_id)
         self._decoded += self._decoder.decode(self._tokenizer.decode_bytes([next_id]))
         stops = [self._decoded.find(text) for text in self._stop if text in self._decoded]
         if stops:
-            self._finish("stop", self._decoded[: min(stops)])
+            self.text, self.ended = self._decoded[: min(stops)], "stop"
         elif len(self.ids) == self._max_new_tokens:
-            self._finish("length", self._decoded)
+            self.text, self.ended = self._decoded, "length"
         else:
             held_back = begun_stop(self._decoded, self._stop)
             self.text = self._decoded[: len(self._decoded) - held_back]
 
-    def _finish(self, why, text):
-        self.text = text
-        self.ended = why
-
 
 def begun_stop(text: str, stop: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a stop text."""
-    longest = max(map(len, stop), default=0)
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(stop_text.startswith(text[-length:]) for stop_text in stop):
-            return length
-    return 0
+    begun = (n for words in stop for n in range(1, len(words)) if text.endswith(words[:n]))
+    return max(begun, default=0)
 
 
 def complete(

@@ -95,7 +95,7 @@ def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
 
 
 def on_a_terminal(*command):
-    """What a command writes to a terminal, as bytes."""
+    """The bytes that a command writes to a terminal."""
     master, slave = os.openpty()
     with subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, stdout=slave) as process:
         os.close(slave)

@@ -11,7 +11,7 @@ PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 75))]  # the last is beyond
 
 
 def without_cache(model, prompts, count, generator=None, **settings):
-    """What generate promises, from whole forwards of one sequence, beyond the context too."""
+    """The ids that generate must give, from whole forwards, beyond the context too."""
     texts, out = [list(p)[-CONTEXT:] for p in prompts], []
     for _ in range(count):
         logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()
