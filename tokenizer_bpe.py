@@ -25,7 +25,6 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
-LARGEST = 1 << 19  # ids; more are a mistake, as for the sizes of a model
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 # Characters that are looked up at a time: in the processor's cache it is several times faster.
@@ -76,10 +75,8 @@ class Tokenizer:
         self.eot_id = special[EOT]
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
-        if self.vocab_size > LARGEST:
-            raise TokenizerError(f"{source} has ids beyond {LARGEST:,}, more than a model can have")
         self.pattern = _word_pattern(description, source)
-        # Whether text is brought to Unicode's NFC first, as Qwen does.
+        # True if text is brought to Unicode's NFC first, as Qwen does.
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
@@ -162,21 +159,18 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a tokenizer.json, or a folder that holds one, or GPT-2's vocab.json and merges.txt.
+        """From a tokenizer.json, GPT-2's vocab.json with its merges.txt, or a folder of either.
 
         Raises TokenizerError if there is none or it is not usable.
         """
         path = Path(path)
         if path.is_dir():
-            path = path / "tokenizer.json"
-        vocab, merges = path.with_name("vocab.json"), path.with_name("merges.txt")
-        two_files = path.name == "tokenizer.json" and vocab.exists() and merges.exists()
+            files = (path / "tokenizer.json", path / "vocab.json")
+            path = next(filter(Path.exists, files), files[0])
         try:
-            if two_files and not path.exists():
-                path = vocab
-                description = _read_two_files(vocab, merges)
-            else:
-                description = json.loads(path.read_text(encoding="utf-8"))
+            description = json.loads(path.read_text(encoding="utf-8"))
+            if path.name == "vocab.json":
+                description = _with_merges(description, path.with_name("merges.txt"))
             return cls(description, str(path))
         except TokenizerError:
             raise
@@ -192,7 +186,7 @@ class Tokenizer:
         return json.dumps(self.description, ensure_ascii=False, indent=1) + "\n"
 
     def same_as(self, other: "Tokenizer") -> bool:
-        """Whether both give every text the same ids, whatever else their files say."""
+        """True if both give every text the same ids, whatever else their files say."""
         return (self.ids, self.pattern, self.composes) == (other.ids, other.pattern, other.composes)
 
     def encode(self, text: str) -> np.ndarray:
@@ -223,16 +217,7 @@ class Tokenizer:
             return np.concatenate(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD.
-
-        Raises TokenizerError for an id beyond the vocabulary.
-        """
-        ids = [int(i) for i in ids]
-        for i in ids:
-            if not 0 <= i < self.vocab_size:
-                raise TokenizerError(f"token id {i} is outside the vocabulary of {self.vocab_size}")
-        if self.kind == "char":
-            return "".join(self._characters.texts[i] for i in ids)
+        """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -241,8 +226,8 @@ class Tokenizer:
         To be collected where tokens come one by one and may end inside a character.
         """
         if self.kind == "char":
-            return self.decode(ids).encode()
-        return self._tiktoken.decode_bytes(list(ids))
+            return "".join(self._characters.texts[i] for i in ids).encode()
+        return self._tiktoken.decode_bytes([int(i) for i in ids])
 
 
 class _Characters:
@@ -324,14 +309,14 @@ def _word_pattern(description, source):
 
 
 def _is_byte_level(step, cuts):
-    """Whether a pre-tokenizer turns text into bytes and, if `cuts`, cuts it into words before."""
+    """True if a pre-tokenizer turns text into bytes and, if `cuts`, cuts it into words before."""
     if step.get("type") != "ByteLevel" or step.get("add_prefix_space"):
         return False
     return bool(step.get("use_regex", True)) == cuts
 
 
 def _isolates(step):
-    """Whether a pre-tokenizer cuts text into the matches of an expression and what is between."""
+    """True if a pre-tokenizer cuts text into the matches of an expression and the rest."""
     if step.get("type") != "Split" or "Regex" not in step.get("pattern", {}):
         return False
     return step.get("behavior") == "Isolated" and not step.get("invert")
@@ -367,11 +352,11 @@ def _description(vocab, merges, byte_level):
     }
 
 
-def _read_two_files(vocab, merges):
-    """The content of the tokenizer.json that GPT-2's vocab.json and merges.txt amount to."""
-    lines = merges.read_text(encoding="utf-8").splitlines()
+def _with_merges(vocab, path):
+    """The content of a tokenizer.json for that of GPT-2's vocab.json and its merges.txt."""
+    lines = path.read_text(encoding="utf-8").splitlines()
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    return _description(json.loads(vocab.read_text(encoding="utf-8")), pairs, byte_level=True)
+    return _description(vocab, pairs, byte_level=True)
 
 
 def _vocab_and_merges(ranks):
