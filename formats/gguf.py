@@ -11,7 +11,7 @@ import torch
 
 from formats import huggingface
 from formats.conversation import CHAT_TEMPLATE
-from formats.files import atomic_write, check_room, writing
+from formats.files import atomic_write, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
@@ -25,7 +25,6 @@ TYPES = {
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
 BLOCK = 32  # numbers; q8_0 stores a row in such blocks
-ARCHES = {"gpt2": gguf.MODEL_ARCH.GPT2, "qwen3": gguf.MODEL_ARCH.QWEN3}
 # How text is split into words before merging: the expression, and llama.cpp's name for it.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
@@ -45,15 +44,12 @@ def write(
     config, tokenizer = source.config, source.tokenizer
     pre = check(config, tokenizer, kind)
     with atomic_write(path) as partial:
-        writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[ARCHES[config.arch]])
+        writer = gguf.GGUFWriter(partial, config.arch)
         add_shape(writer, config, kind, name)
         add_tokenizer(writer, tokenizer, pre, chat)
         tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
         add_tensors(writer, config, tensors, kind)
-        size = sum(info.nbytes for shard in writer.tensors for info in shard.values())
-        remedy = "choose a --gguf on another disk"
-        check_room(path.parent, size, remedy)
-        with writing(path, remedy):
+        with writing(path, "choose a --gguf on another disk"):
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
@@ -86,7 +82,7 @@ def check(config: GPTConfig, tokenizer: Tokenizer, kind: str) -> str:
 
 
 def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
-    """What llama.cpp builds the model from."""
+    """Write the numbers from which llama.cpp builds the model."""
     writer.add_name(name)
     writer.add_file_type(TYPES[kind][1])
     writer.add_context_length(config.block_size)
@@ -105,7 +101,7 @@ def add_shape(writer, config: GPTConfig, kind: str, name: str) -> None:
 
 
 def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
-    """Vocabulary and merges, in the byte-level alphabet of tokenizer.json."""
+    """Write vocabulary and merges, in the byte-level alphabet of tokenizer.json."""
     model = tokenizer.description["model"]
     vocab, merges = model["vocab"], model["merges"]
     if tokenizer.kind == "char":
@@ -147,8 +143,8 @@ def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]
 
 
 def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor], kind: str) -> None:
-    """The weights. tensors: as Hugging Face names and lays them out, float32."""
-    names = gguf.get_tensor_name_map(ARCHES[config.arch], config.n_layer)
+    """Write the weights. tensors: as Hugging Face names and lays them out, float32."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.arch.upper()], config.n_layer)
     for theirs, tensor in tensors.items():
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         if huggingface.is_transposed(config.arch, theirs):

@@ -257,13 +257,6 @@ def test_commands_are_quoted(bpe_run, tmp_path):
     assert ast.parse(load) and '"it\'s mine"' in load
 
 
-@pytest.mark.parametrize("disk", ["200k"], indirect=True)
-def test_a_disk_without_room_for_a_gguf_file_is_a_sentence(bpe_run, disk):
-    result = run_script("-m", "tools.export", bpe_run, "--gguf", disk / "a.gguf")
-    fails_clearly(result, "MB are free", "--gguf", status=1)
-    assert not list(disk.glob("*.partial")) and not (disk / "a.gguf").exists()
-
-
 @pytest.mark.parametrize("option, name", [("--out", "folder"), ("--gguf", "file.gguf")])
 def test_a_disk_that_fills_up_in_the_middle_of_an_export_is_a_sentence(
     bpe_run, tmp_path, option, name
