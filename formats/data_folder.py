@@ -17,8 +17,7 @@ import numpy as np
 from formats.files import write_json
 
 FORMAT = 1
-LARGEST_VOCABULARY = {"uint16": 1 << 16, "int32": 1 << 31}  # that a .bin of the dtype can hold
-# What a mask says of a token, as bits.
+# Bits of a mask's byte for each token.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
 
@@ -65,15 +64,14 @@ class Meta:
     format: int = FORMAT
 
     def identity(self) -> dict:
-        """What a checkpoint must agree on to continue on this data."""
+        """The values that a checkpoint must share to continue on this data."""
         values = {
             "tokenizer_sha256": self.tokenizer["sha256"],
             "dtype": self.dtype,
             "vocab_size": self.vocab_size,
-            "tokens": {name: split.tokens for name, split in self.splits.items()},
-            "text_bytes": {name: split.text_bytes for name, split in self.splits.items()},
-            "sha256": {name: split.sha256 for name, split in self.splits.items()},
         }
+        for field in ("tokens", "text_bytes", "sha256"):
+            values[field] = {name: getattr(split, field) for name, split in self.splits.items()}
         masks = {name: split.mask.sha256 for name, split in self.splits.items() if split.mask}
         return values | {"masks": masks} if masks else values
 
@@ -88,16 +86,14 @@ class Meta:
 
 def dtype_for(vocab_size: int) -> str:
     """The smallest of the two types on disk that holds every id: "uint16" or "int32"."""
-    return "uint16" if vocab_size <= LARGEST_VOCABULARY["uint16"] else "int32"
+    return "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-
-    def without_none(fields):
-        return {name: value for name, value in fields if value is not None}
-
-    values = dataclasses.asdict(meta, dict_factory=without_none)
+    values = dataclasses.asdict(
+        meta, dict_factory=lambda fields: {name: v for name, v in fields if v is not None}
+    )
     write_json(Path(folder) / "meta.json", values)
 
 
@@ -116,8 +112,6 @@ def read_meta(folder: str | Path) -> Meta:
         meta = Meta(**(values | {"splits": splits}))
         if meta.format != FORMAT:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
-        if meta.vocab_size > LARGEST_VOCABULARY.get(meta.dtype, 0):
-            raise ValueError(f"dtype {meta.dtype} cannot hold {meta.vocab_size:,} ids")
     except (ValueError, TypeError, LookupError) as error:
         raise DataError(
             f"{path} cannot be used ({type(error).__name__}: {error}); prepare the data again, or"
