@@ -30,8 +30,8 @@ def write(run: Path, records: list[dict]) -> None:
 
 
 def saved(run: Path) -> bool:
-    """Whether the log of a run knows of a checkpoint."""
-    return any(record.get("event") == "save" for record in iterate(run))
+    """True if the log of a run has recorded a checkpoint."""
+    return any(record.get("event") == "save" for record in read(run))
 
 
 def set_aside(run: Path) -> Path:
@@ -43,7 +43,7 @@ def set_aside(run: Path) -> Path:
 
 def evaluation(run: Path, step: int) -> dict | None:
     """The evaluation at a step; None where there was none, or its loss was not finite."""
-    for record in iterate(run):
+    for record in read(run):
         if record["step"] == step and record.get("val_loss") is not None:
             return record
     return None
@@ -54,22 +54,15 @@ def _lines(records):
 
 
 def read(run: Path) -> list[dict]:
-    """The records of log.jsonl; a line cut short by a crash is passed over."""
-    return list(iterate(run))
-
-
-def iterate(run: Path):
-    """Yield the records of log.jsonl one after the other, as a long log takes much memory.
-
-    A line that is no record is passed over, as one that a crash cut short.
-    """
-    path = run / NAME
+    """The records of log.jsonl, without lines that are none, such as one cut short by a crash."""
+    path, records = run / NAME, []
     if not path.exists():
-        return
+        return records
     # newline: "\n" alone ends a line, for a text may hold U+2028.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
                 if isinstance(record, dict) and "step" in record:
-                    yield record
+                    records.append(record)
+    return records

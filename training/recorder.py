@@ -259,7 +259,7 @@ def commit() -> str | None:
 def loss_curve(folder: Path) -> str:
     """The losses of all starts of a run in characters; "" where there is nothing to draw."""
     training, validation = [], []
-    for record in run_log.iterate(folder):
+    for record in run_log.read(folder):
         if "loss" in record:
             training.append((record["step"], record["loss"]))
         if "val_loss" in record:
