@@ -13,7 +13,7 @@ DRIVE = Path("/content/drive")  # where Colab mounts it
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Have a file written whole or not at all: under another name, which it yields, until it is."""
+    """Write a file whole or not at all: the body writes to the temporary name that this yields."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -26,9 +26,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path, remedy: str) -> Iterator[None]:
-    """Have a package write a file. Where the disk does not take it, OSError says so, and `remedy`.
+    """Turn any error of a package that writes `path` into an OSError that names it, and `remedy`.
 
-    That of numpy has the bytes alone, and that of safetensors is no OSError.
+    numpy's own names no file.
     """
     try:
         yield
@@ -41,9 +41,9 @@ def writing(path: Path, remedy: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Have a folder written whole or not at all: under another name, which it yields, until it is.
+    """Write a folder whole or not at all: the body fills the temporary one that this yields.
 
-    One that is there already is replaced.
+    Replaces an older one.
     """
     partial = path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old.partial")
@@ -93,24 +93,16 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, **fields: type) -> dict | None:
-    """The object in a small JSON file.
-
-    None where there is no file, it is damaged, or one of `fields` is not there in its type.
-    """
+def read_json(path: Path) -> dict:
+    """The object in a small JSON file; {} if the file is missing or damaged."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(values, dict):
-        return None
-    if any(type(values.get(name)) is not kind for name, kind in fields.items()):
-        return None
-    return values
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's list of names, on the disk itself."""
+    """Flush a file, or a folder's list of names, to the disk itself."""
     if path.is_dir() and os.name == "nt":
         return  # Windows opens no folders
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
@@ -139,7 +131,7 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
 
 
 def error_message(error: BaseException) -> str:
-    """What an error says, in a line: an error of the system names the file and says why."""
+    """An error in one line; an error of the system as its file and the reason."""
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""

@@ -35,7 +35,6 @@ SHAPES = {
         "head_dim": "head_dim",
     },
 }
-TIED = {"gpt2": True, "qwen3": False}  # where config.json lacks tie_word_embeddings
 # The only values that model.py builds; the first is that of a config.json without the name.
 FIXED = {
     "gpt2": {
@@ -74,8 +73,8 @@ QWEN3_REST = {
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks in old GPT-2 files
 # The files of a folder.
-BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
-SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+NEXT_TO_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
+SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 
 # -- config.json -----------------------------------------------------------------------------------
@@ -89,41 +88,33 @@ def read_config(folder: Path) -> GPTConfig:
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
     arch = values["model_type"]
-    if arch not in list(SHAPES):
+    if arch not in SHAPES:
         raise CheckpointError(
             f"{path} describes the architecture {arch!r}; only gpt2 and qwen3 can be loaded"
         )
-    try:
-        odd = _not_built_here(arch, values)
-        if odd:
-            raise ValueError(f"{', '.join(odd)}; model.py does not build that")
-        shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
-        if arch == "gpt2":
-            shape["n_inner"] = values.get("n_inner")
-        else:
-            rope = values.get("rope_parameters") or {}
-            shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
-        tied = bool(values.get("tie_word_embeddings", TIED[arch]))
-        return GPTConfig(**shape, arch=arch, tie_weights=tied)
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}") from None
-    except (TypeError, ValueError, AttributeError) as error:  # values of another type, too
-        raise CheckpointError(f"{path}: {error}") from None
-
-
-def _not_built_here(arch, values):
-    """What a config.json asks for and model.py does not build, in words."""
+    rope = values.get("rope_parameters") or {}
     odd = []
     for name, allowed in FIXED[arch].items():
-        value = values.get(name, allowed[0])
-        if value not in allowed:
-            odd.append(f"{name} = {value!r}")
-    rope = values.get("rope_parameters") or {}
+        if values.get(name, allowed[0]) not in allowed:
+            odd.append(f"{name} = {values[name]!r}")
     if rope.get("rope_type", "default") != "default":
         odd.append(f"rope_type = {rope['rope_type']!r}")
     if any(kind != "full_attention" for kind in values.get("layer_types") or []):
         odd.append("layer_types with other than full_attention")
-    return odd
+    if odd:
+        raise CheckpointError(f"{path}: {', '.join(odd)}; model.py does not build that")
+    try:
+        shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
+        if arch == "gpt2":
+            shape["n_inner"] = values.get("n_inner")
+        else:
+            shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
+        tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
+        return GPTConfig(**shape, arch=arch, tie_weights=tied)
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
@@ -171,10 +162,12 @@ def to_hf(
     return out
 
 
-def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def from_hf(
+    config: GPTConfig, tensors: dict[str, torch.Tensor], folder: Path
+) -> dict[str, torch.Tensor]:
     """Their tensors under our names and in our layout, float32.
 
-    What has no place in our model keeps its name, for check_tensors to find.
+    Raises CheckpointError, naming the folder, unless they are those of a model of this shape.
     """
     left = {}
     for name, tensor in tensors.items():
@@ -182,24 +175,37 @@ def from_hf(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> dict[str, to
             name = f"transformer.{name}"  # as in the first GPT-2 files
         if not name.endswith(MASKS):
             left[name] = tensor
-    out = {}
-    for name in expected_shapes(config):
-        names = their_names(config.arch, name)
-        if all(theirs in left for theirs in names):
-            tensor = torch.cat([left.pop(theirs).float() for theirs in names])
-            out[name] = tensor.t().contiguous() if is_transposed(config.arch, name) else tensor
-    if config.tie_weights and "wte.weight" in out:
+    expected, out, wrong = expected_shapes(config), {}, []
+    if config.tie_weights:
+        del expected["lm_head.weight"]
+        left.pop("lm_head.weight", None)
+    for name, shape in expected.items():
+        parts = [left.pop(theirs, None) for theirs in their_names(config.arch, name)]
+        if any(part is None for part in parts):
+            wrong.append(f"{name}: missing")
+            continue
+        tensor = torch.cat([part.float() for part in parts])
+        out[name] = tensor.t().contiguous() if is_transposed(config.arch, name) else tensor
+        if out[name].shape != shape:
+            wrong.append(f"{name}: {tuple(out[name].shape)}, expected {shape}")
+    wrong += [f"{name}: no such tensor" for name in left]
+    if wrong:
+        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise CheckpointError(
+            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
+        )
+    if config.tie_weights:
         out["lm_head.weight"] = out["wte.weight"]
-    return out | left
+    return out
 
 
 def is_transposed(arch: str, name: str) -> bool:
-    """Whether their tensor is ours transposed. name: ours or theirs."""
+    """True if their tensor is ours transposed. name: ours or theirs."""
     return arch == "gpt2" and name.endswith(TRANSPOSED)
 
 
 def their_names(arch: str, name: str) -> list[str]:
-    """What a tensor of ours is called there; several names where it holds several of theirs."""
+    """Their name of a tensor of ours, or their names where it holds several of theirs."""
     if arch == "gpt2":
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
@@ -225,26 +231,11 @@ def needed(names: Iterable[str]) -> list[str]:
     Raises CheckpointError where the package that reads them is missing.
     """
     _check_package()
-    return [name for name in names if name in BESIDE_WEIGHTS or SAFETENSORS.fullmatch(name)]
+    return [name for name in names if name in NEXT_TO_WEIGHTS or SAFETENSORS.fullmatch(name)]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder under their names there, of one file or of several with an index.
-
-    Raises CheckpointError for a missing or damaged file.
-    """
-    index = files.read_json(folder / "model.safetensors.index.json", weight_map=dict)
-    names = {"model.safetensors"}
-    if index:
-        names = {Path(str(name)).name for name in index["weight_map"].values()}
-    tensors = {}
-    for name in sorted(names):
-        tensors |= read_safetensors(folder / name)
-    return tensors
-
-
-def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file.
+    """All tensors of a folder under their names there, from one file or several.
 
     Raises CheckpointError for a missing or damaged file, and where the package is missing.
     """
@@ -252,17 +243,21 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        return load_file(path)
-    except FileNotFoundError:
+    paths = sorted(path for path in folder.iterdir() if SAFETENSORS.fullmatch(path.name))
+    if not paths:
         raise CheckpointError(
-            f"{path} is missing; weights in pytorch_model.bin become one with transformers:"
-            " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
-        ) from None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} is damaged, or no safetensors file ({files.error_message(error)})"
-        ) from None
+            f"{folder / 'model.safetensors'} is missing; weights in pytorch_model.bin become one"
+            " with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
+        )
+    tensors = {}
+    for path in paths:
+        try:
+            tensors |= load_file(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{path} is damaged, or no safetensors file ({files.error_message(error)})"
+            ) from None
+    return tensors
 
 
 def _check_package():

@@ -47,19 +47,19 @@ def load(path: str | Path | None) -> Pretrained:
     """
     folder = resolve(path)
     if is_hf(folder):
-        config, state, tokenizer = huggingface.read_config(folder), {}, None
-        tensors = huggingface.from_hf(config, huggingface.read_tensors(folder))
-        run_folder.check_tensors(folder, config, tensors)
+        config, tokenizer = huggingface.read_config(folder), None
+        tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
-        return Pretrained(folder, config, tensors, tokenizer, state)
+        return Pretrained(folder, config, tensors, tokenizer, state={})
     try:
         state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
     except CheckpointError as error:
         others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
         hint = f"; the run also has {', '.join(others)}" if others else ""
         raise CheckpointError(f"{error}{hint}") from None
-    config, tensors = run_folder.load_model(folder, state)
+    config = run_folder.read_shape(folder, state)
+    tensors = run_folder.load_tensors(folder / "model.pt")
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 
 
@@ -91,8 +91,8 @@ def model_of(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> GPT:
 
 
 def is_hf(folder: Path) -> bool:
-    """Whether the folder is in Hugging Face's format: its config.json names an architecture."""
-    return "model_type" in (files.read_json(folder / "config.json") or {})
+    """True if the folder is in Hugging Face's format: its config.json names an architecture."""
+    return "model_type" in files.read_json(folder / "config.json")
 
 
 def fetch(address: str) -> Path:

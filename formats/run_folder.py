@@ -9,7 +9,6 @@ import json
 import os
 import re
 import time
-import zipfile
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from formats.files import (
     sha256,
     write_json,
 )
-from model import GPTConfig, expected_shapes
+from model import GPTConfig
 
 FORMAT = 1
 ROOT = Path("checkpoints")
@@ -43,22 +42,17 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     """
     final = run / step_name(state["step"])
     with atomic_folder(final) as partial:
-        check_room(run, tensor_bytes(model) + tensor_bytes(optimizer), "lower keep_last")
+        check_room(run, tensor_bytes((model, optimizer)), "lower keep_last")
         torch.save(model, partial / "model.pt")
         torch.save(optimizer, partial / "optimizer.pt")
         (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
-        write_json(partial / "state.json", _described(state, partial))
+        files = {}
+        for path in [partial / name for name in FILES]:
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        saved = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        content = {"format": FORMAT, "saved": saved} | state | {"files": files}
+        write_json(partial / "state.json", content | {"sha256": fingerprint(content)})
     return final
-
-
-def _described(state, folder):
-    """The content of state.json: the state, and the files' sizes and checksums."""
-    files = {}
-    for name in FILES:
-        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-    saved = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    content = {"format": FORMAT, "saved": saved} | state | {"files": files}
-    return content | {"sha256": fingerprint(content)}
 
 
 def tensors_in(value):
@@ -73,7 +67,7 @@ def tensors_in(value):
 
 
 def tensor_bytes(value) -> int:
-    """Bytes of all tensors in nested dicts and lists; what shares memory counts once."""
+    """Bytes of all tensors in nested dicts, lists and tuples; shared memory counts once."""
     return sum({t.data_ptr(): t.nbytes for t in tensors_in(value)}.values())
 
 
@@ -98,36 +92,29 @@ def step_of(folder: Path) -> int:
 
 
 def read_state(folder: Path, names=FILES) -> dict:
-    """state.json, after comparing size and checksum of the files `names`.
+    """state.json, after comparing its own checksum and those of the files `names`.
 
-    Raises CheckpointError naming what is wrong. Its cause is an OSError where the folder could not
-    be read just now, which damages nothing.
+    Raises CheckpointError naming what is missing or damaged, and OSError where the folder cannot
+    be read just now.
     """
     path = folder / "state.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {state['format']}, this code reads format {FORMAT}"
-            )
-        values = {name: value for name, value in state.items() if name != "sha256"}
-        if state["sha256"] != fingerprint(values):
-            raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
-        for name in names:
-            file, known = folder / name, state["files"][name]
-            if file.stat().st_size != known["bytes"] or sha256(file) != known["sha256"]:
-                raise CheckpointError(f"{file} is damaged: it is not what was saved")
-    except CheckpointError:
-        raise
+        checksums = {name: sha256(folder / name) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read ({error_message(error)}); start again, or move it away to"
-            " use an older one"
-        ) from error
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state.get('format')}, this code reads format {FORMAT}"
+        )
+    values = {name: value for name, value in state.items() if name != "sha256"}
+    if state.get("sha256") != fingerprint(values):
+        raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
+    for name, checksum in checksums.items():
+        if checksum != state["files"][name]["sha256"]:
+            raise CheckpointError(f"{folder / name} is damaged: it is not what was saved")
     return state
 
 
@@ -138,63 +125,33 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
     """
     try:
         return GPTConfig(**state["model"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
 
 
-def load_model(folder: Path, state: dict) -> tuple[GPTConfig, dict[str, torch.Tensor]]:
-    """The shape and the tensors of the model in a step folder. Raises CheckpointError."""
-    config, tensors = read_shape(folder, state), load_tensors(folder / "model.pt")
-    check_tensors(folder, config, tensors)
-    return config, tensors
-
-
-def check_tensors(folder: Path, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
-    """Raises CheckpointError unless names and shapes are those of a model of this shape."""
-    expected = expected_shapes(config)
-    found = {name: tuple(getattr(t, "shape", ())) for name, t in tensors.items()}
-    wrong = [
-        f"{name}: {found.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
-        for name in sorted(expected.keys() | found.keys(), key=str)
-        if found.get(name) != expected.get(name)
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise CheckpointError(
-            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
-        )
-
-
 def load_tensors(path: Path) -> dict:
-    """The tensors of model.pt or optimizer.pt, on the CPU.
+    """The content of model.pt or optimizer.pt, on the CPU.
 
-    Executes nothing: only tensors and plain values are read. They stay in the file, for who copies
-    them. Raises CheckpointError.
+    Executes nothing: only tensors and plain values are read. The tensors stay in the file until
+    they are used. Raises CheckpointError.
     """
     try:
-        mmap = zipfile.is_zipfile(path)  # files of before 2020 are none
-        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # pickle, zip and torch each have their own
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        if foreign:
-            why = f"it holds more than tensors ({foreign[1]}), and reading that could execute code"
-        else:
-            why = error_message(error)
-        raise CheckpointError(f"{path} cannot be loaded: {why}") from None
+        raise CheckpointError(f"{path} cannot be loaded: {error_message(error)}") from None
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
     """The newest whole step folder, its state, and what was wrong with those passed over.
 
-    (None, {}, ...) if there is none.
+    (None, {}, ...) if there is none. Raises OSError as read_state does: a mount that fails for a
+    moment damages no step.
     """
     problems = []
     for folder in reversed(steps(run)):
         try:
             return folder, read_state(folder), problems
         except CheckpointError as error:
-            if isinstance(error.__cause__, OSError):  # a mount that fails for a moment
-                raise
             problems.append(str(error))
     return None, {}, problems
 
@@ -214,7 +171,7 @@ def find(path: str | Path | None) -> Path:
             )
         path = max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
     path = Path(path)
-    if (path / "state.json").exists() or (STEP_NAME.fullmatch(path.name) and path.is_dir()):
+    if (path / "state.json").exists():
         return path
     found = steps(path)
     if not found:
@@ -229,7 +186,7 @@ def runs_with_steps() -> list[Path]:
 
 
 def what_is_there(path: Path) -> str:
-    """In words, what a path without a checkpoint is, and where checkpoints are."""
+    """A sentence about a path without a checkpoint, and where checkpoints are."""
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
@@ -241,7 +198,7 @@ def what_is_there(path: Path) -> str:
 
 def best_of(run: Path) -> int | None:
     """The step of the best evaluation so far."""
-    return (read_json(run / "best.json", step=int) or {}).get("step")
+    return read_json(run / "best.json").get("step")
 
 
 def set_aside(run: Path, step: int) -> None:
@@ -270,5 +227,5 @@ def delete_partial(run: Path) -> None:
 
 
 def saw_conversations(state: dict) -> bool:
-    """Whether a run was trained on conversations. state: of a step folder."""
+    """True if a run was trained on conversations. state: of a step folder."""
     return "masks" in state["data"]

@@ -85,8 +85,7 @@ class Checkpoint:
         state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
         another shape than its parameter. Raises CheckpointError for what does not fit.
         """
-        _, weights = run_folder.load_model(self.folder, self.saved)
-        state.model.load_state_dict(weights)
+        state.model.load_state_dict(run_folder.load_tensors(self.folder / "model.pt"))
         path, parameters = self.folder / "optimizer.pt", dict(state.model.named_parameters())
         saved = run_folder.load_tensors(path)
         reserve_state(state.optimizer)

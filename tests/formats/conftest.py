@@ -1,4 +1,4 @@
-"""What the tests of formats share: small models of transformers, and how two models compare."""
+"""Shared by the tests of formats: small models of transformers, and how two models compare."""
 
 import json
 

@@ -103,7 +103,7 @@ def test_what_cannot_be_read_just_now_is_not_damaged(tmp_path):
     state = save(tmp_path, 2) / "state.json"
     state.unlink()
     state.mkdir()
-    with pytest.raises(CheckpointError, match="step_00000002 cannot be read"):
+    with pytest.raises(OSError, match="step_00000002"):
         run_folder.latest(tmp_path)
 
 
@@ -163,13 +163,11 @@ def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "text", ["[1]", "{}", '{"step": 3}', '{"step": "3", "val_loss": "low"}', "no JSON"]
-)
-def test_a_small_file_that_holds_something_else_counts_as_none(tmp_path, text):
-    (tmp_path / "best.json").write_text(text)
-    assert files.read_json(tmp_path / "best.json", step=int, val_loss=float) is None
-    assert run_folder.best_of(tmp_path) == (3 if text == '{"step": 3}' else None)
+def test_a_small_file_that_is_damaged_counts_as_none(tmp_path):
+    assert run_folder.best_of(tmp_path) is None
+    for text, best in (('{"step": 3}', 3), ('{"step": 3', None), ("\0" * 9, None)):
+        (tmp_path / "best.json").write_text(text)
+        assert run_folder.best_of(tmp_path) == best
 
 
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
