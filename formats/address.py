@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -75,11 +75,10 @@ class Folder:
         0 bytes where the server does not say, as one of the web.
         """
         self.files.invalidate_cache()
-        options = {"detail": True}
-        if self.on_disk:  # fsspec passes over what it cannot read: a mount that fails looks empty
-            options["on_error"] = "raise"
+        # On a disk fsspec passes over what it cannot read: a mount that fails would look empty.
+        options = {"on_error": "raise"} if self.on_disk else {}
         try:
-            found = self._request(self.files.find, self.root, **options)
+            found = self._request(self.files.find, self.root, detail=True, **options)
         except FileNotFoundError as error:
             if self.on_disk:
                 return {}
@@ -87,9 +86,11 @@ class Folder:
             raise AddressError(
                 f"{self.address} cannot be reached: {error_message(error)}"
             ) from None
-        below = f"{self.root}/"
-        sizes = {path: found[path]["size"] or 0 for path in found if path.startswith(below)}
-        return {path.removeprefix(below): size for path, size in sizes.items()}
+        sizes, below = {}, f"{self.root}/"
+        for path, info in found.items():
+            if path.startswith(below):
+                sizes[path.removeprefix(below)] = info["size"] or 0
+        return sizes
 
     def read(self, name: str, end: int | None = None) -> bytes:
         """The bytes of a file, up to `end`."""
@@ -115,8 +116,15 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return atomic_write(path)
 
-    def get(self, sizes: dict[str, int], folder: Path) -> None:
-        """Copy files to a folder of this disk, each whole or not at all, and say so.
+    def get(self, names: Iterable[str], folder: Path) -> None:
+        """Copy those of the files that exist to a folder of this disk, each whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), atomic_write(folder / name) as partial:
+                self._request(self.files.get_file, f"{self.root}/{name}", str(partial))
+
+    def get_large(self, sizes: dict[str, int], folder: Path) -> None:
+        """Copy files that take a while: check the room for them and print their size first.
 
         sizes: those of `list` that are wanted. Raises OSError where the disk does not take them.
         """
@@ -124,25 +132,14 @@ class Folder:
         check_room(folder, size, "choose another disk")
         how_much = f", {size / 1e6:,.1f} MB" if size else ""
         print(f"fetching {self.address}{how_much}", file=sys.stderr, flush=True)
-        for name in sizes:
-            with atomic_write(folder / name) as partial:
-                self._request(self.files.get_file, f"{self.root}/{name}", str(partial))
-
-    def get_small(self, names: tuple[str, ...], folder: Path) -> None:
-        """Copy those of the files that exist to a folder of this disk, each whole or not at all."""
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                data = self.read(name)
-                folder.mkdir(parents=True, exist_ok=True)
-                with atomic_write(folder / name) as partial:
-                    partial.write_bytes(data)
+        self.get(sizes, folder)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with what is in it."""
         self._request(self.files.rm, f"{self.root}/{name}", recursive=True)
 
     def _request(self, action, *arguments, **options):
-        """What a method of fsspec returns, tried again where its failure may pass."""
+        """Call a method of fsspec, and again where its failure may pass."""
         for pause in (*PAUSES, 0):
             try:
                 return action(*arguments, **options)
@@ -176,5 +173,5 @@ def download_log(address: str) -> Path:
         return Path(address)
     there = Folder(address)
     with local_copy(there) as here:
-        there.get_small(("log.jsonl", "config.json"), here)
+        there.get(("log.jsonl", "config.json"), here)
     return here

@@ -30,7 +30,7 @@ class Mirror:
         self.address = self.folder.address
 
     def steps(self) -> dict[int, bool]:
-        """The steps that are there, oldest first, and whether each is whole."""
+        """The steps that are there, oldest first: {step: True if it is whole}."""
         found = {}
         for path in self.folder.list():
             folder, _, name = path.partition("/")
@@ -40,7 +40,7 @@ class Mirror:
         return dict(sorted(found.items()))
 
     def whole(self) -> list[int]:
-        """The steps that count, oldest first."""
+        """The steps that are there whole, oldest first."""
         return [step for step, is_whole in self.steps().items() if is_whole]
 
     def check_same_run(self, run: Path) -> None:
@@ -80,14 +80,14 @@ class Mirror:
 
     def upload(self, folder: Path) -> None:
         """Write a step and the log up to it, state.json last."""
-        with contextlib.suppress(FileNotFoundError):
-            self.folder.remove(f"{folder.name}/state.json")  # of an earlier save of this step
+        self.remove(run_folder.step_of(folder))  # an earlier save of it
         for name in FILES:
             self.folder.put(folder / name, f"{folder.name}/{name}")
         self.folder.write(run_log.NAME, (folder.parent / run_log.NAME).read_bytes())
         self.folder.put(folder / "state.json", f"{folder.name}/state.json")
 
     def remove(self, step: int) -> None:
+        """Delete a step, if it is there; first the file without which it does not count."""
         for name in (f"{step_name(step)}/state.json", step_name(step)):
             with contextlib.suppress(FileNotFoundError):
                 self.folder.remove(name)
@@ -109,22 +109,21 @@ class Mirror:
         if not newer:
             return []
         run_folder.set_aside(run, here)
-        self.folder.get_small((run_log.NAME, "best.json"), run)
-        fetched = self._fetch_first(reversed(newer), run, problems)
+        self.folder.get((run_log.NAME, "best.json"), run)
+        self._fetch_first(reversed(newer), run, problems)
         best = run_folder.best_of(run)
-        missing = best in whole and not (run / step_name(best)).exists()
-        if fetched and missing and best < run_folder.step_of(fetched):
+        if best in whole and not (run / step_name(best)).exists():
             self._fetch_first([best], run, problems)
         return problems
 
     def _fetch_first(self, steps: Iterable[int], run, problems):
-        """Fetch the first of these steps that is not damaged; its folder, None if all are."""
+        """Fetch the first of these steps that is not damaged; the others go into `problems`."""
         for step in steps:
             try:
-                return self.fetch(step, run)
+                self.fetch(step, run)
+                return
             except CheckpointError as error:
                 problems.append(f"in {self.address}: {error}")
-        return None
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:
         """Copy files of a step, and its state.json, into a run folder of this disk; its folder.
@@ -137,7 +136,7 @@ class Mirror:
         wanted = ("state.json", *names)
         with atomic_folder(final) as partial:
             sizes = there.list()
-            there.get({name: sizes[name] for name in sizes if name in wanted}, partial)
+            there.get_large({name: sizes[name] for name in sizes if name in wanted}, partial)
             run_folder.read_state(partial, names)
         return final
 
@@ -152,9 +151,8 @@ def fetch_to_read(address: str) -> Path:
     named = STEP_NAME.fullmatch(name)
     mirror = Mirror(parent if named else address)
     with local_copy(mirror.folder) as here:
+        mirror.folder.get((run_log.NAME, "best.json"), here)
         whole = mirror.whole()
-        if whole:
-            mirror.folder.get_small((run_log.NAME, "best.json"), here)
         best = run_folder.best_of(here)
         step = best if best in whole else max(whole, default=None)
         if named:

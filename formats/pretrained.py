@@ -4,6 +4,7 @@ formats/run_folder.py and formats/huggingface.py know these folders. An address 
 disk first.
 """
 
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,18 +101,14 @@ def fetch(address: str) -> Path:
 
     Of several processes one fetches. Raises as resolve() does.
     """
-    asked = time.time()
-    there = Folder(address)
+    asked, there = time.time(), Folder(address)
     with local_copy(there) as here:
-        there.get_small(("config.json",), here)
-        finished = here / ".finished"
-        new = finished.exists() and finished.stat().st_mtime >= asked
-        if is_hf(here) and not new:
-            sizes = there.list()
+        if is_hf(here) and here.stat().st_mtime >= asked:  # another process has just fetched it
+            return here
+        sizes = there.list()
+        if "config.json" in sizes and "model_type" in json.loads(there.read("config.json")):
             wanted = huggingface.needed(sizes)
-            for name in huggingface.needed(path.name for path in here.iterdir()):
-                if name not in wanted:  # of an earlier state of the address
-                    (here / name).unlink()
-            there.get({name: sizes[name] for name in wanted}, here)
-            finished.touch()
-    return here if is_hf(here) else mirror.fetch_to_read(address)
+            with files.atomic_folder(here) as partial:
+                there.get_large({name: sizes[name] for name in wanted}, partial)
+            return here
+    return mirror.fetch_to_read(address)
