@@ -86,11 +86,9 @@ class Folder:
             raise AddressError(
                 f"{self.address} cannot be reached: {error_message(error)}"
             ) from None
-        sizes, below = {}, f"{self.root}/"
-        for path, info in found.items():
-            if path.startswith(below):
-                sizes[path.removeprefix(below)] = info["size"] or 0
-        return sizes
+        below = f"{self.root}/"
+        paths = [path for path in found if path.startswith(below)]
+        return {path.removeprefix(below): found[path]["size"] or 0 for path in paths}
 
     def read(self, name: str, end: int | None = None) -> bytes:
         """The bytes of a file, up to `end`."""

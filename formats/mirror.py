@@ -31,13 +31,10 @@ class Mirror:
 
     def steps(self) -> dict[int, bool]:
         """The steps that are there, oldest first: {step: True if it is whole}."""
-        found = {}
-        for path in self.folder.list():
-            folder, _, name = path.partition("/")
-            if name and STEP_NAME.fullmatch(folder):
-                step = int(folder.removeprefix("step_"))
-                found[step] = found.get(step, False) or name == "state.json"
-        return dict(sorted(found.items()))
+        names = self.folder.list()
+        folders = {name.partition("/")[0] for name in names}
+        steps = sorted(int(found[1]) for found in map(STEP_NAME.fullmatch, folders) if found)
+        return {step: f"{step_name(step)}/state.json" in names for step in steps}
 
     def whole(self) -> list[int]:
         """The steps that are there whole, oldest first."""
@@ -58,7 +55,7 @@ class Mirror:
     # -- upload ------------------------------------------------------------------------------------
 
     def update(self, run: Path) -> None:
-        """Upload what is lacking of a run, the newest step first; delete what the disk has deleted.
+        """Upload what the copy of a run lacks, the newest step first; delete what the disk deleted.
 
         Raises CheckpointError where the copy is of another run.
         """
@@ -97,8 +94,8 @@ class Mirror:
     def fetch_newer(self, run: Path) -> list[str]:
         """Fetch the newest whole step, if it is newer than those of a run, and the best one.
 
-        Returns what was passed over, in words. Raises CheckpointError where the copy is of another
-        run.
+        Returns a sentence for each damaged step. Raises CheckpointError where the copy is of
+        another run.
         """
         whole = self.whole()
         if whole and run_folder.steps(run):
@@ -126,17 +123,17 @@ class Mirror:
                 problems.append(f"in {self.address}: {error}")
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:
-        """Copy files of a step, and its state.json, into a run folder of this disk; its folder.
+        """Copy files of a step, and its state.json, into a run folder of this disk.
 
-        It is whole or it does not exist. Raises CheckpointError where what is there is damaged,
-        OSError where the disk does not take it.
+        Returns the step's folder, which is whole or does not exist. Raises CheckpointError if the
+        step is damaged, OSError where the disk does not take it.
         """
         final = run / step_name(step)
         there = Folder(f"{self.address}/{final.name}")
         wanted = ("state.json", *names)
         with atomic_folder(final) as partial:
-            sizes = there.list()
-            there.get_large({name: sizes[name] for name in sizes if name in wanted}, partial)
+            sizes = {name: size for name, size in there.list().items() if name in wanted}
+            there.get_large(sizes, partial)
             run_folder.read_state(partial, names)
         return final
 
