@@ -37,16 +37,21 @@ class TokenizerError(ValueError):
     """A tokenizer file or a text that cannot be used, in a sentence for the user."""
 
 
-def byte_alphabet() -> dict[str, int]:
-    """{character: byte}, the printable character that GPT-2 writes for each byte.
-
-    A byte-level tokenizer.json is written in them.
-    """
+def _alphabet():
+    """{byte: character}: the printable character that GPT-2 writes for each byte."""
     spans = ("!~", "¡¬", "®ÿ")  # first and last of each
     printable = [byte for first, last in spans for byte in range(ord(first), ord(last) + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + n): byte for n, byte in enumerate(others)}
+    alphabet = {byte: chr(byte) for byte in printable}
+    return alphabet | {byte: chr(256 + n) for n, byte in enumerate(others)}
+
+
+ALPHABET = _alphabet()
+
+
+def spell(data: bytes) -> str:
+    """Bytes in the characters in which a byte-level tokenizer.json writes them."""
+    return data.decode("latin-1").translate(ALPHABET)
 
 
 class Tokenizer:
@@ -126,11 +131,10 @@ class Tokenizer:
     @classmethod
     def from_merges(cls, merges: list[tuple[bytes, bytes]]) -> "Tokenizer":
         """The tokenizer that train() makes of texts which lead to these merges."""
-        to_char = {byte: char for char, byte in byte_alphabet().items()}
         pairs = []
-        vocab = {token: i for i, token in enumerate([EOT, *sorted(to_char.values())])}
+        vocab = {token: i for i, token in enumerate([EOT, *sorted(ALPHABET.values())])}
         for pair in merges:
-            first, second = ("".join(to_char[byte] for byte in part) for part in pair)
+            first, second = map(spell, pair)
             pairs.append([first, second])
             vocab[first + second] = len(vocab)
         return cls(_description(vocab, pairs, byte_level=True))
@@ -267,7 +271,7 @@ class _Characters:
 
 def _byte_pairs(vocab, special, pattern, source):
     """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
-    to_byte = byte_alphabet()
+    to_byte = {char: byte for byte, char in ALPHABET.items()}
     ranks = {}
     for token, i in vocab.items():
         if token not in special and to_byte.keys() >= set(token):
@@ -364,8 +368,6 @@ def _vocab_and_merges(ranks):
 
     Each token was made of the two parts that BPE, stopped just before its rank, leaves of it.
     """
-    to_char = {byte: char for char, byte in byte_alphabet().items()}
-    as_text = {token: "".join(to_char[byte] for byte in token) for token in ranks}
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[i : i + 1] for i in range(len(token))]
@@ -374,8 +376,8 @@ def _vocab_and_merges(ranks):
             at = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
-            merges.append([as_text[parts[0]], as_text[parts[1]]])
-    return {as_text[token]: rank for token, rank in ranks.items()}, merges
+            merges.append([spell(part) for part in parts])
+    return {spell(token): rank for token, rank in ranks.items()}, merges
 
 
 def safe_cut(text: str, limit: int) -> int:

@@ -15,7 +15,7 @@ from formats.files import atomic_write, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from tokenizer_bpe import GPT2_PATTERN, Tokenizer, byte_alphabet
+from tokenizer_bpe import GPT2_PATTERN, Tokenizer, spell
 
 # The type of the matrices, and of the file; norms, biases and positions are float32.
 F32 = gguf.GGMLQuantizationType.F32
@@ -128,14 +128,13 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
 
 def characters_as_bytes(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
     """A character-level tokenizer as byte-level BPE: merges join each character's bytes."""
-    as_char = {byte: char for char, byte in byte_alphabet().items()}
     vocab = {}
     # llama.cpp needs at least one merge; no UTF-8 has this byte. A dict, to keep each merge once.
-    merges = {f"{as_char[0xC0]} {as_char[0xC0]}": None}
+    merges = {" ".join(spell(b"\xc0\xc0")): None}
     for char, i in tokenizer.description["model"]["vocab"].items():
         if i == tokenizer.eot_id:
             continue
-        text = "".join(as_char[byte] for byte in char.encode())
+        text = spell(char.encode())
         vocab[text] = i
         for end in range(1, len(text)):
             merges[f"{text[:end]} {text[end]}"] = None

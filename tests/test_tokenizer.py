@@ -185,8 +185,8 @@ def test_merges_are_recovered_from_ranks():
     From those of a trained tokenizer exactly its merges come back.
     """
     vocab = BPE.description["model"]["vocab"]
-    alphabet = tokenizer_bpe.byte_alphabet()
-    ranks = {bytes(alphabet[c] for c in token): i for token, i in vocab.items() if token != EOT}
+    to_byte = {char: byte for byte, char in tokenizer_bpe.ALPHABET.items()}
+    ranks = {bytes(to_byte[c] for c in token): i for token, i in vocab.items() if token != EOT}
     _, merges = tokenizer_bpe._vocab_and_merges(ranks)
     assert merges == BPE.description["model"]["merges"]
 
