@@ -93,7 +93,7 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int = 32000, show_progress: bool = False
+        cls, texts: Iterable[str], vocab_size: int, show_progress: bool = False
     ) -> "Tokenizer":
         """Byte-level BPE from texts: id 0 is <|endoftext|>, the 256 bytes follow, then the merges.
 
@@ -102,11 +102,6 @@ class Tokenizer:
         """
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-        if vocab_size < 257:
-            raise TokenizerError(
-                f"vocab_size = {vocab_size}: byte-level BPE needs at least 257, the 256 bytes and"
-                f" {EOT}"
-            )
         hf = Tokenizer(models.BPE())
         hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = trainers.BpeTrainer(
