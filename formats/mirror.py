@@ -157,9 +157,8 @@ def fetch_to_read(address: str) -> Path:
         if step not in whole:
             there = ", ".join(map(step_name, whole)) or "no step that is whole"
             raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")
-        state = here / step_name(step) / "state.json"
-        if state.exists() and state.read_bytes() == mirror.folder.read(
-            f"{step_name(step)}/state.json"
-        ):
-            return state.parent
+        copy = here / step_name(step) / "state.json"
+        state = mirror.folder.read(f"{step_name(step)}/state.json")
+        if copy.exists() and copy.read_bytes() == state:
+            return copy.parent
         return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))

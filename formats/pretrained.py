@@ -32,6 +32,17 @@ class Pretrained:
     tokenizer: Tokenizer | None
     state: dict
 
+    def model(self) -> GPT:
+        """A model that holds the tensors, on the CPU. Its own are not made: that would take 3 s."""
+        with torch.device("meta"):
+            model = GPT(self.config)
+        model.load_state_dict(self.tensors, assign=True)
+        if self.config.tie_weights:
+            model.lm_head.weight = model.wte.weight
+        if model.rotary is not None:
+            model.rotary = rotary_table(self.config)
+        return model
+
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
         """The tensors for a context of at most their own: of learned positions, the first."""
         tensors = dict(self.tensors)
@@ -77,18 +88,6 @@ def resolve(path: str | Path | None) -> Path:
     if path is not None and is_hf(Path(path)):
         return Path(path)
     return run_folder.find(path)
-
-
-def model_of(config: GPTConfig, tensors: dict[str, torch.Tensor]) -> GPT:
-    """A model that holds these tensors, on the CPU. Its own are not made: that would take 3 s."""
-    with torch.device("meta"):
-        model = GPT(config)
-    model.load_state_dict(tensors, assign=True)
-    if config.tie_weights:
-        model.lm_head.weight = model.wte.weight
-    if model.rotary is not None:
-        model.rotary = rotary_table(config)
-    return model
 
 
 def is_hf(folder: Path) -> bool:

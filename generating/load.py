@@ -8,7 +8,6 @@ import torch
 
 import hardware
 from formats import files, pretrained
-from formats.pretrained import model_of
 from formats.run_folder import CheckpointError
 from generating.cpu_kernels import pack
 from generating.decoder import Decoder, make_decoder
@@ -77,5 +76,5 @@ def load_model(
     Raises CheckpointError for a folder that is not whole.
     """
     weights = pretrained.load(folder)
-    model = model_of(weights.config, weights.tensors).to(device, dtype).eval()
+    model = weights.model().to(device, dtype).eval()
     return model, weights.tokenizer, weights.state

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from preparing.catalog import table
 from preparing.chunks import Options
+from tokenizer_bpe import LARGEST
 
 DEFAULT_VOCAB_SIZE = 32000
-LARGEST_VOCAB_SIZE = 1 << 19  # more are a mistake, as for the sizes of a model
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
 
@@ -132,7 +132,7 @@ def _add_arguments(parser):
         " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
     text = f"size of a bpe, 256 bytes and end-of-text included; default {DEFAULT_VOCAB_SIZE}"
-    add("--vocab_size", type=number(int, 257, LARGEST_VOCAB_SIZE), help=text)
+    add("--vocab_size", type=number(int, 257, LARGEST), help=text)
     text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)
     add = parser.add_argument_group("reading").add_argument
