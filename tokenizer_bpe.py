@@ -30,7 +30,7 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 # Characters that are looked up at a time: in the processor's cache it is several times faster.
 BLOCK = 1 << 20
-# Where text may be cut, see safe_cut.
+# The places at which text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
 
@@ -223,7 +223,7 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The UTF-8 bytes of token ids.
 
-        To be collected where tokens come one by one and may end inside a character.
+        Collect them where tokens come one by one: a token may end inside a character.
         """
         if self.kind == "char":
             return "".join(self._characters.texts[i] for i in ids).encode()
@@ -377,7 +377,7 @@ def _vocab_and_merges(ranks):
 
 
 def safe_cut(text: str, limit: int) -> int:
-    """Where to cut `text`, at or before `limit`, so that its two parts encode as the whole does.
+    """The last place at or before `limit` to cut `text` into two parts that encode as the whole.
 
     After a line break between two characters that are not white space, before a space between two
     letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's

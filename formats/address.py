@@ -17,14 +17,14 @@ from filelock import FileLock
 from formats.files import atomic_write, check_room, error_message
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# What opens an address: a user and password before its host, keys after its "?".
+# Credentials in an address: a user and password before its host, keys after its "?".
 LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
 KEY = re.compile(
     r"([?&](?:[^=&#]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
     r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#]*",
     re.IGNORECASE,
 )
-# What to do about a permission that is missing, for each protocol.
+# The remedy for a missing permission, for each protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
     " https://huggingface.co/settings/tokens, and give it as HF_TOKEN=hf_...",
@@ -47,7 +47,7 @@ def protocol_of(address: str) -> str:
 
 
 def without_credentials(address: str) -> str:
-    """An address, or any other text, as files record it: without what opens it to whoever reads."""
+    """An address, or any other text, as files record it: without credentials."""
     return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
 
 
@@ -70,9 +70,9 @@ class Folder:
             raise AddressError(f"{address} cannot be opened: {error_message(error)}") from None
 
     def list(self) -> dict[str, int]:
-        """The files in it and below it: {name: bytes}. Empty where there is no such folder.
+        """The files in it and below it: {name: bytes}. Empty if there is no such folder.
 
-        0 bytes where the server does not say, as one of the web.
+        Web servers do not tell sizes: 0 bytes.
         """
         self.files.invalidate_cache()
         # On a disk fsspec passes over what it cannot read: a mount that fails would look empty.
@@ -82,7 +82,7 @@ class Folder:
         except FileNotFoundError as error:
             if self.on_disk:
                 return {}
-            # A bucket that does not exist.
+            # The bucket does not exist.
             raise AddressError(
                 f"{self.address} cannot be reached: {error_message(error)}"
             ) from None

@@ -1,8 +1,7 @@
-"""A run folder at an address: kept as the one on this disk is, and fetched from.
+"""The copy of a run folder at an address: kept up to date, and fetched from.
 
-A step counts once its state.json is there: that file is written last and deleted first. A step
-that is fetched is compared with its checksums before it gets its name. How bytes get there and
-back: formats/address.py.
+A step counts once its state.json is there: that file is written last and deleted first. A fetched
+step is compared with its checksums before it gets its name. formats/address.py transfers the bytes.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ FIRST_LINE = 100_000  # bytes; a log's first line is shorter
 
 
 def address_of(mirror: str, run: Path) -> str:
-    """Where the copy of a run folder is: under the mirror, by the name of the folder."""
+    """The address of a run's copy: under the mirror, by the name of the run's folder."""
     return f"{mirror.rstrip('/')}/{run.resolve().name}"
 
 

@@ -96,9 +96,10 @@ def is_hf(folder: Path) -> bool:
 
 
 def fetch(address: str) -> Path:
-    """A copy of what is at an address: a folder in Hugging Face's format, or a step of a run.
+    """Copy a folder in Hugging Face's format, or a step of a run, from an address to this disk.
 
-    Of several processes one fetches. Raises as resolve() does.
+    One of several processes fetches it, and the others wait. Returns the folder. Raises as
+    resolve() does.
     """
     asked, there = time.time(), Folder(address)
     with local_copy(there) as here:

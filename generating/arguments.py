@@ -47,7 +47,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Checkpoints and prompts; how many texts, how long, and how their tokens are drawn; output."""
+    """Add the options: checkpoints and prompts, the texts and how tokens are drawn, output."""
     add = parser.add_argument
     text = (
         "a run (its best step by validation loss, else its newest), one step of it, or the address"
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where the model runs, as hardware.find_device takes it; tools share it."""
+    """Add --device, which hardware.find_device reads; tools share it."""
     text = "auto, cuda, cuda:1, xpu, mps or cpu; default %(default)s"
     parser.add_argument("--device", default="auto", help=text)
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from generating.load import LoadedModel
 from generating.text import Completion
 
-# What a terminal obeys, such as a new title or clipboard, as the picture of its character: ESC is
-# shown as \u241b. CR, which comes before a line break in text of Windows, is left out.
+# Control characters, with which a text could set a terminal's title or clipboard, as pictures: ESC
+# is shown as \u241b. CR, which comes before a line break in text of Windows, is left out.
 CONTROLS = {n: chr(0x2400 + n) for n in range(32)} | dict.fromkeys(range(127, 160), "\ufffd")
 CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 
 
 def note(words: str) -> None:
-    """Something about a text that is not the text: in brackets, to standard error."""
+    """Print a remark about a text, in brackets, to standard error."""
     print(f"[{words}]", file=sys.stderr)
 
 
