@@ -21,7 +21,7 @@ from tokenizer_bpe import Tokenizer
 # For each architecture: our shape's names and theirs.
 SHAPES = {
     "gpt2": {
-        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+        **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd", "n_inner")},
         "block_size": "n_positions",
     },
     "qwen3": {
@@ -83,7 +83,7 @@ SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 def read_config(folder: Path) -> GPTConfig:
     """The shape in a config.json.
 
-    Raises CheckpointError for what is missing, and listing all that model.py does not build.
+    Raises CheckpointError that lists all that model.py does not build.
     """
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
@@ -103,16 +103,12 @@ def read_config(folder: Path) -> GPTConfig:
         odd.append("layer_types with other than full_attention")
     if odd:
         raise CheckpointError(f"{path}: {', '.join(odd)}; model.py does not build that")
+    shape = {ours: values.get(theirs) for ours, theirs in SHAPES[arch].items()}
+    if arch == "qwen3":
+        shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
+    tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     try:
-        shape = {ours: values[theirs] for ours, theirs in SHAPES[arch].items()}
-        if arch == "gpt2":
-            shape["n_inner"] = values.get("n_inner")
-        else:
-            shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
-        tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 
@@ -126,7 +122,6 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     values |= {"vocab_size": tokenizer.vocab_size, "tie_word_embeddings": config.tie_weights}
     values |= {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
     if arch == "gpt2":
-        values["n_inner"] = config.n_inner
         values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
     else:  # transformers reads the second from version 5 on, older programs the first
         values["rope_theta"] = config.rope_theta
