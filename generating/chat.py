@@ -9,13 +9,11 @@ class Conversation:
 
     def __init__(self, loaded: LoadedModel, system: str | None = None):
         self.loaded = loaded
-        self.messages = []  # as reply_prompt takes them
-        if system:
-            self.messages.append({"role": "system", "content": system})
+        self.messages = [{"role": "system", "content": system}] if system else []
 
     def prompt(self, line: str) -> str:
-        said = {"role": "user", "content": line}
-        return reply_prompt([*self.messages, said], self.loaded)
+        """The prompt for the reply to a line of the user's."""
+        return reply_prompt([*self.messages, {"role": "user", "content": line}], self.loaded)
 
     def remember(self, line: str, reply: str) -> None:
         self.messages.append({"role": "user", "content": line})
@@ -31,10 +29,9 @@ def reply_prompt(messages: list[dict], loaded: LoadedModel) -> str:
     """
     room = loaded.model.config.block_size // 2
     system = messages[:1] if messages[0]["role"] == "system" else []
-    turns = messages[len(system) :]
-    while True:
-        prompt = format_chat([*system, *turns]) + REPLY
-        later = [n for n, turn in enumerate(turns) if n and turn["role"] == "user"]
-        if not later or len(loaded.tokenizer.encode(prompt)) <= room:
-            return prompt
-        turns = turns[later[0] :]
+    for start, message in enumerate(messages):
+        if message["role"] == "user":
+            prompt = format_chat([*system, *messages[start:]]) + REPLY
+            if len(loaded.tokenizer.encode(prompt)) <= room:
+                break
+    return prompt
