@@ -22,12 +22,12 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
     block_size / 2 tokens and all that follow, until the context is full again.
     """
     context = model.config.block_size
-    sequences = [list(prompt)[-context:] for prompt in prompts]
+    sequences = [prompt[-context:] for prompt in prompts]
     shape = (len(prompts), model.config.vocab_size)
     # The tokens that each sequence has: [B, V].
     seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
     for row, prompt in zip(seen, prompts, strict=True):
-        row[list(prompt)] = True
+        row[prompt] = True
     decoder = decoder or make_decoder(model, rows=len(sequences))
     cached = False  # whether the cache has all tokens of the sequences but the last of each
     for _ in range(max_new_tokens):
