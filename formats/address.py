@@ -94,25 +94,15 @@ class Folder:
         """The bytes of a file, up to `end`."""
         return self._request(self.files.cat_file, f"{self.root}/{name}", start=0, end=end)
 
-    def write(self, name: str, data: bytes) -> None:
-        if not self.on_disk:
-            self._request(self.files.pipe_file, f"{self.root}/{name}", data)
-            return
-        with self._on_disk(name) as partial:
-            partial.write_bytes(data)
-
     def put(self, file: Path, name: str) -> None:
         """Write a copy of a file of this disk."""
         if not self.on_disk:
             self._request(self.files.put_file, str(file), f"{self.root}/{name}")
             return
-        with self._on_disk(name) as partial:
-            shutil.copyfile(file, partial)
-
-    def _on_disk(self, name):
         path = Path(self.root, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return atomic_write(path)
+        with atomic_write(path) as partial:
+            shutil.copyfile(file, partial)
 
     def get(self, names: Iterable[str], folder: Path) -> None:
         """Copy those of the files that exist to a folder of this disk, each whole or not at all."""

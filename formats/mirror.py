@@ -69,7 +69,7 @@ class Mirror:
                 self.upload(folder)
         for name in ("config.json", run_log.NAME, "best.json"):
             if (run / name).exists():
-                self.folder.write(name, (run / name).read_bytes())
+                self.folder.put(run / name, name)
         for step in there:
             if step not in here and step < max(here, default=0):
                 self.remove(step)
@@ -79,7 +79,7 @@ class Mirror:
         self.remove(run_folder.step_of(folder))  # an earlier save of it
         for name in FILES:
             self.folder.put(folder / name, f"{folder.name}/{name}")
-        self.folder.write(run_log.NAME, (folder.parent / run_log.NAME).read_bytes())
+        self.folder.put(folder.parent / run_log.NAME, run_log.NAME)
         self.folder.put(folder / "state.json", f"{folder.name}/state.json")
 
     def remove(self, step: int) -> None:

@@ -167,7 +167,8 @@ def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
     save(run, 1, 2)
     upload(run, place)
     there = Mirror(f"{place}/run").folder
-    there.write("step_00000002/model.pt", b"damaged")
+    (run / "step_00000002" / "model.pt").write_bytes(b"damaged")
+    there.put(run / "step_00000002" / "model.pt", "step_00000002/model.pt")
     there.remove("step_00000001/optimizer.pt")
     assert fetch(empty, place) == []
     said = capsys.readouterr().out
