@@ -52,13 +52,11 @@ def positive(text: str) -> float:
 
 
 def short(value: float) -> str:
-    """A large number in few characters: 134.6M, as 135M."""
+    """A number in three digits: 134,612,000 as 135M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= 1000 * size:
-            return f"{value / size:,.0f}{letter}"
         if value >= size:
             return f"{value / size:.3g}{letter}"
-    return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -66,8 +64,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for first, *others in [head, *rows]:
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("   ".join([f"{first:{widths[0]}}", *cells]))
+        cells = map(str.rjust, others, widths[1:])
+        lines.append("   ".join([first.ljust(widths[0]), *cells]))
     return "\n".join(lines)
 
 

@@ -151,17 +151,17 @@ def test_runs_on_different_data_are_compared_in_bits_per_byte_only(runs, tmp_pat
 
 def ending_at(name, loss, seconds=100.0, **settings):
     """A run of 1,000 tokens with one loss throughout, evaluated halfway and at the end."""
-    columns = {"step": [5, 10], "tokens": [500, 1000], "elapsed_s": [seconds / 2, seconds]}
-    evaluations = [{"step": step, "val_loss": loss, "bits_per_byte": loss} for step in (5, 10)]
-    arrays = {column: np.array(values, dtype=float) for column, values in columns.items()}
-    return History(name, arrays, evaluations, [], [{"device": "cpu"}], settings)
+    log = [START]
+    for part in (0.5, 1):
+        spent = {"tokens": 1000 * part, "elapsed_s": seconds * part}
+        log.append({"step": 10 * part, "val_loss": loss, "bits_per_byte": loss} | spent)
+    return History(name, settings, log)
 
 
 def test_the_ends_of_runs_are_compared_over_the_same_tokens_and_the_same_seconds():
-    first, second = ending_at("a", 3.0, lr=1), ending_at("b", 2.5, lr=2)
-    second.evaluations[1]["val_loss"] = 2.0
-    second.columns["elapsed_s"] *= 2
-    of_tokens, of_seconds = compare_ends([first, second], nats=True)
+    first, second = ending_at("a", 3.0, lr=1), ending_at("b", 2.5, seconds=200.0, lr=2)
+    second.log[-1]["val_loss"] = 2.0
+    of_tokens, of_seconds = compare_ends([first, second])
     assert of_tokens.startswith("After 1k tokens of training, in nats a token: a: 3.0000.")
     assert "b: 1.0000 less." in of_tokens
     assert of_seconds.startswith("After 1 min 40 s") and "b: 0.5000 less." in of_seconds
@@ -171,7 +171,7 @@ def test_the_ends_of_runs_are_compared_over_the_same_tokens_and_the_same_seconds
 @pytest.mark.parametrize("loss, words", [(2.6, "larger"), (2.95, "not larger")])
 def test_a_difference_of_settings_is_compared_with_the_spread_of_seeds(loss, words):
     seeds = [ending_at(f"a{seed}", 3 + seed / 10, lr=1, seed=seed) for seed in (0, 1)]
-    sentence, _ = compare_ends([*seeds, ending_at("b", loss, lr=2, seed=0)], nats=True)
+    sentence, _ = compare_ends([*seeds, ending_at("b", loss, lr=2, seed=0)])
     assert "a0, a1: 3.0500." in sentence
     assert f"b: {3.05 - loss:.4f} less, {words} than the spread of seeds." in sentence
     assert "a0, a1 differ only in their seed; their spread is 0.1000." in sentence
@@ -179,8 +179,8 @@ def test_a_difference_of_settings_is_compared_with_the_spread_of_seeds(loss, wor
 
 def test_a_run_not_yet_evaluated_is_not_compared():
     early = ending_at("b", 2.0)
-    early.evaluations.clear()
-    assert compare_ends([ending_at("a", 3.0), early], nats=True) == []
+    del early.log[1:]
+    assert compare_ends([ending_at("a", 3.0), early]) == []
 
 
 # -- how it looks ---------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_line_cut_short_costs_no_other_line(tmp_path):
     log.write_bytes(log.read_bytes()[:-40])  # a full disk
     run_log.append(folder, {"step": 30, "event": "save"})
     assert run_log.read(folder)[-1] == {"step": 30, "event": "save"}
-    assert list(read_history(folder).columns["step"]) == [10, 20]
+    assert list(read_history(folder).series("loss")[0]) == [10, 20]
     log.write_bytes(b"{" + log.read_bytes())
     with pytest.raises(ReportError, match=r"is not a run .* and a step$"):
         read_history(folder)
@@ -256,7 +256,7 @@ def test_a_line_cut_short_costs_no_other_line(tmp_path):
 
 def test_resumes_and_skipped_steps_are_marked(tmp_path):
     run = read_history(made_run(tmp_path / "run", 5, bad_steps=2))
-    run.starts.append(START | {"step": 30})
+    run.log.append(START | {"step": 30, "tokens": 327_680 * 3})
     legend = plot_losses([run], "tokens").axes[0].get_legend()
     names = {text.get_text() for text in legend.get_texts()}
     assert {"resume", "skipped steps (NaN)"} <= names
@@ -264,7 +264,7 @@ def test_resumes_and_skipped_steps_are_marked(tmp_path):
 
 def test_a_long_log_makes_no_large_page(tmp_path):
     page = report(made_run(tmp_path / "long", 30_000, 3000))
-    assert len(page) < 2_000_000 and "30 of 3000, evenly spread" in page
+    assert len(page) < 2_000_000
 
 
 def test_a_run_without_evaluations_whose_log_is_cut_in_mid_line(tmp_path):
