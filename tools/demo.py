@@ -15,16 +15,13 @@ if __name__ == "__main__":
 import argparse
 import functools
 import os
-import sys
 import time
 from pathlib import Path
 
 import torch
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
-
 import hardware
-from formats import run_folder, run_log
+from formats import files, run_folder
 from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
 from generating.arguments import add_device
@@ -34,52 +31,32 @@ from generating.text import complete
 from tokenizer_bpe import TokenizerError
 from tools import command
 
-try:
-    import gradio as gr
-except ImportError:
-    sys.exit("tools.demo: gradio is missing; pip install gradio -c constraints.txt")
-
-NONE = "none"
-SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
+CONTROLS = {  # {setting: (smallest, largest, default, step, meaning)}
+    "max_new_tokens": (1, 1000, 200, 1, "new tokens, at most"),
+    "temperature": (0, 2, 0.8, 0.05, "temperature (0: greedy)"),
+    "top_k": (0, 1000, 200, 1, "top-k (0: all)"),
+    "top_p": (0.05, 1, 1, 0.05, "top-p"),
+    "repetition_penalty": (1, 2, 1, 0.05, "repetition penalty"),
+    "seed": (0, 1000, 1, 1, "seed: same seed, same text"),
+}
 DRAW_S = 0.1  # seconds between updates of a growing text
 QUEUE_S = 0.1  # seconds between checks for a request
-# Options of events that are not part of the API.
-HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}
-ENDINGS = {"": " ...", "end of text": ", the end of the text"}  # by Completion.ended
 
 
-def choices() -> list[tuple[str, str]]:
-    """(label, path) of each run, meaning its best step, and of its steps; the newest first."""
-    found = []
+def choices() -> list[str]:
+    """Each run, which means its best step, and each of its steps; the newest first."""
     runs = run_folder.runs_with_steps()
-    for run in sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True):
-        best = run_folder.step_of(run_folder.find(run))
-        found.append((f"{run.name}: step {best:,} (best or newest)", run.as_posix()))
-        for step in reversed(run_folder.steps(run)):
-            found.append((f"{run.name}: step {run_folder.step_of(step):,}", step.as_posix()))
+    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+    return [path.as_posix() for run in runs for path in (run, *reversed(run_folder.steps(run)))]
+
+
+def examples() -> list[list]:
+    """The sample_prompts of all runs, each with its run."""
+    found = []
+    for run in run_folder.runs_with_steps():
+        settings = files.read_json(run / "config.json") or {}
+        found += [[prompt, [run.as_posix()]] for prompt in settings.get("sample_prompts", [])]
     return found
-
-
-def summary(path: str) -> str:
-    """A checkpoint in one line; empty for none."""
-    if path == NONE:
-        return ""
-    folder = run_folder.find(path)
-    state = run_folder.read_state(folder, ())
-    shape = "{n_layer} layers x {n_embd}, context {block_size} tokens".format(**state["model"])
-    words = f"{shape}, {state['tokens']:,} tokens seen"
-    evaluation = run_log.evaluation(folder.parent, state["step"])
-    if evaluation:
-        words += ", validation loss {val_loss:.3f} ({bits_per_byte:.2f} bits per byte)".format(
-            **evaluation
-        )
-    return words
-
-
-def examples(path: str) -> list[list[str]]:
-    """The run's sample_prompts, a list of one each."""
-    state = run_folder.read_state(run_folder.find(path), ())
-    return [[prompt] for prompt in state["settings"].get("sample_prompts") or ["The "]]
 
 
 @functools.lru_cache(maxsize=4)
@@ -88,21 +65,22 @@ def opened(folder: Path, device: torch.device, fingerprint: str) -> LoadedModel:
     return open_checkpoint(folder, device)
 
 
-def generate(device: torch.device, first: str, second: str, prompt: str, *values):
+def generate(device: torch.device, prompt: str, paths: list[str], *values):
     """Yield text and status of the first model, then of the second, as they grow.
 
-    values: those of SETTINGS.
+    values: those of CONTROLS.
     """
-    settings = dict(zip(SETTINGS, values, strict=True))
+    settings = dict(zip(CONTROLS, values, strict=True))
     shown = ["", "loading ...", "", ""]
     yield shown
-    try:
-        for n, path in enumerate([first] if second == NONE else [first, second]):
+    for n, path in enumerate(paths):
+        try:
             for text_and_status in write(device, path, prompt, settings):
                 shown[2 * n : 2 * n + 2] = text_and_status
                 yield shown
-    except (CheckpointError, TokenizerError) as error:
-        raise gr.Error(str(error), print_exception=False) from None
+        except (CheckpointError, TokenizerError) as error:
+            shown[2 * n + 1] = str(error)
+            yield shown
 
 
 def write(device: torch.device, path: str, prompt: str, settings: dict):
@@ -119,74 +97,44 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
             drawn_at = time.monotonic()
             speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
             text = row.text.lstrip() if chat else prompt + row.text
-            yield text, speed + ENDINGS.get(row.ended, "")
+            yield text, f"{speed}, {row.ended or '...'}\n\n{checkpoint.summary}"
 
 
-def build(device: torch.device) -> gr.Blocks:
-    """The page. Raises CheckpointError where there is no checkpoint."""
+def build(device: torch.device):
+    """The page, a gradio Interface. Raises CheckpointError where there is no checkpoint."""
     run_folder.find(None)
-    found = choices()
-    newest = found[0][1]
-    with gr.Blocks(title="Checkpoints", analytics_enabled=False) as page:
-        gr.Markdown("# Try the checkpoints")
-        with gr.Row():
-            first = gr.Dropdown(found, value=newest, label="model", elem_id="first")
-            listed = [(NONE, NONE), *found]
-            second = gr.Dropdown(listed, value=NONE, label="compare with", elem_id="second")
-        with gr.Row():
-            about = gr.Markdown(summary(newest)), gr.Markdown()
-        hint = "empty: the model begins a document"
-        prompt = gr.Textbox(label="prompt", lines=3, placeholder=hint, elem_id="prompt")
-        prompts = gr.Dataset(components=[prompt], samples=examples(newest), label="examples")
-        with gr.Row():
-            controls = [
-                gr.Slider(1, 1000, 200, precision=0, step=1, label="new tokens, at most"),
-                gr.Slider(0, 2, 0.8, step=0.05, label="temperature (0: greedy)"),
-                gr.Slider(0, 1000, 200, precision=0, step=1, label="top-k (0: all)"),
-                gr.Slider(0.05, 1, 1, step=0.05, label="top-p"),
-                gr.Slider(1, 2, 1, step=0.05, label="repetition penalty"),
-                gr.Number(1, precision=0, minimum=0, label="seed: same seed, same text"),
-            ]
-        with gr.Row():
-            go = gr.Button("Generate", variant="primary", elem_id="go")
-            stop = gr.Button("Stop")
-        outputs = []
-        with gr.Row():
-            for name in ("first", "second"):
-                with gr.Column(visible=name == "first") as column:
-                    box = gr.Textbox(label="text", lines=12, max_lines=30, elem_id=f"text_{name}")
-                    outputs += [box, gr.Markdown(elem_id=f"speed_{name}")]
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
+    import gradio as gr
 
-        def reload():
-            """Both lists, with the runs and steps that have come since the start."""
-            now = choices()
-            return gr.Dropdown(choices=now), gr.Dropdown(choices=[(NONE, NONE), *now])
-
-        page.load(reload, None, [first, second], **HIDDEN)
-        first.change(summary, first, about[0], **HIDDEN)
-        first.change(lambda path: gr.Dataset(samples=examples(path)), first, prompts, **HIDDEN)
-        second.change(summary, second, about[1], **HIDDEN)
-        second.change(lambda path: gr.Column(visible=path != NONE), second, column, **HIDDEN)
-        prompts.click(lambda sample: sample[0], prompts, prompt, **HIDDEN)
-        running = go.click(
-            functools.partial(generate, device),
-            [first, second, prompt, *controls],
-            outputs,
-            show_progress="hidden",
-            concurrency_limit=1,  # the speeds shown are those of one model alone
-            api_name="generate",
-        )
-        stop.click(None, cancels=[running], **HIDDEN)
-    page.queue(max_size=16)
+    hint = "empty: the model begins a document"
+    prompt = gr.Textbox(label="prompt", lines=3, placeholder=hint)
+    found, label = choices(), "models: one, or two to compare"
+    models = gr.Dropdown(found, value=found[:1], multiselect=True, max_choices=2, label=label)
+    controls = [
+        gr.Slider(low, high, default, step=step, label=label)
+        for low, high, default, step, label in CONTROLS.values()
+    ]
+    page = gr.Interface(
+        functools.partial(generate, device),
+        [prompt, models, *controls],
+        [gr.Textbox(label="first"), "markdown", gr.Textbox(label="second"), "markdown"],
+        title="Try the checkpoints",
+        examples=examples(),
+        submit_btn="Generate",
+        clear_btn=None,
+        flagging_mode="never",
+        show_progress="hidden",
+        api_name="generate",
+    )
+    with page:
+        # Runs and steps that have come since the start.
+        page.load(lambda: gr.Dropdown(choices()), None, models)
     # Gradio's own 1 ms and 10 ms take a twentieth to a tenth of a core from a training job.
     page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = QUEUE_S
     return page
 
 
 def main(argv: list[str]) -> None:
-    from starlette.middleware import Middleware  # with gradio
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo", description="Serve a page to try checkpoints on, on loopback."
     )
@@ -194,18 +142,19 @@ def main(argv: list[str]) -> None:
     add_device(parser)
     args = parser.parse_args(argv)
     page = build(hardware.find_device(args.device))
+
+    from starlette.middleware import Middleware  # comes with gradio
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
     # Another website may name this address its own, and would then read the page (DNS rebinding).
     own_host = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
-    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     try:
         page.launch(
             server_name="127.0.0.1",
             server_port=args.port,
-            theme=gr.themes.Default(**fonts),  # its own fonts come from the internet
             quiet=True,
             max_file_size=0,  # nothing on the page takes files, but the route for them is there
             app_kwargs={"middleware": [own_host]},
-            ssr_mode=False,
             footer_links=[],
             show_error=True,
             prevent_thread_lock=True,

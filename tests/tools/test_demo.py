@@ -59,7 +59,7 @@ def page(browser, url):
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: failed.append(str(error)))
     page.goto(url)
-    page.locator("#go").wait_for()
+    page.get_by_role("button", name="Generate").wait_for()
     yield page
     page.close()
     assert (
@@ -68,54 +68,48 @@ def page(browser, url):
     )
 
 
-def written(page, box):
-    """The text in a box, once all of it is there."""
-    speed = page.locator(f"#speed_{box}").get_by_text(
-        re.compile(r"^\d+ tokens, [\d,]+ tokens/s(?!.*\.\.\.)")
-    )
-    speed.wait_for(timeout=30_000)
-    return page.locator(f"#text_{box} textarea").input_value()
+def click_generate(page, prompt, *models):
+    """Choose models, type a prompt, and click."""
+    chosen = page.get_by_label("models: one, or two to compare")
+    while page.get_by_role("button", name="Remove").count():
+        page.get_by_role("button", name="Remove").first.click()
+    for name in models:
+        chosen.click()
+        page.get_by_role("option", name=name, exact=True).click()
+        chosen.blur()
+    page.get_by_label("prompt", exact=True).fill(prompt)
+    page.get_by_role("button", name="Generate").click()
 
 
-def choose(page, box, name):
-    """Choose a checkpoint."""
-    page.get_by_role("option").first.wait_for(state="hidden")  # of a list that is just closing
-    page.locator(f"#{box} input").click()
-    page.get_by_role("option", name=name, exact=True).click()
+def generate(page, prompt, *models):
+    """The texts that models write to a prompt, once all of them is there."""
+    click_generate(page, prompt, *models)
+    finished = re.compile(r"^\d+ tokens, [\d,]+ tokens/s, (?!\.\.\.)")
+    page.get_by_text(finished).nth(len(models) - 1).wait_for(timeout=30_000)
+    boxes = ("first", "second")[: len(models)]
+    return [page.get_by_label(box, exact=True).input_value() for box in boxes]
 
 
 def test_choose_type_generate_and_see_text_of_two_models(page):
-    choose(page, "first", "char: step 20 (best or newest)")
-    page.get_by_text("context 32 tokens, 5,120 tokens seen, validation loss").first.wait_for()
-    page.locator("#prompt textarea").fill("The import")
-    page.locator("#go").click()
-    alone = written(page, "first")
-    assert (
-        alone.startswith("The import")
-        and len(alone) > 100
-        and not page.locator("#text_second").is_visible()
-    )
-    choose(page, "second", "bpe: step 20")
-    page.locator("#go").click()
-    page.locator("#text_second").wait_for()
-    assert (
-        written(page, "second").startswith("The import") and written(page, "first") == alone
-    )  # the same seed
+    (alone,) = generate(page, "The import", "checkpoints/char")
+    page.get_by_text("5,120 tokens seen, validation loss").first.wait_for()
+    assert alone.startswith("The import")
+    assert len(alone) > 100
+    first, second = generate(page, "The import", "checkpoints/char", "checkpoints/bpe")
+    assert first == alone  # the same seed
+    assert second.startswith("The import")
 
 
 def test_an_example_becomes_the_prompt(page):
-    page.get_by_text("The name", exact=True).click()
-    page.wait_for_function("document.querySelector('#prompt textarea').value == 'The name'")
+    page.get_by_text("The name", exact=True).first.click()
+    page.wait_for_function("document.querySelector('textarea').value == 'The name'")
 
 
 def test_a_character_never_seen_is_named_and_the_page_goes_on(page):
-    choose(page, "first", "char: step 20")
-    page.locator("#prompt textarea").fill("snow ☃")
-    page.locator("#go").click()
+    model = "checkpoints/char/step_00000020"
+    click_generate(page, "snow ☃", model)
     page.get_by_text("U+2603").first.wait_for()
-    page.locator("#prompt textarea").fill("")
-    page.locator("#go").click()
-    assert written(page, "first")
+    assert all(generate(page, "", model))
 
 
 def test_a_request_out_of_bounds_is_refused(url):
@@ -123,20 +117,20 @@ def test_a_request_out_of_bounds_is_refused(url):
 
     client = Client(url, verbose=False)
 
-    def ask(first="checkpoints/bpe", max_new_tokens=5, temperature=0):
+    def ask(model="checkpoints/bpe", max_new_tokens=5, temperature=0):
         settings = (max_new_tokens, temperature, 0, 1, 1, 1)
-        return client.predict(first, "none", "The " * 50, *settings, api_name="/generate")
+        return client.predict("The " * 50, [model], *settings, api_name="/generate")
 
     for wrong, words in (
         ({"max_new_tokens": 10**9}, "maximum value 1000"),
         ({"temperature": -1}, "minimum value 0"),
-        ({"first": "../../etc"}, "not in the list of choices"),
+        ({"model": "../../etc"}, "not in the list of choices"),
     ):
         with pytest.raises(Exception, match=re.escape(words)):
             ask(**wrong)
     text, *_ = ask()
     assert text.startswith("The The")
-    reply, *_ = ask(first="checkpoints/chat")
+    reply, *_ = ask(model="checkpoints/chat")
     assert "The The" not in reply
 
 
