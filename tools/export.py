@@ -13,13 +13,14 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import contextlib
 import math
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
 from config import Config
-from formats import files, huggingface, pretrained, run_folder, run_log
+from formats import files, huggingface, pretrained, run_log
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
@@ -34,17 +35,10 @@ def main(argv: list[str]) -> None:
     source = pretrained.load(folder)
     chat = saw_conversations(source.state) if args.chat is None else args.chat
 
-    # What cannot be written is an error before anything is.
-    if args.out and not (args.out.is_dir() and not any(args.out.iterdir())):
-        refuse_to_overwrite(args.out, "--out")
     if args.gguf:
         from formats import gguf
 
-        modelfile = args.gguf.with_suffix(".Modelfile")
-        refuse_to_overwrite(args.gguf, "--gguf")
-        refuse_to_overwrite(modelfile, "--gguf")
         gguf.check(source.config, source.tokenizer, args.gguf_type)
-
     if args.out:
         parameters = write_folder(source, args.out, chat)
         print(f"{folder} -> {args.out}: {parameters:,} parameters")
@@ -54,13 +48,13 @@ def main(argv: list[str]) -> None:
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, args.gguf_type, args.gguf.stem, chat)
-        files.write_text(modelfile, modelfile_text(args.gguf, source.config.block_size, chat))
+        write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
         megabytes = args.gguf.stat().st_size / 1e6
         print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
         file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
         print(f"  llama-cli -m {file}" if chat else f"  {complete}")
-        print(f"  ollama create {name} -f {quote(modelfile.as_posix())} && ollama run {name}")
+        print(f"  ollama create {name} -f {quote(args.modelfile.as_posix())} && ollama run {name}")
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -84,12 +78,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error("pass --out FOLDER, --gguf FILE, or both")
     if args.gguf and args.gguf.suffix != ".gguf":
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
+    args.modelfile = args.gguf and args.gguf.with_suffix(".Modelfile")
+    for option, path in (("--out", args.out), ("--gguf", args.gguf), ("--gguf", args.modelfile)):
+        if path and path.exists():
+            parser.error(f"{path} already exists; remove it, or choose another {option}")
     return args
-
-
-def refuse_to_overwrite(path: Path, option: str) -> None:
-    if path.exists():
-        raise CheckpointError(f"{path} already exists; remove it, or choose another {option}")
 
 
 def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
@@ -105,14 +98,9 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
         write_settings(partial, source, chat)
         source.tokenizer.save(partial / "tokenizer.json")
         write_card(partial, source, parameters, out.name, chat)
-        size = run_folder.tensor_bytes(tensors)
-        weights, remedy = partial / "model.safetensors", "choose an --out on another disk"
-        files.check_room(partial, size, remedy)
-        try:
+        weights = partial / "model.safetensors"
+        with files.writing(weights, "choose an --out on another disk"):
             save_file(tensors, weights, metadata={"format": "pt"})
-        except Exception as error:  # safetensors has its own
-            problem = f"the disk took only a part of {weights.name} ({files.error_message(error)})"
-            raise OSError(f"{problem}; make room, or {remedy}") from None
         # safetensors lets no one else read it
         weights.chmod((partial / "config.json").stat().st_mode)
     return parameters
@@ -122,10 +110,8 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
     """Write how transformers is to build the model, to read text, and to generate."""
     config, tokenizer = source.config, source.tokenizer
     described = huggingface.config_values(config, tokenizer)
-    generation = {
-        "bos_token_id": described["bos_token_id"],
-        "eos_token_id": described["eos_token_id"],
-        "pad_token_id": tokenizer.eot_id,
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eot_id)
+    generation = ids | {
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 200,
@@ -135,11 +121,9 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.block_size,
         "clean_up_tokenization_spaces": False,
-        "bos_token": EOT,
-        "eos_token": EOT,
-        "pad_token": EOT,
-        "unk_token": EOT,  # as GPT-2's own has it: CTranslate2 asks for one
     }
+    # GPT-2's own tokenizer has an unknown token too, and CTranslate2 asks for one.
+    reading |= dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), EOT)
     if chat:
         reading["chat_template"] = CHAT_TEMPLATE
     files.write_json(folder / "config.json", described)
@@ -156,53 +140,37 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
     run, state = source.path.parent, source.state
     settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
     evaluation = run_log.evaluation(run, state["step"])
+    curve = out / "curve.png"
+    with contextlib.suppress(ImportError, report.ReportError):
+        report.plot_losses([report.read_history(run)], "step").savefig(curve)
     text = command.render(
         "model_card.md.j2",
-        config=source.config,
-        tokenizer=source.tokenizer,
-        state=state,
+        source=source,
         settings=settings,
         evaluation=evaluation,
         perplexity=math.exp(evaluation["val_loss"]) if evaluation else None,
         parameters=parameters,
         spent=duration(state["progress"]["elapsed_s"]),
-        run=run,
-        step=source.path,
         target=target,
-        prompt=(settings["sample_prompts"] or ["The"])[0],
         python=repr,
         shell=quote,
         chat=chat,
-        drawn=draw_curve(run, out / "curve.png"),
+        drawn=curve.exists(),
         end_of_text=EOT,
     )
     files.write_text(out / "README.md", text)
 
 
-def draw_curve(run: Path, path: Path) -> bool:
-    """Draw the run's losses as PNG; False where there are none, or matplotlib is missing."""
-    try:
-        report.plot_losses([report.read_history(run)], "step").savefig(path, dpi=110)
-    except (ImportError, report.ReportError):
-        return False
-    return True
-
-
-def modelfile_text(gguf_file: Path, block_size: int, chat: bool) -> str:
-    """What `ollama create NAME -f FILE` reads.
-
-    As https://github.com/ollama/ollama/blob/main/docs/modelfile.mdx describes it.
-    """
-    template = OLLAMA_TEMPLATE if chat else "{{ .Prompt }}"
-    lines = [
-        f"FROM ./{gguf_file.name}",
-        f'TEMPLATE """{template}"""',
-        f"PARAMETER num_ctx {block_size}",
-        "PARAMETER temperature 0.8",
-    ]
-    for stop in [EOT, STOP] if chat else [EOT]:
-        lines.append(f'PARAMETER stop "{stop}"')  # over several lines: it reads no \n
-    return "\n".join(lines) + "\n"
+def write_modelfile(path: Path, gguf_name: str, block_size: int, chat: bool) -> None:
+    """Write the file from which `ollama create` makes a model of a GGUF file next to it."""
+    text = command.render(
+        "Modelfile.j2",
+        file=gguf_name,
+        chat_template=OLLAMA_TEMPLATE if chat else "{{ .Prompt }}",
+        block_size=block_size,
+        stop=[EOT, STOP] if chat else [EOT],
+    )
+    files.write_text(path, text)
 
 
 if __name__ == "__main__":
