@@ -12,11 +12,12 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import functools
 import gzip
 import lzma
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ from training.dataset import Dataset
 
 SEQUENCES = 8  # per forward, fewer if their logits exceed LOGITS_BYTES
 LOGITS_BYTES = 4e9
+COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -62,37 +64,30 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> None:
-    """A row for each checkpoint, then what compressors make of the same text."""
+    """Print a row for each checkpoint, then one for each compressor of the same text."""
     sys.stdout.reconfigure(errors="replace")
     args = parse_args(argv)
     device = hardware.find_device(args.device)
     if args.dtype and device.type != "cpu":
         raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
-    asked, texts = {}, {}  # {label: (checkpoint, data, what of it counts)}; {label: data}
+    models, compressors = {}, {}  # {label: function that computes the columns}
     for folder in map(pretrained.resolve, args.checkpoints):
         state = run_folder.read_state(folder, ())
         data_dir = args.data or state["settings"]["data_dir"]
         loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
         check_data(data_dir, loss_on, folder, state)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
-        asked[label] = (folder, data_dir, loss_on)
+        models[label] = partial(evaluate, folder, data_dir, loss_on, device, args.dtype)
         if loss_on == "all":
-            texts |= {f"{name} on {data_dir}": data_dir for name in ("gzip -9", "xz -9")}
+            for name, compress in COMPRESSORS.items():
+                compressors[f"{name} on {data_dir}"] = partial(compressed, data_dir, compress)
 
-    width = max(map(len, (*asked, *texts)))
+    rows = models | compressors
+    width = max(map(len, rows))
     print(f"{'':{width}}{'loss':>18}{'perplexity':>22}{'bits per byte':>16}", flush=True)
-    for label, (folder, data_dir, loss_on) in asked.items():
-        loss, error = evaluate(folder, data_dir, loss_on, device, args.dtype)
-        perplexity = math.exp(loss)
-        bits = read_meta(data_dir).bits_per_byte(1.0, loss_on)
-        row = f"{estimate(loss, error, 4):>18}{estimate(perplexity, perplexity * error, 2):>22}"
-        row += f"{estimate(bits * loss, bits * error, 3):>16}"
-        print(f"{label:{width}}{row}", flush=True)
-    for label, data_dir in texts.items():
-        text = validation_text(data_dir)
-        packed = gzip.compress(text, 9) if "gzip" in label else lzma.compress(text, preset=9)
-        print(f"{label:{width}}{8 * len(packed) / len(text):56.3f}")
-    if texts:
+    for label, columns in rows.items():
+        print(f"{label:{width}}{columns()}", flush=True)
+    if compressors:
         print(
             "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"
             " model predicts the text better than they do."
@@ -116,17 +111,10 @@ def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
         )
 
 
-def estimate(mean: float, error: float, digits: int) -> str:
-    """4.4412 ±0.0210; without an error where there is none."""
-    if not math.isfinite(error):
-        return f"{mean:,.{digits}f}"
-    return f"{mean:,.{digits}f} ±{error:.{digits}f}"
-
-
 def evaluate(
     folder: Path, data_dir: str, loss_on: str, device: torch.device, dtype: str | None
-) -> tuple[float, float]:
-    """The mean loss of a validation split in nats a token, and its standard error.
+) -> str:
+    """Loss, perplexity and bits per byte of a validation split with their standard errors.
 
     loss_on: as the setting. dtype: of the weights, packed for a CPU; None: as in training.
     """
@@ -135,10 +123,16 @@ def evaluate(
         pack(model, dtype)
         cast = contextlib.nullcontext
     else:
-        cast = functools.partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
+        cast = partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
     meta, context = read_meta(data_dir), model.config.block_size
     data = Dataset(data_dir, meta, "val", context, device, loss_on)
-    return validation_loss(model, data, cast)
+    loss, error = validation_loss(model, data, cast)
+    perplexity, bits = math.exp(loss), meta.bits_per_byte(1.0, loss_on)
+    return (
+        f"{loss:,.4f} ±{error:.4f}".rjust(18)
+        + f"{perplexity:,.2f} ±{perplexity * error:.2f}".rjust(22)
+        + f"{bits * loss:,.3f} ±{bits * error:.3f}".rjust(16)
+    )
 
 
 def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
@@ -171,12 +165,13 @@ def micro_batch(config: GPTConfig) -> int:
     return int(min(max(1, LOGITS_BYTES // sequence), SEQUENCES))
 
 
-def validation_text(data_dir: str) -> bytes:
-    """The text of a validation split, end-of-text markers left out."""
+def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
+    """Bits per byte of a compressor on a validation split, below those of models."""
     meta = read_meta(data_dir)
     ids = read_tokens(data_dir, meta, "val")
     tokenizer = Tokenizer.load(Path(data_dir) / meta.tokenizer["file"])
-    return tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())
+    text = tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())  # without end-of-text markers
+    return f"{8 * len(compress(text)) / len(text):56.3f}"
 
 
 if __name__ == "__main__":
