@@ -36,13 +36,13 @@ TIMED_S = 3.0  # seconds per size
 
 @dataclass
 class Size:
-    """One member of the family, and what the hours buy with it."""
+    """One member of the family, and what the hours buy with it: a run of so many tokens."""
 
     config: Config
     parameters: int
     tokens: float
     passes: float
-    seconds: float  # per step
+    hours: float
 
     @property
     def distance(self) -> float:
@@ -54,48 +54,32 @@ def family(config: Config) -> list[Config]:
     """The preset at each width: layers and heads in proportion, learning rates by RATE_POWER."""
     found = []
     for width in WIDTHS:
-        layers = max(4, round(config.n_layer * width / config.n_embd))
-        heads = max(1, round(width * config.n_head / config.n_embd))
+        ratio = width / config.n_embd
+        heads = max(1, round(config.n_head * ratio))
         while width % heads:
             heads -= 1
-        rate = (width / config.n_embd) ** RATE_POWER
-        rates = {"learning_rate": config.learning_rate * rate, "muon_lr": config.muon_lr * rate}
-        found.append(replace(config, n_layer=layers, n_head=heads, n_embd=width, **rates))
+        member = replace(
+            config,
+            n_layer=max(4, round(config.n_layer * ratio)),
+            n_head=heads,
+            n_embd=width,
+            learning_rate=config.learning_rate * ratio**RATE_POWER,
+            muon_lr=config.muon_lr * ratio**RATE_POWER,
+        )
+        found.append(member)
     return found
 
 
 def time_size(config: Config, hours: float) -> Size:
-    """Time a few steps of one size, and compute what the hours buy."""
+    """Time a few steps of one size; the run that the hours buy, of at most PASSES over the text."""
     run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
-    seconds = measure(run, TIMED_S, compiled=run.device.type != "cpu").step_s
+    step_s = measure(run, TIMED_S, compiled=run.device.type != "cpu").step_s
     text = run.data.train.windows * config.block_size
-    bought = hours * 3600 / seconds * config.batch_size * config.block_size
-    tokens = min(bought, PASSES * text)
-    parameters = run.state.model.num_parameters()
-    return Size(config, parameters, tokens, tokens / text, seconds)
-
-
-def row(size: Size, best: Size) -> list[str]:
-    c, mark = size.config, " <<" if size is best else ""
-    hours = size.tokens / (c.batch_size * c.block_size) * size.seconds / 3600
-    return [
-        f"{c.n_layer} x {c.n_embd}{mark}",
-        f"{size.parameters / 1e6:,.2f}M",
-        f"{size.tokens / 1e6:,.1f}M",
-        f"{size.passes:.2f}",
-        f"{hours:.2f}",
-    ]
-
-
-def write_preset(path: Path, size: Size) -> None:
-    """Write the settings that differ from the defaults as a preset."""
-    defaults, lines = Config(), []
-    steps = round(size.tokens / (size.config.batch_size * size.config.block_size))
-    chosen = replace(size.config, max_steps=max(1, steps), epochs=None)
-    for name, value in chosen.recorded().items():
-        if value != getattr(defaults, name) and name != "checkpoint_dir":
-            lines.append(f"{name} = {value!r}")
-    files.write_text(path, "\n".join(lines) + "\n")
+    batch = config.batch_size * config.block_size
+    steps = min(hours * 3600 / step_s, PASSES * text / batch)
+    tokens, parameters = steps * batch, run.state.model.num_parameters()
+    config = replace(config, max_steps=max(1, round(steps)), epochs=None, checkpoint_dir=None)
+    return Size(config, parameters, tokens, tokens / text, steps * step_s / 3600)
 
 
 def main(argv: list[str]) -> None:
@@ -115,10 +99,17 @@ def main(argv: list[str]) -> None:
         if sizes[-1].tokens < sizes[-1].parameters:  # larger ones would see less still
             break
     best = min(sizes, key=lambda size: size.distance)
-    head = ["size", "parameters", "tokens", "passes", "hours"]
-    print(command.table(head, [row(size, best) for size in sizes]))
-    path = Path(args.out or Path(args.data) / "size.py")
-    write_preset(path, best)
+    rows = []
+    for size in sizes:
+        name = f"{size.config.n_layer} x {size.config.n_embd}{' <<' if size is best else ''}"
+        amounts = [f"{size.parameters / 1e6:,.2f}M", f"{size.tokens / 1e6:,.1f}M"]
+        rows.append([name, *amounts, f"{size.passes:.2f}", f"{size.hours:.2f}"])
+    print(command.table(["size", "parameters", "tokens", "passes", "hours"], rows))
+
+    chosen, defaults = best.config.recorded(), Config().recorded()
+    lines = [f"{name} = {v!r}\n" for name, v in chosen.items() if v != defaults[name]]
+    path = Path(args.out or Path(args.data, "size.py"))
+    files.write_text(path, "".join(lines))
     print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter\n  python train.py {path}")
 
 
