@@ -31,8 +31,7 @@ from training.terminal import duration
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
-    folder = pretrained.resolve(args.checkpoint)
-    source = pretrained.load(folder)
+    source = pretrained.load(args.checkpoint)
     chat = saw_conversations(source.state) if args.chat is None else args.chat
 
     if args.gguf:
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> None:
         gguf.check(source.config, source.tokenizer, args.gguf_type)
     if args.out:
         parameters = write_folder(source, args.out, chat)
-        print(f"{folder} -> {args.out}: {parameters:,} parameters")
+        print(f"{source.path} -> {args.out}: {parameters:,} parameters")
         load = f"pipeline('text-generation', {str(args.out)!r})"
         prompt = [{"role": "user", "content": "Hello"}] if chat else "The"
         print(f"  from transformers import pipeline; print({load}({prompt!r}))")
@@ -50,7 +49,7 @@ def main(argv: list[str]) -> None:
         gguf.write(args.gguf, source, args.gguf_type, args.gguf.stem, chat)
         write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
         megabytes = args.gguf.stat().st_size / 1e6
-        print(f"{folder} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
+        print(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
         file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
         print(f"  llama-cli -m {file}" if chat else f"  {complete}")
@@ -95,14 +94,13 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
     tensors = huggingface.to_hf(source.config, source.tensors, source.tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
     with files.atomic_folder(out) as partial:
-        write_settings(partial, source, chat)
-        source.tokenizer.save(partial / "tokenizer.json")
-        write_card(partial, source, parameters, out.name, chat)
         weights = partial / "model.safetensors"
         with files.writing(weights, "choose an --out on another disk"):
             save_file(tensors, weights, metadata={"format": "pt"})
-        # safetensors lets no one else read it
-        weights.chmod((partial / "config.json").stat().st_mode)
+        source.tokenizer.save(partial / "tokenizer.json")
+        weights.chmod((partial / "tokenizer.json").stat().st_mode)  # safetensors sets 600
+        write_settings(partial, source, chat)
+        write_card(partial, source, parameters, out.name, chat)
     return parameters
 
 
@@ -142,7 +140,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
     evaluation = run_log.evaluation(run, state["step"])
     curve = out / "curve.png"
     with contextlib.suppress(ImportError, report.ReportError):
-        report.plot_losses([report.read_history(run)], "step").savefig(curve)
+        report.plot([report.read_history(run)], "step").savefig(curve)
     text = command.render(
         "model_card.md.j2",
         source=source,

@@ -53,7 +53,11 @@ class ReportError(ValueError):
 
 @dataclass
 class History:
-    """The course of one run. log: the records of log.jsonl, each with its tokens and epoch."""
+    """The course of one run.
+
+    log: the records of log.jsonl, each with its tokens, epoch and minutes; that of an evaluation
+    with training_loss, the mean since the one before, or None.
+    """
 
     name: str
     config: dict
@@ -67,7 +71,7 @@ class History:
         return [record for record in self.log if record.get(field) is not None]
 
     def series(self, field: str, over: str = "step") -> tuple[np.ndarray, np.ndarray]:
-        """The known values of a field over "step", "tokens" or "elapsed_s": x and y."""
+        """The known values of a field over another, which all of its records have: x and y."""
         records = self.records(field)
         return np.array([r[over] for r in records]), np.array([r[field] for r in records])
 
@@ -105,6 +109,14 @@ def read_history(folder: Path) -> History:
         values = np.interp([record["step"] for record in log], [0, *x], [0, *y])
         for record, value in zip(log, values, strict=True):
             record[field] = value
+    losses = []  # of training, since the evaluation before
+    for record in log:
+        record["minutes"] = record.get("elapsed_s", 0) / 60
+        if record.get("loss") is not None:
+            losses.append(record["loss"])
+        if record.get("val_loss") is not None:
+            record["training_loss"] = np.mean(losses) if losses else None
+            losses = []
     return run
 
 
@@ -147,33 +159,17 @@ def compare(runs: list[History]) -> dict[str, list]:
     return rows
 
 
-def evaluations(run: History) -> list[dict]:
-    """The evaluations, with the mean training loss since the one before; None without any."""
-    rows, losses = [], []
-    for record in run.log:
-        if record.get("loss") is not None:
-            losses.append(record["loss"])
-        if record.get("val_loss") is not None:
-            rows.append(record | {"training_loss": np.mean(losses) if losses else None})
-            losses = []
-    return rows
-
-
-def answers(runs: list[History]) -> dict[str, list[tuple]]:
-    """{prompt: [(run, step, its evaluation, text)]}.
-
-    Of one run evenly spread samples, of several the last.
-    """
-    found = {}
+def answers(runs: list[History]) -> list[dict]:
+    """Samples with run, step and loss: evenly spread over one run; of several runs, the last."""
+    found = []
     for run in runs:
+        losses = dict(zip(*run.series("val_loss"), strict=True))
         records = run.records("samples")
         spread = np.linspace(0, len(records) - 1, min(SAMPLES, len(records)), dtype=int)
-        evaluated = {record["step"]: record for record in run.records("val_loss")}
         for record in [records[i] for i in spread] if len(runs) == 1 else records[-1:]:
             step = record["step"]
-            for sample in record["samples"]:
-                answer = (run.name, step, evaluated.get(step), sample["text"])
-                found.setdefault(sample["prompt"], []).append(answer)
+            known = {"run": run.name, "step": step, "val_loss": losses.get(step)}
+            found += [sample | known for sample in record["samples"]]
     return found
 
 
@@ -233,74 +229,66 @@ def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def new_axes(width: float, height: float):
-    """Axes of a matplotlib Figure of this size in inches, whose x axis counts in k and M."""
+def plot(runs: list[History], column: str):
+    """A Figure of the losses over "step", "tokens" or "minutes"; below them the small curves."""
     # These take a second, so they come after what may be wrong with the runs.
     from matplotlib import style
     from matplotlib.figure import Figure
 
     style.use(STYLE)
-    axes = Figure(figsize=(width, height), layout="constrained").add_subplot()
-    axes.xaxis.set_major_formatter(lambda value, _: short(value))
-    return axes
+    small = [field for field in SMALL if any(run.records(field) for run in runs)]
+    figure = Figure(figsize=(14, 8), layout="constrained")
+    parts = figure.subplot_mosaic([["loss"] * len(small), small], height_ratios=[2, 1])
+    plot_losses(parts["loss"], runs, column)
+    for field in small:
+        for n, run in enumerate(runs):
+            parts[field].plot(*run.series(field, column), f"C{n}", linewidth=1)
+        values = np.concatenate([run.series(field)[1] for run in runs])
+        top = min(values.max(), 3 * np.percentile(values, 99))  # of an enormous spike only the rise
+        parts[field].set(title=SMALL[field], ylim=(0, 1.08 * top or 1))
+        parts[field].locator_params(nbins=5)
+    for axes in parts.values():
+        axes.set_xlabel(column)
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    return figure
 
 
-def plot_losses(runs: list[History], column: str):
-    """A Figure of training and validation losses over "step", "tokens" or "elapsed_s".
+def plot_losses(axes, runs: list[History], column: str) -> None:
+    """Training and validation losses; of runs on different data, the validation loss alone.
 
-    Of runs on different data, the validation loss alone. Of a single run it marks resumes and
-    skipped steps.
+    Of a single run it marks resumes and skipped steps.
     """
-    axes, single, loss = new_axes(12.6, 5.1), len(runs) == 1, common_loss(runs)
-    unit, label = 1, "steps" if column == "step" else "tokens"
-    if column == "elapsed_s":
-        in_hours = max(run.last[column] for run in runs) >= 7200
-        unit, label = (3600, "hours of training") if in_hours else (60, "minutes of training")
+    single, loss = len(runs) == 1, common_loss(runs)
     late = [0.0]  # the losses without the first 4%, whose steep descent would flatten the rest
     for n, run in enumerate(runs):
         x, y = run.series("loss", column)
         if loss == "val_loss" and len(y):
-            axes.plot(x / unit, y, f"C{n}", linewidth=0.6, alpha=0.35)
+            axes.plot(x, y, f"C{n}", linewidth=0.6, alpha=0.35)
             count = 1 + len(y) // 50
             x, y = (np.convolve(values, np.ones(count) / count, "valid") for values in (x, y))
-            axes.plot(x / unit, y, f"C{n}", linewidth=1, label="training" if single else None)
+            axes.plot(x, y, f"C{n}", linewidth=1, label="training" if single else None)
             late.extend(y[len(y) // 25 :])
         x, y = run.series(loss, column)
         colour, name = ("C2", "validation") if single else (f"C{n}", run.name)
-        axes.plot(x / unit, y, colour, marker="o" if len(y) <= 40 else None, label=name)
+        axes.plot(x, y, colour, marker="o" if len(y) <= 40 else None, label=name)
         late.extend(y[len(y) // 25 :])
     if single:
-        mark_events(axes, runs[0], column, unit)
-    axes.set_ylim(top=1.02 * max(late) or None)
-    axes.set(xlabel=label, ylabel=f"loss, {UNITS[loss]}")
+        mark_events(axes, runs[0], column)
+    axes.set(ylim=(None, 1.02 * max(late) or None), ylabel=f"loss, {UNITS[loss]}")
     axes.legend(loc="upper right")
-    return axes.figure
 
 
-def mark_events(axes, run: History, column: str, unit: float) -> None:
+def mark_events(axes, run: History, column: str) -> None:
     """Resumes as dashed lines, skipped steps as marks at the top of the axes."""
+    where = axes.get_xaxis_transform()  # y from 0, the bottom, to 1, the top
+    resumes = run.series("total_steps", column)[0][1:]
+    if len(resumes):
+        axes.vlines(resumes, 0, 1, "black", "--", label="resume", transform=where)
     x, skipped = run.series("bad_steps", column)
     skips = x[np.diff(skipped, prepend=0) > 0]
-    starts = run.series("total_steps", column)[0]
-    for x, low, style, label in (
-        (starts[starts > 0], 0.0, "--", "resume"),
-        (skips, 0.97, "-", "skipped steps (NaN)"),
-    ):
-        if len(x):
-            where = axes.get_xaxis_transform()  # y from 0, the bottom, to 1, the top
-            axes.vlines(x / unit, low, 1, "black", style, label=label, transform=where)
-
-
-def plot_small(runs: list[History], column: str):
-    """A Figure of one of SMALL against steps; of an enormous spike it shows only the rise."""
-    axes = new_axes(4.1, 2.7)
-    for n, run in enumerate(runs):
-        axes.plot(*run.series(column), f"C{n}", linewidth=1)
-    values = np.concatenate([run.series(column)[1] for run in runs])
-    axes.set_ylim(0, 1.08 * min(values.max(), 3 * np.percentile(values, 99)) or 1)
-    axes.set(title=SMALL[column], xlabel="steps")
-    axes.locator_params(nbins=5)
-    return axes.figure
+    if len(skips):
+        label = "skipped steps (NaN)"
+        axes.vlines(skips, 0.97, 1, "black", label=label, transform=where)
 
 
 def as_address(figure) -> str:
@@ -314,25 +302,22 @@ def as_address(figure) -> str:
 
 
 def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
-    """Write the page, and the losses as PNG next to it. comparison: of compare_ends."""
-    losses = {column: plot_losses(runs, column) for column in ("step", "tokens", "elapsed_s")}
-    small = [column for column in SMALL if any(run.records(column) for run in runs)]
+    """Write the page, and the curves over steps as PNG next to it. comparison: of compare_ends."""
+    curves = {column: plot(runs, column) for column in ("step", "tokens", "minutes")}
     html = command.render(
         "report.html.j2",
         runs=runs,
         loss=common_loss(runs),
         table=compare(runs),
-        losses=[(column, as_address(figure)) for column, figure in losses.items()],
-        small=[(SMALL[column], as_address(plot_small(runs, column))) for column in small],
+        curves={column: as_address(figure) for column, figure in curves.items()},
         comparison=comparison,
-        evaluations=evaluations(runs[0]),
         answers=answers(runs),
         drawn=time.strftime("%Y-%m-%d %H:%M"),
         short=short,
         duration=duration,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
-    losses["step"].savefig(out.with_suffix(".png"))
+    curves["step"].savefig(out.with_suffix(".png"))
     files.write_text(out, html)
 
 
