@@ -142,17 +142,15 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     estimate): how far another validation text of the kind and size would lead. Not finite for one
     window.
     """
-    sums, counts = [], []
+    windows = []  # [2, B]: the sum of each window's losses, and how many they are
     for x, y in data.evaluation(0, micro_batch(model.config)):
         with torch.inference_mode(), cast():
             logits = model(x)
         losses = F.cross_entropy(
             logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction="none"
         )
-        sums.append(losses.view(y.shape).sum(1).cpu())
-        counts.append((y != IGNORE).sum(1).cpu())
-    sums = torch.cat(sums).double()  # Apple's and some of Intel's GPUs have no float64
-    counts = torch.cat(counts)
+        windows.append(torch.stack([losses.view(y.shape).sum(1), (y != IGNORE).sum(1)]).cpu())
+    sums, counts = torch.cat(windows, dim=1).double()  # on the CPU: some GPUs have no float64
     mean = sums.sum() / counts.sum()
     n = (counts > 0).sum()
     variance = ((sums - mean * counts) ** 2).sum() * n / (n - 1)
