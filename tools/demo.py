@@ -60,8 +60,8 @@ def examples() -> list[list]:
 
 
 @functools.lru_cache(maxsize=4)
-def opened(folder: Path, device: torch.device, fingerprint: str) -> LoadedModel:
-    """The model of a step folder. fingerprint: another one if its run was trained again."""
+def opened(folder: Path, written_at: float, device: torch.device) -> LoadedModel:
+    """The model of a step folder. written_at: another time if its run was trained again."""
     return open_checkpoint(folder, device)
 
 
@@ -86,7 +86,7 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
 def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
     folder = run_folder.find(path)
-    checkpoint = opened(folder, device, run_folder.read_state(folder, ())["sha256"])
+    checkpoint = opened(folder, folder.stat().st_mtime, device)
     chat = saw_conversations(checkpoint.state)
     asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
     stop = [STOP] if chat else []
