@@ -147,7 +147,7 @@ def key_figures(run: History, loss: str) -> dict[str, str]:
     return figures
 
 
-def compare(runs: list[History]) -> dict[str, list]:
+def table_of(runs: list[History]) -> dict[str, list]:
     """{name: its value in each run}: the key figures, and the settings that differ."""
     loss, rows = common_loss(runs), {}
     figures = [key_figures(run, loss) for run in runs]
@@ -308,7 +308,7 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
         "report.html.j2",
         runs=runs,
         loss=common_loss(runs),
-        table=compare(runs),
+        table=table_of(runs),
         curves={column: as_address(figure) for column, figure in curves.items()},
         comparison=comparison,
         answers=answers(runs),
