@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import config
-from config import ConfigError, loader
+from config import SETTINGS, Config, ConfigError, loader
+from model import GPTConfig
 
 PRESETS = [path.as_posix() for path in loader.presets()]
 
@@ -276,3 +277,10 @@ def test_help_lists_every_setting(capsys):
 def test_a_copy_of_the_settings_keeps_what_was_given():
     c = dataclasses.replace(config.load(["--n_layer=2"]), n_head=2)
     assert "n_layer" in c.given and "given" not in c.recorded()
+
+
+def test_the_shape_and_the_settings_have_the_same_defaults():
+    shape, settings = dataclasses.asdict(GPTConfig(vocab_size=1)), Config()
+    shared = shape.keys() & SETTINGS.keys()
+    assert {"n_head", "tie_weights", "block_size"} <= shared
+    assert {name: shape[name] for name in shared} == {n: getattr(settings, n) for n in shared}
