@@ -22,7 +22,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character 
 
 @dataclass(frozen=True)
 class Options:
-    """How records become texts, as the command line chose; --help says what each option does."""
+    """The options for turning records into texts; --help says what each one does."""
 
     text_field: str | None = None  # None: "text", else "messages"
     on_error: str = "stop"
@@ -59,30 +59,25 @@ class Position:
 class Chunk:
     """Whole documents, or a part of a single long one.
 
-    data: bytes, or the rows of a parquet file as {column: value}. start, end: its positions.
+    data: bytes, or the rows of a table as {column: value}. size: bytes; of rows, roughly. start,
+    end: its positions.
     """
 
     path: str
     kind: str
     data: bytes | list
+    size: int
     start: Position
     end: Position
 
     @property
     def whole(self) -> bool:
-        """Whether it holds whole documents, not a part of one."""
+        """False for a part of a document."""
         return not (self.start.inside or self.end.inside)
-
-    @property
-    def size(self) -> int:
-        """Bytes; the same for rows, roughly."""
-        if isinstance(self.data, bytes):
-            return len(self.data)
-        return sum(len(str(value)) for row in self.data for value in row.values())
 
 
 def cut_lines(buffer: bytearray, ended: bool) -> int:
-    """Where the last whole line of at most CHUNK_BYTES ends, or else the first one; 0 for neither.
+    """The end of the last whole line within CHUNK_BYTES, or else of the first one; 0 for neither.
 
     ended: whether the buffer holds all that is left of the file.
     """
@@ -93,7 +88,7 @@ def cut_lines(buffer: bytearray, ended: bool) -> int:
 
 
 def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bool]:
-    """Where the documents that fit in CHUNK_BYTES end, or else a part of the first one.
+    """The end of the documents that fit in CHUNK_BYTES, or else of a part of the first one.
 
     ended: whether the buffer holds all that is left of the file. inside: whether it begins within
     a document, whose end is then the next to cut at. Returns the end, 0 to read on, and whether a
@@ -115,7 +110,10 @@ def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bo
         end = _cut_between_tokens(buffer, limit)
         if end:
             return end, False
-    return _character_boundary(buffer, UNCUT_BYTES), False
+    end = UNCUT_BYTES
+    while buffer[end] in CONTINUATION_BYTES and end > UNCUT_BYTES - 3:  # 3 bytes in broken text
+        end -= 1
+    return end, False
 
 
 def _cut_between_tokens(buffer, limit):
@@ -129,14 +127,6 @@ def _cut_between_tokens(buffer, limit):
     if not cut:
         return 0
     return limit + LOOK_AHEAD - len(text[cut:].encode("utf-8", "surrogateescape"))
-
-
-def _character_boundary(data, at):
-    """Where the UTF-8 character that holds byte `at` begins; in broken text, 3 bytes back."""
-    for start in range(at, at - 3, -1):
-        if data[start] not in CONTINUATION_BYTES:
-            return start
-    return at - 3
 
 
 def separators(
@@ -155,7 +145,7 @@ def separators(
 
 
 def _separator_end(data, at, limit, ended):
-    """Where the line with the mark at byte `at` ends; 0 where it holds more than the mark."""
+    """The end of the line with the mark at byte `at`; 0 where it holds more than the mark."""
     if at > 0 and data[at - 1] != LINE_END:
         return 0
     reach = min(at + LONGEST_SEPARATOR, limit)

@@ -6,7 +6,6 @@ Where the chunks end follows from the content alone; what the text says does not
 """
 
 import codecs
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -54,31 +53,23 @@ def read_chunks(
 
 def _read_text(source, raw, at, options):
     name = without_credentials(source.path)
-    blocks = _blocks(source, raw, at.offset, options)
     buffer = bytearray()
-    want = CHUNK_BYTES
-    ended = False
-    while True:
-        while len(buffer) <= want and not ended:
-            block = next(blocks, b"")
-            buffer += block
-            ended = not block
-        if not at.offset and buffer.startswith(BOM):
-            at = dataclasses.replace(at, offset=len(BOM))
-            del buffer[: len(BOM)]
-        if not buffer:
-            return
-        size, whole = _cut(source, buffer, ended, at)
-        if not size:
-            want = 2 * len(buffer)
-            continue
-        want = CHUNK_BYTES
-        data = bytes(buffer[:size])
-        del buffer[:size]
-        lines = data.count(b"\n") if source.kind == "jsonl" else 0
-        end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-        yield Chunk(name, source.kind, data, at, end)
-        at = end
+    for block in itertools.chain(_blocks(source, raw, at.offset, options), [b""]):
+        buffer += block
+        ended = not block
+        while len(buffer) > CHUNK_BYTES or ended:
+            if not at.offset and buffer.startswith(BOM):
+                at = dataclasses.replace(at, offset=len(BOM))
+                del buffer[: len(BOM)]
+            size, whole = _cut(source, buffer, ended, at)
+            if not size:
+                break
+            data = bytes(buffer[:size])
+            del buffer[:size]
+            lines = data.count(b"\n") if source.kind == "jsonl" else 0
+            end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
+            yield Chunk(name, source.kind, data, size, at, end)
+            at = end
 
 
 def _cut(source, buffer, ended, at):
@@ -96,11 +87,11 @@ def _cut(source, buffer, ended, at):
 
 def _blocks(source, raw, start, options):
     """The content in UTF-8 from byte `start` on."""
-    if not options.encoding:
-        yield from _unpacked(source, raw, start, options)
-        return
+    blocks = _unpacked(source, raw, 0 if options.encoding else start, options)
+    if options.encoding:
+        blocks = recoded(blocks, options.encoding, skip=start)
     try:
-        yield from recoded(_unpacked(source, raw, 0, options), options.encoding, skip=start)
+        yield from blocks
     except UnicodeError:
         raise InputError(
             f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
@@ -156,28 +147,25 @@ codecs.register_error("prepare_data.broken", lambda error: ("\udcff", error.end)
 
 
 def _read_rows(source, raw, at, options):
-    open_table = {"parquet": _open_parquet, "json": _open_json}.get(source.kind, _open_csv)
     name = without_credentials(source.path)
-    documents = []
+    rows = []
     size = 0
-    row = at.offset
+    end = at
     try:
-        names, values_of = open_table(source, raw, options)
-        column = options.text_column(names)
-        if column not in names:
+        columns, values_of = _open_table(source, raw, options)
+        column = options.text_column(columns)
+        if column not in columns:
             raise InputError(
-                f"{source.path} has no column {column!r}; it has {', '.join(names)}: name one with"
-                " --text_field"
+                f"{source.path} has no column {column!r}; it has {', '.join(columns)}: name one"
+                " with --text_field"
             )
-        for rows in _documents(values_of(column, row), source.heading):
-            value = "".join(value or "" for value in rows) if source.heading else rows[0]
-            documents.append({column: value})
-            row += len(rows)
+        for value, count in _documents(values_of(column, at.offset), source.heading):
+            rows.append({column: value})
             size += len(str(value))
+            end = Position(at.source, end.offset + count)
             if size >= CHUNK_BYTES:
-                end = Position(at.source, row)
-                yield Chunk(name, source.kind, documents, at, end)
-                documents = []
+                yield Chunk(name, source.kind, rows, size, at, end)
+                rows = []
                 size = 0
                 at = end
     except (InputError, OSError):
@@ -186,76 +174,61 @@ def _read_rows(source, raw, at, options):
         raise InputError(
             f"{source.path} cannot be read as {source.kind}: {error_message(error)}"
         ) from None
-    if documents:
-        yield Chunk(name, source.kind, documents, at, Position(at.source, row))
+    if rows:
+        yield Chunk(name, source.kind, rows, size, at, end)
 
 
 def _documents(values, heading):
-    """The rows of each document: one or, with a heading, from one that matches to the next."""
+    """Each document with the number of its rows: one or, with a heading, up to the next heading."""
+    if not heading:
+        yield from ((value, 1) for value in values)
+        return
     rows = []
     for value in values:
-        if heading and isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if rows and (not heading or re.fullmatch(heading, value or "")):
-            yield rows
+        if rows and re.fullmatch(heading, value):
+            yield "".join(rows), len(rows)
             rows = []
         rows.append(value)
     if rows:
-        yield rows
+        yield "".join(rows), len(rows)
 
 
-def _open_csv(source, raw, options):
-    """The columns of a .csv or .tsv file, and a function that gives the values of one."""
-    csv.field_size_limit(1 << 30)
-    text = _text_stream(source, raw, options)
-    reader = csv.DictReader(text, delimiter="\t" if source.kind == "tsv" else ",")
+def _open_table(source, raw, options):
+    """The columns of a table, and a function of a column and a row: the values from there on."""
+    if source.kind == "parquet":
+        import pyarrow.parquet
 
-    def values(column, first):
-        return (row[column] for row in itertools.islice(reader, first, None))
-
-    return reader.fieldnames or [], values
-
-
-def _open_json(source, raw, options):
-    """The fields of a JSON array of objects, and a function that gives the values of one."""
-    records = json.load(_text_stream(source, raw, options))
-    if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
-        raise InputError(
-            f"{source.path} is no array of objects; a file with one object a line is a .jsonl"
-        )
-    names = dict.fromkeys(itertools.chain(*records))
-    return list(names), lambda column, first: (record.get(column) for record in records[first:])
-
-
-def _text_stream(source, raw, options):
-    encoding = options.encoding or "utf-8-sig"
-    return io.TextIOWrapper(_opened(source, raw), encoding, newline="")
+        file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
+        return file.schema_arrow.names, functools.partial(_parquet_values, file)
+    text = io.TextIOWrapper(_opened(source, raw), options.encoding or "utf-8-sig", newline="")
+    if source.kind == "json":
+        rows = json.load(text)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise InputError(
+                f"{source.path} is no array of objects; a file with one object a line is a .jsonl"
+            )
+        columns = list(dict.fromkeys(itertools.chain(*rows)))
+    else:
+        csv.field_size_limit(1 << 30)
+        rows = csv.DictReader(text, delimiter="\t" if source.kind == "tsv" else ",")
+        columns = rows.fieldnames or []
+    return columns, lambda column, first: (
+        row.get(column) for row in itertools.islice(rows, first, None)
+    )
 
 
-def _open_parquet(source, raw, options):
-    """The columns of a parquet file, and a function that gives the values of one."""
-    import pyarrow.parquet
-
-    file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
-    return file.schema_arrow.names, functools.partial(_values, file)
-
-
-def _values(file, name, first):
-    """The values of a column from row number `first` on; of text that is not UTF-8, its bytes."""
+def _parquet_values(file, column, first):
+    """The values of a column from row `first` on; of text that is not UTF-8, the bytes."""
     import pyarrow
-    from pyarrow import types
 
     groups = list(range(file.num_row_groups))
     while groups and first >= file.metadata.row_group(groups[0]).num_rows:
         first -= file.metadata.row_group(groups.pop(0)).num_rows
-    for batch in file.iter_batches(64, groups, [name], use_threads=False):
-        column = batch.column(0).slice(first)
+    for batch in file.iter_batches(64, groups, [column], use_threads=False):
+        values = batch.column(0).slice(first)
         first = max(0, first - len(batch))
-        if not (types.is_nested(column.type) or types.is_primitive(column.type)):
-            column = column.cast(pyarrow.large_binary())
-        for value in column:
-            value = value.as_py()
-            if isinstance(value, bytes):
-                with contextlib.suppress(UnicodeDecodeError):
-                    value = value.decode()
-            yield value
+        try:
+            values = values.to_pylist()
+        except UnicodeDecodeError:
+            values = values.cast(pyarrow.large_binary()).to_pylist()
+        yield from values

@@ -1,4 +1,4 @@
-"""What a document is: chunks of bytes or rows -> the texts of their documents.
+"""Chunks of bytes or rows -> the texts of their documents.
 
 In a text file, what is between lines of end-of-text; in JSON lines and parquet, a record's text or
 its conversation.
@@ -18,6 +18,7 @@ from preparing.cleaning import CleaningReport, clean, noise
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 BROKEN = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
+SURROGATE = re.compile("[\ud800-\udfff]")
 ZERO_BYTES = 0.25  # of a text: it is UTF-16, or no text
 
 
@@ -42,9 +43,7 @@ class Document:
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
     """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
     report = CleaningReport()
-    read = {"txt": _plain_documents, "jsonl": _documents_of_lines}.get(
-        chunk.kind, _documents_of_rows
-    )
+    read = _documents_of_text if chunk.kind == "txt" else _documents_of_records
     documents = []
     for document in read(chunk, options, report):
         if document.text and options.clean:
@@ -59,7 +58,7 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     return documents, report
 
 
-def _plain_documents(chunk, options, report) -> Iterator[Document]:
+def _documents_of_text(chunk, options, report) -> Iterator[Document]:
     for start, data in split_documents(chunk.data):
         try:
             yield Document(_decoded(data, chunk, options, report))
@@ -117,45 +116,40 @@ class BrokenText(InputError):
         )
 
 
-def _documents_of_lines(chunk, options, report) -> Iterator[Document]:
-    for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
-        if not line.strip():
+def _documents_of_records(chunk, options, report) -> Iterator[Document]:
+    """The documents of JSON lines, or of the rows of a table."""
+    is_lines = chunk.kind == "jsonl"
+    records = chunk.data.split(b"\n") if is_lines else chunk.data
+    before = chunk.start.line if is_lines else chunk.start.offset
+    for number, record in enumerate(records, before + 1):
+        if is_lines and not record.strip():
             continue
         try:
-            text = _decoded(line, chunk, options, report)
-            yield record_document(_parsed(text), options, report)
+            yield record_document(_decoded_record(record, chunk, options, report), options, report)
         except InputError as error:
-            _leave_out(f"{chunk.path}, line {number:,}: {error}", len(line), options, report)
+            place = f"{chunk.path}, {'line' if is_lines else 'row'} {number:,}"
+            problem = f"{place}: {error}; correct it, or skip such records with --on_error skip"
+            if options.on_error == "stop":
+                raise InputError(problem) from None
+            report.add("unusable records", 1, len(record) if is_lines else 0, [problem])
 
 
-def _parsed(text):
+def _decoded_record(record, chunk, options, report):
+    """The object in a line, or a row with its text decoded. Raises InputError."""
+    if isinstance(record, dict):
+        [(name, value)] = record.items()
+        if isinstance(value, bytes):
+            value = _decoded(value, chunk, options, report)
+        return {name: value}
+    text = _decoded(record, chunk, options, report)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
         raise InputError(f"not valid JSON ({error}); a record takes one line") from None
 
 
-def _documents_of_rows(chunk, options, report) -> Iterator[Document]:
-    for number, row in enumerate(chunk.data, chunk.start.offset + 1):
-        try:
-            [(name, value)] = row.items()
-            if isinstance(value, bytes):
-                row = {name: _decoded(value, chunk, options, report)}
-            yield record_document(row, options, report)
-        except InputError as error:
-            _leave_out(f"{chunk.path}, row {number:,}: {error}", 0, options, report)
-
-
-def _leave_out(problem, size, options, report):
-    """Report a record that has no usable text. Raises InputError with on_error = stop."""
-    problem = f"{problem}; correct it, or skip such records with --on_error skip"
-    if options.on_error == "stop":
-        raise InputError(problem) from None
-    report.add("unusable records", 1, size, [problem])
-
-
 def record_document(record: dict, options: Options, report: CleaningReport) -> Document:
-    """What a JSON object or a parquet row holds. Raises InputError when it has no usable text."""
+    """The document in a JSON object or a row. Raises InputError when it has no usable text."""
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name = options.text_column(record)
@@ -182,13 +176,12 @@ def _without_lone_surrogates(options, text, report):
     """Replace lone surrogates, which JSON can hold, with U+FFFD. Else raises InputError."""
     try:
         text.encode()
+        return text
     except UnicodeEncodeError:
         if options.on_error != "replace":
             raise InputError(
                 "a lone surrogate (as \\ud83d) is not Unicode (--on_error replace takes it)"
             ) from None
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        broken = 3 * (whole.count("\ufffd") - text.count("\ufffd"))  # bytes
-        report.add("lone surrogates: taken as U+FFFD", 1, broken, [whole])
+        whole, count = SURROGATE.subn("\ufffd", text)
+        report.add("lone surrogates: taken as U+FFFD", 1, 3 * count, [whole])
         return whole
-    return text

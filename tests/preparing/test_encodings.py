@@ -7,7 +7,7 @@ import pytest
 
 from formats.data_folder import read_meta
 from preparing.chunks import CHUNK_BYTES, Options, Position
-from preparing.readers import _documents, read_chunks, recoded
+from preparing.readers import read_chunks, recoded
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import documents, ok, prepare, sha
@@ -106,11 +106,6 @@ def test_broken_text_in_a_parquet_file_is_treated_as_in_others(tmp_path, tokeniz
     parquet.write_table(pyarrow.table({"text": data}), tmp_path / "bytes.parquet")
     ok(prepare(tmp_path / "bytes.parquet", out=tmp_path / "bytes", on_error="skip", **given))
     assert documents(tmp_path / "bytes") == documents(tmp_path / "skip")
-
-
-def test_broken_text_in_paragraphs_with_headings_is_replaced():
-    values = [b"= A =", b"caf\xe9", "= B ="]
-    assert list(_documents(values, "= . =")) == [["= A =", "caf\ufffd"], ["= B ="]]
 
 
 def test_a_character_cut_off_with_its_file_is_broken_text(files, tokenizer):

@@ -77,7 +77,7 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
     composing = Tokenizer.load(tokenizer)
     composing.composes = True
     line = json.dumps({"messages": said[:2]}).encode()
-    chunk = Chunk("a.jsonl", "jsonl", line, Position(), Position())
+    chunk = Chunk("a.jsonl", "jsonl", line, len(line), Position(), Position())
     encoded = encode_chunk(composing, Options(), chunk)
     reply = composing.decode(encoded.ids[encoded.mask & IN_REPLY > 0])
     assert reply == " Voilà, a café it is.\n\n<|endoftext|>"
