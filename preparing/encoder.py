@@ -6,6 +6,7 @@ same ids.
 
 import contextlib
 import functools
+import itertools
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,26 +51,25 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
     documents, report = documents_of(chunk, options)
     if tokenizer.composes:  # so that it counts the text of the ids
         documents = [document.corrected(_composed, report) for document in documents]
+    texts = [document.text for document in documents]
     try:
-        ids, tokens = encode(tokenizer, [document.text for document in documents])
+        encoded = encode(tokenizer, texts)
     except TokenizerError as error:
         place = f"{chunk.path}, from offset {chunk.start.offset:,}"
         raise TokenizerError(f"{place}: {error}") from None
-    texts = [document.text.encode() for document in documents]
     mask = None
     if any(document.turns for document in documents):
-        parts = np.split(ids, np.cumsum(tokens)[:-1])
-        pairs = zip(documents, parts, strict=True)
-        mask = np.concatenate([mask_of(document, part, tokenizer) for document, part in pairs])
-    if chunk.whole:
-        ids = np.insert(ids, np.cumsum(tokens), tokenizer.eot_id)
-        tokens = tokens + 1
+        masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
+        mask = np.concatenate(list(masks))
+    end = np.array([tokenizer.eot_id] if chunk.whole else [], dtype_for(tokenizer.vocab_size))
+    parts = [part for ids in encoded for part in (ids, end)]
+    data = [text.encode() for text in texts]
     return Encoded(
-        ids=ids.astype(dtype_for(tokenizer.vocab_size)),
+        ids=np.concatenate([end[:0], *parts]).astype(end.dtype),
         mask=mask,
-        tokens=tokens,
-        text_bytes=np.array([len(text) for text in texts], np.int64),
-        hashes=np.array([hash64(text.rstrip()) for text in texts], np.uint64),
+        tokens=np.array([len(ids) + len(end) for ids in encoded], np.int64),
+        text_bytes=np.array([len(text) for text in data], np.int64),
+        hashes=np.array([hash64(text.rstrip()) for text in data], np.uint64),
         report=report,
         whole=chunk.whole,
         end=chunk.end,
@@ -80,8 +80,8 @@ def _composed(text, _):
     return unicodedata.normalize("NFC", text)
 
 
-def mask_of(document: Document, ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """What each token of a document is in a conversation, uint8 [len(ids) + 1].
+def mask_of(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> np.ndarray:
+    """Mark what each token of a document is in a conversation, uint8 [len(ids) + 1].
 
     ids: of its text, without the end-of-text that follows. IN_REPLY: the assistant says it, or it
     ends a reply: the name of who speaks next, or end-of-text. TURN_BEGINS: the first token of a
@@ -115,15 +115,14 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     return lengths
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of texts, uint32, one text after the other; and how many each has, int64 [texts].
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    """The ids of each text, uint32 [tokens].
 
     Long texts are encoded in parts: encoding takes many times its text in memory.
     """
     parts = [list(_parts(text)) for text in texts]
-    ids, counts = fast_bpe(tokenizer).encode([part for text in parts for part in text])
-    first = np.cumsum([0, *map(len, parts)])[:-1]
-    return ids, np.add.reduceat(counts, first) if len(counts) else counts
+    ids = iter(fast_bpe(tokenizer).encode(list(itertools.chain(*parts))))
+    return [np.concatenate(list(itertools.islice(ids, len(part)))) for part in parts]
 
 
 def _parts(text) -> Iterator[str]:

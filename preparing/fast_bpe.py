@@ -8,6 +8,7 @@ tiktoken's, and tests/preparing/test_fast_bpe.py compares both.
 import contextlib
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
-    """What Tokenizer.train makes of the texts; None where that has to do it itself.
+    """Train the tokenizer that Tokenizer.train does; None where that has to do it itself.
 
     That is without gigatoken, for too little text, and for characters that it may read otherwise.
     """
@@ -59,27 +60,23 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
 @contextlib.contextmanager
 def silenced():
     """Take what Rust prints off the terminal: it writes to the descriptors."""
-    kept = {}
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):  # it is closed
-            kept[descriptor] = os.dup(descriptor)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     try:
-        for descriptor in kept:
-            os.dup2(nowhere, descriptor)
+        with open(os.devnull, "w") as nowhere:
+            for descriptor in kept:
+                os.dup2(nowhere.fileno(), descriptor)
         yield
     finally:
         for descriptor, was in kept.items():
             os.dup2(was, descriptor)
             os.close(was)
-        os.close(nowhere)
 
 
 # -- encoding --------------------------------------------------------------------------------------
 
 
 def encoder_name(tokenizer: Tokenizer) -> str:
-    """What encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
+    """Name what encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
     if tokenizer.kind == "char":
         return "characters"
     if new_encoder(tokenizer):
@@ -111,20 +108,17 @@ class FastBPE:
         self.encoder = new_encoder(tokenizer)
         self.compared = self.since_new = 0  # bytes
 
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids of texts without lone surrogates, uint32, one text after the other.
-
-        Also how many ids each has, int64 [texts].
-        """
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """The token ids of each text, uint32 [tokens]. The texts have no lone surrogates."""
         if not self.encoder or not texts or any(map(has_unassigned, texts)):
-            return self._encode_slowly(texts)
+            return [self.tokenizer.encode(text) for text in texts]
         found = self.encoder.encode_batch(texts, parallel=False).layout
-        offsets = found.offsets.data
-        ids = found.content.data[offsets[0] : offsets[-1]]
+        ends = found.offsets.data.tolist()
+        ids = [found.content.data[first:last] for first, last in itertools.pairwise(ends)]
         size = sum(map(len, texts))
         if self.compared < COMPARED_BYTES:
             self.compared += size
-            if not np.array_equal(ids, self._encode_slowly(texts)[0]):
+            if not all(map(np.array_equal, ids, map(self.tokenizer.encode, texts))):
                 raise PrepareError(
                     "gigatoken gives this text other ids than tiktoken does; remove it (pip"
                     " uninstall gigatoken), and the same command continues without it"
@@ -133,12 +127,7 @@ class FastBPE:
         if self.since_new > RENEWED_BYTES:
             self.since_new = 0
             self.encoder = new_encoder(self.tokenizer)
-        return ids, np.diff(offsets).astype(np.int64)
-
-    def _encode_slowly(self, texts):
-        ids = [self.tokenizer.encode(text) for text in texts]
-        counts = np.array([len(part) for part in ids], np.int64)
-        return np.concatenate([np.zeros(0, np.uint32), *ids]), counts
+        return ids
 
 
 @functools.cache
@@ -151,7 +140,7 @@ def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
 
 
 def has_unassigned(text: str) -> bool:
-    """Whether a character of the text is none to Python's version of Unicode.
+    """True if Python's version of Unicode does not know a character of the text.
 
     gigatoken and tiktoken are of different versions, so that a word may end at one for the other.
     """
@@ -162,5 +151,5 @@ def has_unassigned(text: str) -> bool:
 
 @functools.cache
 def unassigned() -> np.ndarray:
-    """Whether each code point is no character, bool [0x110000]."""
+    """Mark the code points that are no characters, bool [0x110000]."""
     return np.array([unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)])
