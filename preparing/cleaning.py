@@ -1,4 +1,4 @@
-"""What --clean does to a document: correct its characters, judge whether it is noise, and report.
+"""Cleaning a document: correct its characters, drop it if it is noise, and report both.
 
 Works on one text at a time. copies.py finds copies.
 """
@@ -20,7 +20,7 @@ SAMPLE_CHARS = 500  # characters of a document on which its share of letters and
 
 @dataclass
 class CleaningReport:
-    """What was left out or corrected.
+    """Counts and examples of the documents that were left out or corrected.
 
     rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it.
     """

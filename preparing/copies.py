@@ -1,4 +1,4 @@
-"""Which documents came before: hashes of their texts, in bounded memory and across restarts.
+"""Find documents that came before, by hashes of their texts: little memory, and across restarts.
 
 Knows exact copies only. With 64 bits, about one in a billion documents is taken for a copy by
 mistake.
@@ -31,12 +31,12 @@ class Seen:
         self.recent = set()
 
     def first(self, hashes: np.ndarray) -> np.ndarray:
-        """Whether each document is new, bool [documents]; it counts as seen from now on.
+        """Mark the documents that are new, bool [documents]; all count as seen from now on.
 
         hashes: uint64 [documents].
         """
-        at = np.searchsorted(self.sorted, hashes).clip(max=max(0, len(self.sorted) - 1))
-        new = self.sorted[at] != hashes if len(self.sorted) else np.ones(len(hashes), bool)
+        left, right = (np.searchsorted(self.sorted, hashes, side) for side in ("left", "right"))
+        new = left == right
         for n in np.flatnonzero(new):
             value = int(hashes[n])
             new[n] = value not in self.recent
@@ -49,7 +49,7 @@ class Seen:
         return new
 
     def save(self) -> int:
-        """Have the log on the disk; returns how many hashes it holds."""
+        """Wait until the disk has the log; returns how many hashes it holds."""
         self.log.flush()
         os.fsync(self.log.fileno())
         return len(self.sorted) + len(self.recent)

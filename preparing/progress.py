@@ -1,4 +1,4 @@
-"""How far a long step has come, for the person who waits."""
+"""A progress bar for long steps."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What the tests of preparing share: prepare_data.py as a user runs it, and real documents."""
+"""Helpers for the tests of preparing: prepare_data.py as a user runs it, and real documents."""
 
 import csv
 import gzip

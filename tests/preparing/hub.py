@@ -29,7 +29,7 @@ BLOCK = 1 << 16  # bytes written at a time
 
 @dataclass
 class Faults:
-    """What goes wrong, each with a probability a request.
+    """The faults of a server, each with a probability a request.
 
     cut: the connection breaks in the middle of a reply. stall: nothing comes for stall_seconds.
     too_many, broken: replies 429 and 500. seed: of the dice.
@@ -84,12 +84,12 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes huggingface_hub talk to it, and without the user's own token."""
+        """Variables that make huggingface_hub talk to it, without the user's own token."""
         return {
             "HF_ENDPOINT": self.address,
             "HF_HUB_DOWNLOAD_TIMEOUT": "1",
@@ -181,11 +181,11 @@ class Handler(BaseHTTPRequestHandler):
         return self._error(404, "EntryNotFound")
 
     def _information(self, repository, found, form):
-        """What there is to know of a repository."""
+        """The reply about a repository."""
         self._json({"id": found[1], "sha": "0" * 40, "tags": [], "siblings": [], "gated": False})
 
     def _tree(self, repository, found, form):
-        """What lies in a folder of a repository, or also in those below it."""
+        """The reply about the files in a folder of a repository, or also in those below it."""
         folder = repository / unquote(found[2] or "")
         if not folder.is_dir():
             return self._error(404, "EntryNotFound")
