@@ -30,7 +30,7 @@ from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 from tokenizer_bpe import Tokenizer, TokenizerError
 
-# What a user can mend; the exit status is 2.
+# A user can correct these; the exit status is 2.
 MISTAKES = (DataError, InputError, TokenizerError)
 
 
@@ -47,44 +47,42 @@ def prepare(plan: Plan) -> None:
             return
         work.start_or_resume()
         tokenizer, origin = obtain_tokenizer(work)
-        work.check_room(tokenizer.vocab_size)
-        writer = tokenise(work, tokenizer)
-        meta = describe(work, tokenizer, writer)
-        work.publish(meta, writer.journal.report)
+        writer = tokenize(work, tokenizer)
+        meta = describe(work, writer)
+        work.publish(meta, writer.report)
     print(summary(meta, writer, origin=origin, seconds=time.monotonic() - started))
 
 
-def tokenise(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
-    """Tokenise what is asked for and not finished yet into the working folder; says how far.
+def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
+    """Tokenize what is asked for and not finished yet into the working folder; says how far.
 
     Chunks of text are read and written here, in order, and encoded in threads. Raises InputError
     when nothing is left of the text.
     """
     writer = TokenWriter(work, tokenizer)
-    journal = writer.journal
-    is_limited = math.isfinite(work.most_bytes)
-    if journal.position.on_disk:
-        megabytes = journal.position.on_disk / 1e6
+    if writer.position.on_disk:
+        megabytes = writer.position.on_disk / 1e6
         print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
-    if not journal.split and not writer.is_full:
+    is_limited = math.isfinite(work.most_bytes)
+    if not writer.split_by and not writer.is_full:
         encode = functools.partial(encode_chunk, tokenizer, work.plan.options)
         total = work.most_bytes if is_limited else work.input_size
         bar = Progress(total, "tokenising", writer.done)
-        with work.map_text(encode, journal.position) as parts, bar:
+        with work.map_text(encode, writer.position) as parts, bar:
             for part in parts:
                 writer.add(part)
                 bar.to(writer.done)
                 if writer.is_full:
                     break
     if not writer.train.tokens and not writer.val.tokens:
-        rules = journal.report.rules.items()
+        rules = writer.report.rules.items()
         why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules)
         raise InputError(
             f"no document is left of the input, which begins with {work.sources[0].path}"
             f" ({why or 'only white space'})"
         )
     if is_limited and not writer.is_full:
-        found = journal.text_bytes / 1e9
+        found = writer.text_bytes / 1e9
         print(f"the input has only {found:.3g} GB of text, and all of it is used", file=sys.stderr)
     return writer
 

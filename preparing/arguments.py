@@ -4,13 +4,12 @@ Looks at no input: nothing is read, fetched or connected here.
 """
 
 import codecs
-import dataclasses
 import math
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from preparing.catalog import table
@@ -24,13 +23,13 @@ DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to con
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call has to do.
+    """The work of one call: its options by their names, completed.
 
     inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
     folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
     char, gpt2 or a path. vocab_size, sample_bytes: of a bpe. val_fraction: None where it follows
-    from the size of the input. gigabytes: of text, after which to stop; infinity for all of it.
-    cache_bytes: that remote files may take on the disk at a time. ray: address of a cluster.
+    from the size of the input. gigabytes: of text, after which to stop; None for all of it.
+    cache_gb: that remote files may take on the disk at a time. ray: address of a cluster.
     """
 
     inputs: list[str]
@@ -43,25 +42,10 @@ class Plan:
     vocab_size: int | None
     sample_bytes: int
     val_fraction: float | None
-    gigabytes: float
-    cache_bytes: float
+    gigabytes: float | None
+    cache_gb: float
     workers: int
     ray: str | None
-
-    def settings(self, tokenizer: str, val_fraction: float) -> dict:
-        """{name: value}, what the bytes written depend on, where given, besides the input.
-
-        tokenizer: what tells it from others. val_fraction: the share that is used.
-        """
-        values = dataclasses.asdict(self.options) | {
-            "tokenizer": tokenizer,
-            "vocab_size": self.vocab_size,
-            "sample_bytes": self.sample_bytes if self.tokenizer == "bpe" else None,
-            "val_fraction": val_fraction,
-            "gigabytes": self.gigabytes if math.isfinite(self.gigabytes) else None,
-        }
-        unused = [name for name, value in values.items() if value is None or value is False]
-        return {name: value for name, value in values.items() if name not in unused}
 
 
 def parse(argv: list[str]) -> Plan:
@@ -72,44 +56,31 @@ def parse(argv: list[str]) -> Plan:
     parser.formatter_class = RawDescriptionHelpFormatter  # leaves the lines of the table alone
     _add_arguments(parser)
     args = parser.parse_args(argv)
-    if "-" in args.input and len(args.input) > 1:
+    if "-" in args.inputs and len(args.inputs) > 1:
         parser.error("- (standard input) cannot be mixed with files")
     if args.vocab_size and args.tokenizer != "bpe":
         parser.error("--vocab_size is for --tokenizer bpe, which is trained here")
-    on_error = "stop" if args.input else "skip"
-    if args.clean:
-        on_error = "replace"
-    steps = sorted(Path(args.tokenizer).glob("step_*/tokenizer.json"))  # of a run
-    options = Options(
-        text_field=args.text_field,
-        on_error=args.on_error or on_error,
-        encoding=args.encoding,
-        clean=args.clean,
-        dedupe=args.dedupe or args.clean,
-    )
-    return Plan(
-        inputs=args.input,
-        out=Path(args.out or default_out(args.input)),
-        verify=args.verify,
-        overwrite=args.overwrite,
-        options=options,
-        stdin_format=args.stdin_format,
-        tokenizer=str(steps[-1]) if steps else args.tokenizer,
-        vocab_size=args.vocab_size or (DEFAULT_VOCAB_SIZE if args.tokenizer == "bpe" else None),
-        sample_bytes=int(args.sample_bytes),
-        val_fraction=args.val_fraction,
-        gigabytes=args.gigabytes,
-        cache_bytes=args.cache_gb * 1e9,
-        workers=args.workers,
-        ray=args.ray,
-    )
+    if args.tokenizer == "bpe":
+        args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
+    if steps := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):  # of a run
+        args.tokenizer = str(steps[-1])
+    if not args.on_error:
+        args.on_error = "stop" if args.inputs else "skip"
+        if args.clean:
+            args.on_error = "replace"
+    args.dedupe |= args.clean
+    args.out = Path(args.out or default_out(args.inputs))
+    args.sample_bytes = int(args.sample_bytes)
+    values = vars(args)
+    options = Options(**{field.name: values.pop(field.name) for field in fields(Options)})
+    return Plan(options=options, **values)
 
 
 def _add_arguments(parser):
     positive = number(float, 1e-6)
     add = parser.add_argument
     add(
-        "input",
+        "inputs",
         nargs="*",
         metavar="INPUT",
         help="files, folders, globs, - for standard input, shakespeare, a name from the table"
@@ -120,7 +91,7 @@ def _add_arguments(parser):
     text = "share of the text for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
     text = "stop after N GB of text, at a document's end"
-    add("--gigabytes", type=positive, default=math.inf, help=text)
+    add("--gigabytes", type=positive, help=text)
     add("--overwrite", action="store_true", help="replace the content of --out")
     text = "check a prepared folder: sizes, checksums, tokenizer"
     add("--verify", type=Path, metavar="FOLDER", help=text)

@@ -1,4 +1,4 @@
-"""Threads.map on the cores of a Ray cluster, for more than one machine.
+"""The cores of a Ray cluster, for more than one machine.
 
 This process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the
 code to the nodes; they need the same packages.
@@ -7,20 +7,18 @@ code to the nodes; they need the same packages.
 import os
 import signal
 import socket
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from formats.files import error_message
 from preparing import InputError, PrepareError, need
+from preparing.threads import map_in_order
 
 ROOT = Path(__file__).parent.parent
 CODE = ("preparing", "formats", "tokenizer_bpe.py")  # what the nodes get
 ITEMS_A_CORE = 3  # under way, or waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
 CONNECT_S = 10  # seconds until an address counts as wrong
-SILENCE_S = 60  # seconds without a result until a message says so
 
 
 def connect(address: str) -> None:
@@ -28,8 +26,6 @@ def connect(address: str) -> None:
     need("--ray", "ray")
     import ray
 
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS", address)
     if address != "auto":  # Ray would try for minutes
         host, _, port = address.rpartition(":")
         try:
@@ -50,41 +46,22 @@ def connect(address: str) -> None:
         signal.signal(signal.SIGTERM, terminate)
 
 
-class RayPool:
-    """A context manager, which gives `map`, on the cluster that this process is connected to."""
+def map_on_cluster(function: Callable, items: Iterable) -> Iterator:
+    """Yield function(item) for each item, in order, from the cluster that connect() chose.
 
-    def __init__(self, function: Callable):
-        import ray
+    Raises what the function raises, and PrepareError where Ray fails.
+    """
+    import ray
 
-        self.ray = ray
-        self.tasks = deque()  # the references to their results, in order
-        # A closure, which each process of the cluster gets once, with what it holds.
-        self.task = ray.remote(lambda item: function(item)).options(max_retries=RETRIES)
+    def most():
+        return ITEMS_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
 
-    def map(self, items: Iterable) -> Iterator:
-        """Yield function(item) for each item, in order. Raises what the function raises."""
-        for item in items:
-            self.tasks.append(self.task.remote(item))
-            cores = int(self.ray.cluster_resources().get("CPU", 0))
-            while len(self.tasks) >= ITEMS_A_CORE * max(1, cores):
-                yield self._first_result()
-        while self.tasks:
-            yield self._first_result()
-
-    def _first_result(self):
-        while not self.ray.wait([self.tasks[0]], timeout=SILENCE_S)[0]:
-            print("waiting for the Ray cluster; see `ray status`", file=sys.stderr, flush=True)
-        try:
-            return self.ray.get(self.tasks.popleft())
-        except self.ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except self.ray.exceptions.RayError as error:
-            why = str(error).strip().splitlines()[-1]  # before it comes a traceback
-            raise PrepareError(f"Ray failed ({why}); the same command continues") from None
-
-    def __enter__(self):
-        return self.map
-
-    def __exit__(self, *error):
-        for task in self.tasks:
-            self.ray.cancel(task)
+    # A closure, which each process of the cluster gets once, with what it holds.
+    task = ray.remote(lambda item: function(item)).options(max_retries=RETRIES)
+    try:
+        yield from map_in_order(lambda item: task.remote(item).future(), items, most)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]  # before it comes a traceback
+        raise PrepareError(f"Ray failed ({why}); the same command continues") from None

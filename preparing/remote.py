@@ -62,7 +62,7 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     if protocol not in PACKAGES:
         raise InputError(f"{address}: {protocol}:// is not among {'://, '.join(PACKAGES)}://")
     need(address, "fsspec", PACKAGES[protocol])
-    return retry(functools.partial(_list_files, address), address, LISTING_S)
+    return retry(address, LISTING_S, _list_files, address)
 
 
 def _list_files(address):
@@ -112,15 +112,16 @@ def _read_block(source, start):
     raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
-def retry(action: Callable, address: str, seconds: float = FETCHING_S) -> object:
-    """The value of action(), tried again for `seconds` while its failure may pass.
+def retry(address: str, seconds: float, function: Callable, *arguments) -> object:
+    """The value of function(*arguments), tried again for `seconds` while its failure may pass.
 
-    Raises InputError for a failure that will not pass, and PrepareError at the end.
+    Raises InputError for a failure that will not pass, and PrepareError at the end, which name the
+    address.
     """
     end = time.monotonic() + seconds
     for tries in itertools.count(1):
         try:
-            return action()
+            return function(*arguments)
         except (InputError, *BUGS):
             raise
         except Exception as error:  # whatever the packages raise
@@ -142,7 +143,7 @@ def retry(action: Callable, address: str, seconds: float = FETCHING_S) -> object
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether another try may succeed: the connection broke or stalled, or the server is busy."""
+    """True if another try may succeed: the connection broke or stalled, or the server is busy."""
     while isinstance(error, FileNotFoundError) and error.__cause__:
         error = error.__cause__  # file systems raise it for any reason
     response = getattr(error, "response", None)
@@ -156,37 +157,29 @@ def may_pass(error: Exception) -> bool:
 class DownloadCache:
     """The remote files among some sources on this disk, within a limit.
 
-    Used as a context manager by one thread, which reads the sources in order: while it reads one,
-    the next is fetched. What was read goes when there is no room for more.
+    One thread reads the sources in order; while it reads one, the next is fetched. Files stay until
+    there is no room for another.
     """
 
     def __init__(self, sources: list, folder: Path, limit: float):
-        """folder: may hold files of a former run. limit: bytes in it."""
+        """folder: may hold files of a former run. limit: bytes in it, enough for each source."""
         self.sources = sources
         self.folder = folder
         self.limit = limit
-        self.fetched = {}  # the path in the future, of each source that is or will be there
-        self.stopped = False
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.stopped = True
+        self.fetched = {}  # the future of each file that is or will be there
 
     def path(self, index: int) -> Path:
-        """Where source number `index` is on this disk; waits for a remote one."""
+        """The path of source number `index` on this disk; waits for a remote one."""
         source = self.sources[index]
         if not source.is_remote:
             return Path(source.path)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._make_room(index)
-            self._begin(index)
-            path = self.fetched[index].result()
-            remote = [n for n, source in enumerate(self.sources) if source.is_remote and n > index]
-            if remote and self._make_room(index, remote[0]):
-                self._begin(remote[0])
+            self._begin(source)
+            path = self.fetched[self._path(source)].result()
+            following = next((s for s in self.sources[index + 1 :] if s.is_remote), None)
+            if following and source.size + following.size <= self.limit:
+                self._begin(following, source)
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
@@ -194,42 +187,34 @@ class DownloadCache:
             ) from None
         return path
 
-    def _begin(self, index):
-        if index not in self.fetched:
-            self.fetched[index] = begin(self._fetch, self.sources[index])
-
     def _path(self, source):
         """The file in the cache for a source, in the state in which it was listed."""
-        name = hashlib.sha256(f"{source.path}\n{source.tag}\n{source.size}".encode()).hexdigest()
-        return self.folder / name[:32]
+        return self.folder / hashlib.sha256(repr(source).encode()).hexdigest()[:32]
 
-    def _make_room(self, *wanted):
-        """Whether these sources fit, if need be without the other files."""
-        needed = {self._path(self.sources[n]): self.sources[n].size for n in wanted}
-        others = [path for path in self.folder.iterdir() if path not in needed]
+    def _begin(self, source, *needed):
+        """Begin to fetch a source. Where room is short, all files but those of `needed` go."""
+        sizes = {self._path(kept): kept.size for kept in (source, *needed)}
+        others = [path for path in self.folder.iterdir() if path not in sizes]
         held = sum(path.stat().st_size for path in others)
-        if held + sum(needed.values()) <= self.limit:
-            return True
-        for path in others:
-            path.unlink()
-        self.fetched = {n: path for n, path in self.fetched.items() if n in wanted}
-        return sum(needed.values()) <= self.limit
-
-    def _fetch(self, source):
-        """Fetch a source, from where a stopped run left it; returns its path."""
+        if held + sum(sizes.values()) > self.limit:
+            for path in others:
+                path.unlink()
         path = self._path(source)
+        if path not in self.fetched:
+            self.fetched[path] = begin(self._fetch, source, path)
+
+    def _fetch(self, source, path):
+        """Fetch a source, from where a stopped run left it; returns its path."""
         path.touch()
         while (start := path.stat().st_size) < source.size:
-            data = retry(functools.partial(_read_block, source, start), source.path)
-            if self.stopped:
-                return path
+            data = retry(source.path, FETCHING_S, _read_block, source, start)
             # At its place: another cache may be at the same file.
             with open(path, "r+b") as file:
                 file.seek(start)
                 file.write(data)
             sync(path)
         try:
-            retry(functools.partial(_check_unchanged, source), source.path)
+            retry(source.path, FETCHING_S, _check_unchanged, source)
         except InputError:
             path.unlink()
             raise

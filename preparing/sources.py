@@ -1,4 +1,4 @@
-"""Which files to read: from the INPUT arguments to a list of sources.
+"""The files to read: from the INPUT arguments to a list of sources.
 
 Looks at names, sizes and permissions, for remote files at what their source says about them. Opens
 no file, except to keep standard input.
@@ -6,6 +6,7 @@ no file, except to keep standard input.
 
 import difflib
 import glob
+import itertools
 import os
 import re
 import shlex
@@ -29,8 +30,6 @@ KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # as fsspec calls them
-EXPANSION = 4  # about how many bytes of text a byte of a compressed file holds
-PARQUET_EXPANSION = 2.5  # the same for parquet, on the large side: OpenWebText has 1.6
 
 
 @dataclass
@@ -55,15 +54,6 @@ class Source:
     def is_remote(self) -> bool:
         return bool(protocol_of(self.path))
 
-    @property
-    def text_size(self) -> int:
-        """About how many bytes of text the file holds."""
-        if self.compression:
-            return EXPANSION * self.size
-        if self.kind == "parquet":
-            return int(PARQUET_EXPANSION * self.size)
-        return self.size
-
 
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (names, addresses, files, folders, globs), each once.
@@ -80,14 +70,15 @@ def find_sources(inputs: list[str]) -> list[Source]:
     for given in inputs or standard_library():
         for source in _sources_of(given):
             place = source.path if source.is_remote else os.path.realpath(source.path)
-            sources.setdefault(place, source)
+            if source.size:
+                sources.setdefault(place, source)
     if not sources:
         raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
     return list(sources.values())
 
 
 def _sources_of(given) -> Iterator[Source]:
-    """The files of one INPUT that are not empty. A path comes before a name."""
+    """The files of one INPUT. A path comes before a name."""
     if not Path(given).exists():
         if given == SHAKESPEARE:
             given = shakespeare()
@@ -103,27 +94,21 @@ def _sources_of(given) -> Iterator[Source]:
         if not files:
             raise InputError(f"no {FORMATS} at {given}")
         for address, (size, tag) in files.items():
-            if size:
-                yield _source(address, size, 0, tag=tag, heading=heading)
+            yield _source(address, size, 0, tag=tag, heading=heading)
     else:
         for path in _expand(given):
             try:
                 stat = os.stat(path)
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}") from None
-            if stat.st_size:
-                yield _source(path, stat.st_size, stat.st_mtime_ns)
-            elif path == given:
-                raise InputError(f"{path} is empty; leave it out or fill it")
+            yield _source(path, stat.st_size, stat.st_mtime_ns)
 
 
 def _source(path, size, modified, **more):
     """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
-    if not compression:
-        name = _name(path)
-    kind = KINDS.get(os.path.splitext(name)[1], "txt")
+    kind = KINDS.get(os.path.splitext(name)[1] if compression else ending, "txt")
     if ending in ARCHIVES or name.endswith(".tar"):
         raise InputError(f"{path} is an archive; unpack it, and give its files or their folder")
     if kind == "parquet":
@@ -148,14 +133,10 @@ def _expand(given):
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    found = {}  # each file under its shortest path: loops of links make longer ones
-    for path in sorted(
-        map(Path, glob.glob(given, recursive=True)), key=lambda p: (len(p.parts), p)
-    ):
-        if path.is_file():
-            found.setdefault(os.path.realpath(path), path.as_posix())
+    found = sorted(Path(path).as_posix() for path in glob.glob(given, recursive=True))
+    found = [path for path in found if os.path.isfile(path)]
     if found:
-        return sorted(found.values())
+        return found
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
     near = difflib.get_close_matches(given.lower(), CATALOG, 1)
@@ -174,8 +155,8 @@ def _files_of_folder(folder):
         files += [Path(at, name).as_posix() for name in names]
     files.sort()
     known = list(filter(_is_known, files))
-    others = [Path(file) for file in files if not _is_known(file) and Path(file).name[0] != "."]
-    skipped = Counter(path.suffix.lower() or "without ending" for path in others)
+    others = itertools.filterfalse(_is_known, files)
+    skipped = Counter(Path(path).suffix.lower() or "without ending" for path in others)
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     example = shlex.quote(f"{Path(folder).as_posix()}/**/*.md")
     hint = f"a glob in quotes takes other text, as in {example}"

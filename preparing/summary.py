@@ -11,14 +11,15 @@ from preparing import plural
 from preparing.fast_bpe import encoder_name
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
-from tokenizer_bpe import EOT, Tokenizer
+from tokenizer_bpe import EOT
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
 SHOWN_CHARS = 100  # of that line
 
 
-def describe(work: WorkFolder, tokenizer: Tokenizer, writer: TokenWriter) -> Meta:
-    """The metadata of the files, which are closed here."""
+def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
+    """Close the files and return their metadata."""
+    tokenizer = writer.tokenizer
     return Meta(
         dtype=dtype_for(tokenizer.vocab_size),
         vocab_size=tokenizer.vocab_size,
@@ -36,18 +37,17 @@ def describe(work: WorkFolder, tokenizer: Tokenizer, writer: TokenWriter) -> Met
 
 
 def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> str:
-    """What to know of a finished dataset, in lines.
+    """Sum up a finished dataset in lines.
 
     origin: where the tokenizer came from, in words. seconds: that the command took.
     """
-    journal = writer.journal
-    tokenizer = writer.tokenizer
-    out = writer.folder.parent
-    tokens = sum(journal.tokens.values())
-    read = journal.read / 1e6
+    out = writer.work.out
+    tokens = sum(split.tokens for split in meta.splits.values())
+    used = (writer.train.counts + writer.val.counts > 0).mean()
+    read = writer.read / 1e6
     lines = [
-        f"{out}: {tokens:,} tokens of {journal.text_bytes / 1e6:,.1f} MB of text from"
-        f" {plural(len(meta.sources), 'file')}, {journal.text_bytes / tokens:.2f} bytes a token,"
+        f"{out}: {tokens:,} tokens of {writer.text_bytes / 1e6:,.1f} MB of text from"
+        f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes a token,"
         f" {meta.dtype}"
     ]
     for name, split in meta.splits.items():
@@ -57,19 +57,19 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
             f"{in_replies}"
         )
     ids = np.fromfile(out / "train.bin", meta.dtype, FIRST_TOKENS)
-    document = tokenizer.decode(ids).partition(EOT)[0]
+    document = writer.tokenizer.decode(ids).partition(EOT)[0]
     first_line = document.strip().partition("\n")[0]
     lines += [
-        f"  validation {journal.split}",
-        f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {writer.used:.1%} of them"
+        f"  validation {writer.split_by}",
+        f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
-        f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {journal.seconds:,.1f} s,"
-        f" {read / max(journal.seconds, 1e-9):,.1f} MB/s, with {encoder_name(tokenizer)}",
+        f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {writer.seconds:,.1f} s,"
+        f" {read / max(writer.seconds, 1e-9):,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]
-    if journal.report.rules:
+    if writer.report.rules:
         lines.append("left out or corrected:")
-    for rule, counts in sorted(journal.report.rules.items()):
+    for rule, counts in sorted(writer.report.rules.items()):
         documents = plural(counts["documents"], "document")
         lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}")
         lines += [f"    {example!r}" for example in counts["examples"]]
@@ -77,7 +77,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
 
 
 def verify(folder: Path) -> str:
-    """Compare a folder with its meta.json. Returns what is good, in words; raises DataError."""
+    """Compare a folder with its meta.json. Returns a summary; raises DataError for damage."""
     meta = read_meta(folder)
     files = [file for split in meta.splits.values() for file in (split, split.mask) if file]
     expected = {file.file: file.sha256 for file in files}
@@ -88,18 +88,8 @@ def verify(folder: Path) -> str:
             f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; copy it"
             " again, or prepare it again with --overwrite"
         )
-    tokenizer = Tokenizer.load(folder / meta.tokenizer["file"])
-    described = (meta.tokenizer["kind"], meta.vocab_size, meta.eot_id)
-    if described != (tokenizer.kind, tokenizer.vocab_size, tokenizer.eot_id):
-        raise DataError(
-            f"{folder}: meta.json describes another tokenizer than {meta.tokenizer['file']} in its"
-            " kind, vocab_size or eot_id; copy both again, or prepare it again with --overwrite"
-        )
     tokens = sum(split.tokens for split in meta.splits.values())
     report = read_json(folder / "cleaning.json") or {}
-    return "\n".join(
-        [
-            f"{folder} is good: {', '.join(expected)}; {tokens:,} tokens",
-            *(f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)),
-        ]
-    )
+    lines = [f"{folder} is good: {', '.join(expected)}; {tokens:,} tokens"]
+    lines += [f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)]
+    return "\n".join(lines)

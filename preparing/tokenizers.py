@@ -12,9 +12,7 @@ from formats.files import write_text
 from preparing import fast_bpe
 from preparing.chunks import Chunk, Options, Position
 from preparing.progress import Progress
-from preparing.readers import read_chunks
 from preparing.records import documents_of
-from preparing.remote import DownloadCache
 from preparing.sources import Source
 from preparing.threads import begin
 from preparing.work_folder import WorkFolder
@@ -59,10 +57,9 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     plan = work.plan
     sources = sources_to_sample(work.sources, plan.sample_bytes)
     size = sum(source.size for source in sources)
-    files = DownloadCache(sources, work.cache, plan.cache_bytes)
-    with files, Progress(size, "sampling") as bar:
-        chunks = read_chunks(sources, Position(), plan.options, files.path)
-        sample = spread_sample(_watched(chunks, bar), plan.sample_bytes)
+    with Progress(size, "sampling") as bar:
+        chunks = _watched(work.read(sources, Position()), bar)
+        sample = spread_sample(chunks, plan.sample_bytes)
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)

@@ -5,31 +5,30 @@ progress.json (writer.py) how far it is.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
-import json
+import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
 
-import numpy as np
+from filelock import FileLock, Timeout
 
 from formats.address import without_credentials
-from formats.data_folder import DataError, Meta, dtype_for, read_meta, write_meta
-from formats.files import write_json
+from formats.data_folder import DataError, Meta, read_meta, write_meta
+from formats.files import read_json, write_json
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
-from preparing.chunks import Position
+from preparing.chunks import Chunk, Position
 from preparing.cleaning import CleaningReport
-from preparing.ray_engine import RayPool
+from preparing.ray_engine import map_on_cluster
 from preparing.readers import read_chunks
 from preparing.remote import DownloadCache
-from preparing.sources import find_sources, keep_stdin
-from preparing.threads import Threads
+from preparing.sources import Source, find_sources, keep_stdin
+from preparing.threads import map_in_order
 from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # share of the text that is held back for validation
@@ -37,7 +36,6 @@ VAL_BYTES = 20_000_000  # about the most that is held back of a large input
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
-TOKENS_A_BYTE = 0.35  # about the most that text has, unless its tokens are characters
 
 
 class WorkFolder:
@@ -53,8 +51,9 @@ class WorkFolder:
         self.out = plan.out
         self.path = plan.out / ".partial"
         self.tokenizer = self.path / "tokenizer.json"
+        self.journal = self.path / "progress.json"
         self.cache = self.path / "cache"  # remote files on their way
-        self.most_bytes = plan.gigabytes * 1e9
+        self.most_bytes = math.inf if plan.gigabytes is None else plan.gigabytes * 1e9
         self.is_stdin = plan.inputs == ["-"]
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
@@ -64,22 +63,15 @@ class WorkFolder:
                 "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
                 " input is plain text"
             )
-        for given in plan.inputs:
-            if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
-                raise InputError(f"--out {plan.out} is in the input {given}; choose another folder")
         largest = max((source.size for source in self.sources if source.is_remote), default=0)
-        if largest > plan.cache_bytes:
+        if largest > plan.cache_gb * 1e9:
             raise InputError(
-                f"--cache_gb {plan.cache_bytes / 1e9:g} does not hold the largest file; give at"
+                f"--cache_gb {plan.cache_gb:g} does not hold the largest file; give at"
                 f" least --cache_gb {largest / 1e9 + 0.01:.2f}"
             )
 
     def __enter__(self):
         """Raises PrepareError when another run holds the lock."""
-        from filelock import FileLock, Timeout
-
-        if self.out.is_file():
-            raise InputError(f"--out {self.out}: it must be a folder, there or to be made")
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(self.path / "lock")
         try:
@@ -101,24 +93,29 @@ class WorkFolder:
         self.lock.release()
 
     def _settings(self):
-        tokenizer = self.plan.tokenizer
+        """{name: value} of all choices on which the bytes written depend, where given."""
+        plan = self.plan
+        tokenizer = plan.tokenizer
         if self.given_tokenizer:
             content = self.given_tokenizer.to_json().encode()
             tokenizer = f"sha256 {hashlib.sha256(content).hexdigest()}"
-        val_fraction = self.plan.val_fraction
+        val_fraction = plan.val_fraction
         if val_fraction is None:
             val_fraction = min(VAL_FRACTION, VAL_BYTES / min(self.input_size, self.most_bytes))
-        return self.plan.settings(tokenizer, val_fraction)
+        values = dataclasses.asdict(plan.options) | {
+            "tokenizer": tokenizer,
+            "vocab_size": plan.vocab_size,
+            "sample_bytes": plan.sample_bytes if plan.tokenizer == "bpe" else None,
+            "val_fraction": val_fraction,
+            "gigabytes": plan.gigabytes,
+        }
+        unused = [name for name, value in values.items() if value is None or value is False]
+        return {name: value for name, value in values.items() if name not in unused}
 
     @property
     def input_size(self) -> int:
         """Bytes on disk of all sources."""
         return sum(source.size for source in self.sources)
-
-    @property
-    def text_size(self) -> int:
-        """About how many bytes of text there are to prepare."""
-        return int(min(sum(source.text_size for source in self.sources), self.most_bytes))
 
     def listed_sources(self) -> list[dict]:
         return [
@@ -127,7 +124,7 @@ class WorkFolder:
         ]
 
     def finished(self) -> str:
-        """This dataset in words if it is there, else "". Raises InputError for another one."""
+        """A line about this dataset if it is finished, else "". Raises InputError for another."""
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
         try:
@@ -146,13 +143,12 @@ class WorkFolder:
         if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
             self._clear()
         tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
-        described = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
-        finished = datetime.fromisoformat(meta.created).timestamp()
-        for source in self.sources:
-            if source.modified / 1e9 > finished + 1 and not self.is_stdin:
-                described += f"\n{source.path} changed after that; --overwrite takes the new text"
-                break
-        return described
+        line = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
+        finished = (self.out / "meta.json").stat().st_mtime_ns
+        later = [source.path for source in self.sources if source.modified > finished]
+        if later and not self.is_stdin:
+            line += f"\n{later[0]} changed after that; --overwrite takes the new text"
+        return line
 
     def start_or_resume(self) -> None:
         """Record what this work is. Raises InputError when the folder holds parts of other work."""
@@ -164,54 +160,27 @@ class WorkFolder:
                 for source in self.sources
             ],
         }
-        former = json.loads(path.read_text(encoding="utf-8")) if path.exists() else present
+        former = read_json(path) or present
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
         changed = differences(former, present)
-        if changed and self._written() and not self.plan.overwrite:
+        if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
                 " the former command to finish it, give another --out, or start again with"
                 " --overwrite"
             )
         if changed:
-            self._forget_work()
+            # The journal first: without it, a run that is stopped here continues no file.
+            for name in (self.journal.name, "hashes.bin", *FILES):
+                (self.path / name).unlink(missing_ok=True)
         write_json(path, present)
 
-    def _written(self):
-        """Bytes of tokens in the working folder."""
-        return sum(path.stat().st_size for path in self.path.glob("*.bin"))
-
-    def _forget_work(self):
-        """Delete what was made so far. The lock stays, and input that was kept or fetched.
-
-        In an order that can be interrupted: without the journal no file counts as begun, and until
-        the plan is gone it says of what work the others are.
-        """
-        kept = {"lock", "plan.json", "stdin.txt", "stdin.jsonl", self.cache.name}
-        (self.path / "progress.json").unlink(missing_ok=True)
-        for path in list(self.path.iterdir()):
-            if path.name not in kept:
-                path.unlink()
-        (self.path / "plan.json").unlink(missing_ok=True)
-
-    def check_room(self, vocab_size: int) -> None:
-        """Warn where the disk may not hold what is to be written and fetched."""
-        tokens = self.text_size
-        if self.plan.tokenizer != "char":
-            tokens = TOKENS_A_BYTE * tokens
-        remote = sum(source.size for source in self.sources if source.is_remote)
-        size = tokens * np.dtype(dtype_for(vocab_size)).itemsize - self._written()
-        size += min(remote, self.most_bytes, self.plan.cache_bytes)
-        free = shutil.disk_usage(self.out).free
-        if size > free:
-            print(
-                f"{self.out} may need {size / 1e6:,.1f} MB more on disk, fetched files (--cache_gb)"
-                f" included, and {free / 1e6:,.1f} MB are free: make room, or give an --out on"
-                " another disk",
-                file=sys.stderr,
-            )
+    def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
+        """The chunks of some sources from `start` on, in order; fetches remote ones."""
+        files = DownloadCache(sources, self.cache, self.plan.cache_gb * 1e9)
+        return read_chunks(sources, start, self.plan.options, files.path)
 
     @contextmanager
     def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
@@ -219,11 +188,14 @@ class WorkFolder:
 
         Threads of this machine call it, or tasks of the Ray cluster.
         """
-        plan = self.plan
-        files = DownloadCache(self.sources, self.cache, plan.cache_bytes)
-        workers = RayPool(function) if plan.ray else Threads(plan.workers, function)
-        with files, workers as run:
-            yield run(read_chunks(self.sources, start, plan.options, files.path))
+        chunks = self.read(self.sources, start)
+        if self.plan.ray:
+            yield map_on_cluster(function, chunks)
+            return
+        count = self.plan.workers
+        with ThreadPoolExecutor(count) as threads:
+            submit = functools.partial(threads.submit, function)
+            yield map_in_order(submit, chunks, lambda: 2 * count)  # no thread waits for a chunk
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         if report.rules:
@@ -237,7 +209,7 @@ class WorkFolder:
 
         Plan and journal go first: later work would continue files that have moved.
         """
-        (self.path / "progress.json").unlink(missing_ok=True)
+        self.journal.unlink(missing_ok=True)
         (self.path / "plan.json").unlink(missing_ok=True)
         if (self.path / FILES[0]).exists():  # a dataset that is replaced goes, meta.json first
             for name in reversed(FILES):
@@ -265,7 +237,7 @@ def _given_tokenizer(name):
 
 
 def differences(former: dict, present: dict) -> str:
-    """How former work differs from this one, in words; "" where it does not.
+    """Describe how former work differs from this one; "" where it does not.
 
     Both are {"settings": {name: value}, "sources": [{"path", ...}]}.
     """

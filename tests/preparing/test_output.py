@@ -1,4 +1,4 @@
-"""What prepare_data.py writes: splits, and what cleaning leaves."""
+"""The output of prepare_data.py: splits, cleaning, finished folders and --verify."""
 
 import json
 import os
@@ -165,17 +165,3 @@ def test_verify_finds_what_is_damaged_and_says_what_is_good(tmp_path, tokenizer)
     fails_clearly(prepare(verify=out), "train.bin is damaged")
     (out / "train.bin").write_bytes(data[:-2])
     fails_clearly(prepare(verify=out), "cut off")
-
-
-def test_verify_compares_with_the_tokenizer(tmp_path, tokenizer):
-    write(tmp_path / "a.txt", "txt", DOCUMENTS)
-    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
-    meta = json.loads((tmp_path / "out/meta.json").read_text())
-    for changed in (
-        {"vocab_size": 700},
-        {"eot_id": 5},
-        {"tokenizer": meta["tokenizer"] | {"kind": "char"}},
-    ):
-        (tmp_path / "out/meta.json").write_text(json.dumps(meta | changed))
-        described = "meta.json describes another tokenizer than tokenizer.json"
-        fails_clearly(prepare(verify=tmp_path / "out"), described)
