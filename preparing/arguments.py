@@ -138,7 +138,7 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
 
     def number(text):  # argparse's errors show its name
         value = kind(text)
-        if not low <= value <= high or value == math.inf:
+        if not low <= value <= high:
             limit = f" and at most {high}" if high < math.inf else ""
             raise ArgumentTypeError(f"{text}: it must be a number of at least {low}{limit}")
         return value
@@ -150,8 +150,7 @@ def encoding(name: str) -> str | None:
     """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
     try:
         found = codecs.lookup(name).name
-        "".encode(name)  # refuses codecs of bytes, such as base64
-    except (LookupError, ValueError):
+    except LookupError:
         raise ArgumentTypeError(
             f"{name} is no encoding that Python knows, as latin-1, cp1252 or utf-16 are"
         ) from None

@@ -13,8 +13,9 @@ import numpy as np
 RECENT_HASHES = 1 << 19  # hashes in the set, before they are sorted into the others
 
 
-def hash64(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+def hash64(text: bytes) -> int:
+    """A hash of a text, without the white space at its end."""
+    return int.from_bytes(hashlib.blake2b(text.rstrip(), digest_size=8).digest(), "little")
 
 
 class Seen:

@@ -67,9 +67,9 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
     return Encoded(
         ids=np.concatenate([end[:0], *parts]).astype(end.dtype),
         mask=mask,
-        tokens=np.array([len(ids) + len(end) for ids in encoded], np.int64),
-        text_bytes=np.array([len(text) for text in data], np.int64),
-        hashes=np.array([hash64(text.rstrip()) for text in data], np.uint64),
+        tokens=np.fromiter(map(len, encoded), np.int64) + len(end),
+        text_bytes=np.fromiter(map(len, data), np.int64),
+        hashes=np.fromiter(map(hash64, data), np.uint64),
         report=report,
         whole=chunk.whole,
         end=chunk.end,
@@ -90,17 +90,14 @@ def mask_of(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> np.nda
     mask = np.zeros(len(ids) + 1, np.uint8)
     if not document.turns:
         return mask
-    turns = document.turns
-    sizes = np.array([len(part.encode()) for part in turns])  # names and what they say, in turn
-    begins = np.cumsum(sizes) - sizes
-    replies = np.array([name == REPLY for name in turns[::2]])
-    in_reply = np.concatenate(([False], np.repeat(replies, 2)[:-1]))  # a name ends the turn before
-    lengths = token_lengths(tokenizer)[ids]
-    first_bytes = np.cumsum(lengths) - lengths
+    # Names and messages take turns. Bytes where each begins, and where the last one ends.
+    begins = np.cumsum([0, *(len(part.encode()) for part in document.turns)])
+    replies = np.array([name == REPLY for name in document.turns[::2]])
+    in_reply = np.array([False, *np.repeat(replies, 2)])  # a name ends the turn before it
+    first_bytes = np.cumsum(np.append(0, token_lengths(tokenizer)[ids]))
     part_of = np.searchsorted(begins, first_bytes, side="right") - 1
-    mask[:-1] = np.where(in_reply[part_of], IN_REPLY, 0)
-    mask[-1] = IN_REPLY if replies[-1] else 0
-    mask[np.searchsorted(first_bytes, begins[::2][~replies])] |= TURN_BEGINS
+    mask[in_reply[part_of]] = IN_REPLY
+    mask[np.searchsorted(first_bytes, begins[:-1:2][~replies])] |= TURN_BEGINS
     return mask
 
 

@@ -34,8 +34,7 @@ def read_chunks(
     path_of: gives the path of a source by its index. Raises InputError for what cannot be read.
     """
     before = sum(source.size for source in sources[: start.source])  # bytes on disk
-    for index in range(start.source, len(sources)):
-        source = sources[index]
+    for index, source in enumerate(sources[start.source :], start.source):
         read = _read_text if source.kind in ("txt", "jsonl") else _read_rows
         at = start if index == start.source else Position(index)
         try:

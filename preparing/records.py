@@ -52,8 +52,7 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
             if rule:
                 report.add(rule, 1, len(document.text.encode()), [document.text])
                 continue
-        # White space alone is no document, but it may be a part of one.
-        if document.text.strip() or (document.text and not chunk.whole):
+        if document.text.strip():
             documents.append(document)
     return documents, report
 
@@ -121,34 +120,28 @@ def _documents_of_records(chunk, options, report) -> Iterator[Document]:
     is_lines = chunk.kind == "jsonl"
     records = chunk.data.split(b"\n") if is_lines else chunk.data
     before = chunk.start.line if is_lines else chunk.start.offset
-    for number, record in enumerate(records, before + 1):
-        if is_lines and not record.strip():
+    for number, data in enumerate(records, before + 1):
+        if is_lines and not data.strip():
             continue
         try:
-            yield record_document(_decoded_record(record, chunk, options, report), options, report)
+            record = _parsed(_decoded(data, chunk, options, report)) if is_lines else data
+            yield _document_of(record, chunk, options, report)
         except InputError as error:
             place = f"{chunk.path}, {'line' if is_lines else 'row'} {number:,}"
             problem = f"{place}: {error}; correct it, or skip such records with --on_error skip"
             if options.on_error == "stop":
                 raise InputError(problem) from None
-            report.add("unusable records", 1, len(record) if is_lines else 0, [problem])
+            report.add("unusable records", 1, len(data) if is_lines else 0, [problem])
 
 
-def _decoded_record(record, chunk, options, report):
-    """The object in a line, or a row with its text decoded. Raises InputError."""
-    if isinstance(record, dict):
-        [(name, value)] = record.items()
-        if isinstance(value, bytes):
-            value = _decoded(value, chunk, options, report)
-        return {name: value}
-    text = _decoded(record, chunk, options, report)
+def _parsed(line):
     try:
-        return json.loads(text)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:  # also a number too long, lists too deep
         raise InputError(f"not valid JSON ({error}); a record takes one line") from None
 
 
-def record_document(record: dict, options: Options, report: CleaningReport) -> Document:
+def _document_of(record, chunk, options, report):
     """The document in a JSON object or a row. Raises InputError when it has no usable text."""
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
@@ -160,6 +153,8 @@ def record_document(record: dict, options: Options, report: CleaningReport) -> D
         )
     value = record[name]
     turns = []
+    if isinstance(value, bytes):
+        value = _decoded(value, chunk, options, report)
     if isinstance(value, list):
         try:
             turns = turns_of(value)
