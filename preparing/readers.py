@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from formats.address import without_credentials
 from formats.files import error_message
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position, cut_documents, cut_lines
@@ -43,7 +42,7 @@ def read_chunks(
                     chunk.end.on_disk = before + (source.size if raw.closed else raw.tell())
                     yield chunk
         except OSError as error:
-            raise InputError(f"{source.path} cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from None
         before += source.size
 
 
@@ -51,7 +50,6 @@ def read_chunks(
 
 
 def _read_text(source, raw, at, options):
-    name = without_credentials(source.path)
     buffer = bytearray()
     for block in itertools.chain(_blocks(source, raw, at.offset, options), [b""]):
         buffer += block
@@ -67,7 +65,7 @@ def _read_text(source, raw, at, options):
             del buffer[:size]
             lines = data.count(b"\n") if source.kind == "jsonl" else 0
             end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-            yield Chunk(name, source.kind, data, size, at, end)
+            yield Chunk(source.name, source.kind, data, size, at, end)
             at = end
 
 
@@ -78,7 +76,7 @@ def _cut(source, buffer, ended, at):
     end = cut_lines(buffer, ended)
     if not end and len(buffer) > LONGEST_LINE:
         raise InputError(
-            f"{source.path}, line {at.line + 1:,}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
+            f"{source.name}, line {at.line + 1:,}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
             " has one object a line (jq -c . converts)"
         )
     return end, True
@@ -93,7 +91,7 @@ def _blocks(source, raw, start, options):
         yield from blocks
     except UnicodeError:
         raise InputError(
-            f"{source.path} does not begin with the byte order mark of {options.encoding}; name the"
+            f"{source.name} does not begin with the byte order mark of {options.encoding}; name the"
             f" order, as in --encoding {options.encoding}-le, or another --encoding"
         ) from None
 
@@ -108,7 +106,7 @@ def _unpacked(source, raw, start, options):
     except Exception as error:  # whatever the package of the compression raises
         if not source.compression:
             raise
-        problem = f"{without_credentials(source.path)} is cut off or damaged ({error})"
+        problem = f"{source.name} is cut off or damaged ({error})"
         if options.on_error == "stop":
             raise InputError(
                 f"{problem}: copy it again, or take what can be read of it with --on_error skip"
@@ -146,7 +144,6 @@ codecs.register_error("prepare_data.broken", lambda error: ("\udcff", error.end)
 
 
 def _read_rows(source, raw, at, options):
-    name = without_credentials(source.path)
     rows = []
     size = 0
     end = at
@@ -155,7 +152,7 @@ def _read_rows(source, raw, at, options):
         column = options.text_column(columns)
         if column not in columns:
             raise InputError(
-                f"{source.path} has no column {column!r}; it has {', '.join(columns)}: name one"
+                f"{source.name} has no column {column!r}; it has {', '.join(columns)}: name one"
                 " with --text_field"
             )
         for value, count in _documents(values_of(column, at.offset), source.heading):
@@ -163,7 +160,7 @@ def _read_rows(source, raw, at, options):
             size += len(str(value))
             end = Position(at.source, end.offset + count)
             if size >= CHUNK_BYTES:
-                yield Chunk(name, source.kind, rows, size, at, end)
+                yield Chunk(source.name, source.kind, rows, size, at, end)
                 rows = []
                 size = 0
                 at = end
@@ -171,10 +168,10 @@ def _read_rows(source, raw, at, options):
         raise
     except Exception as error:  # whatever the package of the format raises
         raise InputError(
-            f"{source.path} cannot be read as {source.kind}: {error_message(error)}"
+            f"{source.name} cannot be read as {source.kind}: {error_message(error)}"
         ) from None
     if rows:
-        yield Chunk(name, source.kind, rows, size, at, end)
+        yield Chunk(source.name, source.kind, rows, size, at, end)
 
 
 def _documents(values, heading):
@@ -204,7 +201,7 @@ def _open_table(source, raw, options):
         rows = json.load(text)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InputError(
-                f"{source.path} is no array of objects; a file with one object a line is a .jsonl"
+                f"{source.name} is no array of objects; a file with one object a line is a .jsonl"
             )
         columns = list(dict.fromkeys(itertools.chain(*rows)))
     else:

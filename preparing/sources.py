@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.address import protocol_of
+from formats.address import protocol_of, without_credentials
 from formats.files import sha256
 from preparing import InputError, need, plural
 from preparing.catalog import CATALOG, SHAKESPEARE, shakespeare, standard_library
@@ -49,6 +49,11 @@ class Source:
     modified: int
     tag: str = ""
     heading: str = ""
+
+    @property
+    def name(self) -> str:
+        """The path as messages and files show it: without credentials."""
+        return without_credentials(self.path)
 
     @property
     def is_remote(self) -> bool:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 
-from formats.address import without_credentials
 from formats.data_folder import DataError, Meta, read_meta, write_meta
 from formats.files import read_json, write_json
 from preparing import InputError, PrepareError
@@ -118,10 +117,7 @@ class WorkFolder:
         return sum(source.size for source in self.sources)
 
     def listed_sources(self) -> list[dict]:
-        return [
-            {"path": without_credentials(source.path), "bytes": source.size}
-            for source in self.sources
-        ]
+        return [{"path": source.name, "bytes": source.size} for source in self.sources]
 
     def finished(self) -> str:
         """A line about this dataset if it is finished, else "". Raises InputError for another."""
@@ -131,10 +127,7 @@ class WorkFolder:
             meta = read_meta(self.out)
         except DataError as error:
             raise InputError(f"{error} (this command with --overwrite makes it again)") from None
-        changed = differences(
-            {"settings": meta.settings, "sources": meta.sources},
-            {"settings": self.settings, "sources": self.listed_sources()},
-        )
+        changed = self._differences(meta.settings, meta.sources, self.listed_sources())
         if changed:
             raise InputError(
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
@@ -150,21 +143,29 @@ class WorkFolder:
             line += f"\n{later[0]} changed after that; --overwrite takes the new text"
         return line
 
+    def _differences(self, settings, former_sources, sources):
+        """Describe how former work differs from this one; "" where it does not."""
+        found = [
+            f"{name} was {settings.get(name)}, is now {self.settings.get(name)}"
+            for name in sorted(settings | self.settings)
+            if settings.get(name) != self.settings.get(name)
+        ]
+        for before, after in itertools.zip_longest(former_sources, sources):
+            if before != after:
+                found.append(f"the input differs from {(after or before)['path']} on")
+                break
+        return "; ".join(found)
+
     def start_or_resume(self) -> None:
         """Record what this work is. Raises InputError when the folder holds parts of other work."""
         path = self.path / "plan.json"
-        present = {
-            "settings": self.settings,
-            "sources": [
-                dataclasses.asdict(source) | {"path": without_credentials(source.path)}
-                for source in self.sources
-            ],
-        }
-        former = read_json(path) or present
+        sources = [dataclasses.asdict(source) | {"path": source.name} for source in self.sources]
+        plan = {"settings": self.settings, "sources": sources}
+        former = read_json(path) or plan
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
-        changed = differences(former, present)
+        changed = self._differences(former["settings"], former["sources"], sources)
         if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
@@ -175,7 +176,7 @@ class WorkFolder:
             # The journal first: without it, a run that is stopped here continues no file.
             for name in (self.journal.name, "hashes.bin", *FILES):
                 (self.path / name).unlink(missing_ok=True)
-        write_json(path, present)
+        write_json(path, plan)
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
         """The chunks of some sources from `start` on, in order; fetches remote ones."""
@@ -234,21 +235,3 @@ def _given_tokenizer(name):
             " one does not; choose another --tokenizer"
         )
     return tokenizer
-
-
-def differences(former: dict, present: dict) -> str:
-    """Describe how former work differs from this one; "" where it does not.
-
-    Both are {"settings": {name: value}, "sources": [{"path", ...}]}.
-    """
-    was, now = former["settings"], present["settings"]
-    found = [
-        f"{name} was {was.get(name)}, is now {now.get(name)}"
-        for name in sorted(was | now)
-        if was.get(name) != now.get(name)
-    ]
-    for before, after in itertools.zip_longest(former["sources"], present["sources"]):
-        if before != after:
-            found.append(f"the input differs from {(after or before)['path']} on")
-            break
-    return "; ".join(found)

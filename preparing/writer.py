@@ -33,8 +33,8 @@ EXAMPLE_TOKENS = 30  # of a copy, for the report
 class SplitWriter:
     """train.bin or val.bin as it grows, and its mask.
 
-    tokens: in the file. masked: whether the mask has a byte other than 0. digest: SHA-256 of the
-    tokens. counts, in_replies: how often each id occurs, and in replies, int64 [vocab_size].
+    tokens: in the file. digest: SHA-256 of them. counts, in_replies: how often each id occurs, and
+    in replies, int64 [vocab_size]. last: the last id.
     """
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, tokens: int):
@@ -48,7 +48,6 @@ class SplitWriter:
 
     def _count_all(self):
         """Count the tokens in the files."""
-        self.masked = False
         self.digest = hashlib.sha256()
         self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)
         self.in_replies = np.zeros_like(self.counts)
@@ -64,8 +63,7 @@ class SplitWriter:
         self.digest.update(ids)
         self.counts += np.bincount(ids, minlength=len(self.counts))
         self.last = int(ids[-1])
-        if mask is not None and mask.any():
-            self.masked = True
+        if mask is not None:
             replies = ids[mask & IN_REPLY > 0]
             self.in_replies += np.bincount(replies, minlength=len(self.counts))
 
@@ -90,12 +88,9 @@ class SplitWriter:
         """Copy the last tokens to another split, which is empty; finish() cuts them off here."""
         self.tokens -= tokens
         other.tokens = tokens
-        itemsize = self.dtype.itemsize
-        for source, target, width in (
-            (self.file, other.file, itemsize),
-            (self.mask, other.mask, 1),
-        ):
-            source.seek(self.tokens * width)
+        self.file.seek(self.tokens * self.dtype.itemsize)
+        self.mask.seek(self.tokens)
+        for source, target in ((self.file, other.file), (self.mask, other.mask)):
             target.seek(0)
             shutil.copyfileobj(source, target)
         self._count_all()
@@ -248,7 +243,7 @@ class TokenWriter:
         if not self.split_by:
             self.split_by = self._settle_split()
             self.save()
-        masked = self.train.masked or self.val.masked
+        masked = any(split.in_replies.any() for split in self.splits.values())
         return {name: split.finish(masked) for name, split in self.splits.items()}
 
     def _settle_split(self):
