@@ -75,15 +75,6 @@ def silenced():
 # -- encoding --------------------------------------------------------------------------------------
 
 
-def encoder_name(tokenizer: Tokenizer) -> str:
-    """Name what encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
-    if tokenizer.kind == "char":
-        return "characters"
-    if new_encoder(tokenizer):
-        return f"gigatoken {importlib.metadata.version('gigatoken')}"
-    return "tiktoken"
-
-
 def new_encoder(tokenizer: Tokenizer):
     """gigatoken's encoder for a tokenizer; None where it has none for it, or is not installed."""
     if tokenizer.kind == "char":
@@ -134,6 +125,15 @@ class FastBPE:
 def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
     """The one encoder of a tokenizer, for all threads."""
     return FastBPE(tokenizer)
+
+
+def encoder_name(tokenizer: Tokenizer) -> str:
+    """Name what encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
+    if tokenizer.kind == "char":
+        return "characters"
+    if fast_bpe(tokenizer).encoder:
+        return f"gigatoken {importlib.metadata.version('gigatoken')}"
+    return "tiktoken"
 
 
 # -- characters ------------------------------------------------------------------------------------

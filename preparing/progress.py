@@ -11,9 +11,18 @@ class Progress(tqdm):
 
     def __init__(self, total: float, what: str, start: int = 0):
         """total, start: bytes, in all and at the beginning. what: the name of the step."""
-        pace = {"mininterval": 0.2} if sys.stderr.isatty() else {"mininterval": 30, "delay": 10}
-        how = {"unit": "B", "unit_scale": True, "dynamic_ncols": True, "leave": False} | pace
-        super().__init__(total=total, initial=start, desc=what, **how)
+        is_terminal = sys.stderr.isatty()
+        super().__init__(
+            desc=what,
+            total=total,
+            initial=start,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            mininterval=0.2 if is_terminal else 30,
+            delay=0 if is_terminal else 10,
+        )
 
     def to(self, done: int) -> None:
         self.update(done - self.n)

@@ -92,14 +92,13 @@ def _sources_of(given) -> Iterator[Source]:
             given = corpus.address
     if protocol_of(given):
         headings = {corpus.address: corpus.heading for corpus in CATALOG.values()}
-        heading = headings.get(given, "")
         files = list_files(given)
         if len(files) != 1:
             files = {address: found for address, found in files.items() if _is_known(address)}
         if not files:
             raise InputError(f"no {FORMATS} at {given}")
         for address, (size, tag) in files.items():
-            yield _source(address, size, 0, tag=tag, heading=heading)
+            yield _source(address, size, 0, tag=tag, heading=headings.get(given, ""))
     else:
         for path in _expand(given):
             try:

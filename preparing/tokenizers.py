@@ -41,10 +41,8 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     elif asked == "char":
         found = all_characters(work)
         tokenizer, origin = Tokenizer.characters(found), f"{len(found)} different characters"
-    elif asked == "gpt2":
-        tokenizer, origin = Tokenizer.gpt2(), asked
     else:
-        tokenizer, origin = work.given_tokenizer, asked
+        tokenizer, origin = work.given_tokenizer or Tokenizer.gpt2(), asked
     write_text(work.tokenizer, tokenizer.to_json())
     return tokenizer, origin
 

@@ -1,8 +1,8 @@
 """Encoded documents -> train.bin and val.bin, in order, so that a killed run goes on where it was.
 
-A mask grows next to each, with a byte for each token, until it turns out that there are no
-conversations. Splits the documents between training and validation, drops copies, and records twice
-a second how far the files are finished. Independent of text: documents are token ids and hashes.
+Where there are conversations, a mask next to each has a byte for each token. Splits the documents
+between training and validation, drops copies, and records twice a second how far the files are
+finished. Independent of text: documents are token ids and hashes here.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class SplitWriter:
             self.in_replies += np.bincount(replies, minlength=len(self.counts))
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write tokens. mask: uint8 [len(ids)]; None for zeros, which are a hole in its file."""
+        """Write tokens. mask: uint8 [len(ids)]; None for zeros, which its file may lack."""
         if not len(ids):
             return
         self.file.write(ids)
@@ -76,7 +76,6 @@ class SplitWriter:
             self.mask.seek(self.tokens)
             self.mask.write(mask)
         self.tokens += len(ids)
-        self.mask.truncate(self.tokens)
         self._count(ids, mask)
 
     def end_document(self) -> None:
@@ -86,6 +85,7 @@ class SplitWriter:
 
     def move_end(self, other: "SplitWriter", tokens: int) -> None:
         """Copy the last tokens to another split, which is empty; finish() cuts them off here."""
+        self.mask.truncate(self.tokens)
         self.tokens -= tokens
         other.tokens = tokens
         self.file.seek(self.tokens * self.dtype.itemsize)
@@ -106,7 +106,8 @@ class SplitWriter:
         """Close the files and describe them. masked: whether to keep the mask."""
         path, mask_path = Path(self.file.name), Path(self.mask.name)
         self.file.truncate(self.tokens * self.dtype.itemsize)
-        self.mask.truncate(self.tokens)
+        if masked:
+            self.mask.truncate(self.tokens)
         self.file.close()
         self.mask.close()
         lengths = token_lengths(self.tokenizer)
