@@ -1,8 +1,7 @@
 """Input files -> chunks of about 1 MB, in order and in bounded memory.
 
 Reads .txt, .jsonl, .parquet, .csv, .tsv and .json, all but .parquet also compressed and in other
-encodings than UTF-8.
-Where the chunks end follows from the content alone; what the text says does not matter here.
+encodings than UTF-8. The ends of the chunks follow from the content alone.
 """
 
 import codecs

@@ -186,5 +186,6 @@ def keep_stdin(folder: Path, kind: str) -> Source:
     size = path.stat().st_size
     if not size:
         raise InputError("standard input is empty")
-    content = int(sha256(path)[:12], 16)  # in place of a time, which differs at each start
+    # In place of a time, which differs at each start; as a time it would be long ago.
+    content = int(sha256(path)[:12], 16)
     return Source(path.as_posix(), kind, "", size, modified=content)

@@ -139,7 +139,7 @@ class WorkFolder:
         line = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
         finished = (self.out / "meta.json").stat().st_mtime_ns
         later = [source.path for source in self.sources if source.modified > finished]
-        if later and not self.is_stdin:
+        if later:
             line += f"\n{later[0]} changed after that; --overwrite takes the new text"
         return line
 
