@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -62,6 +63,9 @@ class WorkFolder:
                 "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
                 " input is plain text"
             )
+        for given in plan.inputs:
+            if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
+                raise InputError(f"--out {plan.out} is in the input {given}; choose another folder")
         largest = max((source.size for source in self.sources if source.is_remote), default=0)
         if largest > plan.cache_gb * 1e9:
             raise InputError(

@@ -226,6 +226,10 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     inputs = [tmp_path / "books.tar.gz"]
     inputs[0].write_bytes(gzip.compress(b"books"))
     fails("books.tar.gz is an archive; unpack it")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/a.txt").write_text("Plain text.")
+    inputs = [tmp_path / "folder"]
+    fails("is in the input", out=tmp_path / "folder/out")
     inputs = [tmp_path / "plain.txt"]
     inputs[0].write_text("Plain text.")
     fails("all of the input is plain text", text_field="text")
