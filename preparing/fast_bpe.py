@@ -33,14 +33,11 @@ SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
     """Train the tokenizer that Tokenizer.train does; None where that has to do it itself.
 
-    That is without gigatoken, for too little text, and for characters that it may read otherwise.
+    That is without gigatoken, and for too little text. texts: as without_unassigned returns them.
     """
     try:
         import gigatoken
     except ImportError:
-        return None
-    texts = list(texts)
-    if any(has_unassigned(text) for text in texts):
         return None
     texts = [text.encode() for text in texts]
     with silenced():
@@ -147,6 +144,15 @@ def has_unassigned(text: str) -> bool:
     if text.isascii():
         return False
     return bool(unassigned()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any())
+
+
+def without_unassigned(text: str) -> str:
+    """A text with a line break for each such character."""
+    if not has_unassigned(text):
+        return text
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).copy()
+    codes[unassigned()[codes]] = ord("\n")
+    return codes.tobytes().decode("utf-32-le")
 
 
 @functools.cache

@@ -71,10 +71,13 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
-    """The text of each document; one with words of more than LONG_WORD characters in parts."""
+    """The text of each document to train on; one with words of over LONG_WORD characters in parts.
+
+    Without characters that trainers may read differently, so that any of them makes the same.
+    """
     for chunk in chunks:
         for document in documents_of(chunk, options)[0]:
-            yield from without_long_words(document.text)
+            yield from without_long_words(fast_bpe.without_unassigned(document.text))
 
 
 def without_long_words(text: str) -> Iterator[str]:
