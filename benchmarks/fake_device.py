@@ -7,34 +7,19 @@ processes of its own.
 """
 
 import contextlib
-import ctypes
 import importlib.util
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.codecache import CppCodeCache
+from torch._inductor.runtime import triton_helpers
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_map
 
-
-class Chip(NamedTuple):
-    """Figures of a data sheet. shared_memory: bytes for a block of threads."""
-
-    capability: tuple[int, int]
-    multiprocessors: int
-    shared_memory: int
-
-
-CHIPS = {  # the names are those of hardware.GPUS
-    "T4": Chip((7, 5), 40, 65_536),
-    "A100": Chip((8, 0), 108, 166_912),
-    "H200": Chip((9, 0), 132, 232_448),
-    "RTX 5090": Chip((12, 0), 170, 101_376),
-}
+# Compute capability and multiprocessors; the names are those of hardware.GPUS.
+CHIPS = {"T4": (7, 5, 40), "A100": (8, 0, 108), "H200": (9, 0, 132), "RTX 5090": (12, 0, 170)}
 
 
 def missing() -> str | None:
@@ -43,30 +28,23 @@ def missing() -> str | None:
         return "PyTorch is built for CUDA here; the fake device needs the build for CPUs"
     if importlib.util.find_spec("triton") is None:
         return "triton is missing, which PyTorch's compiler writes kernels for GPUs in"
-    if not shutil.which("g++"):
-        return "g++ is missing, which builds what PyTorch's CPU build lacks of CUDA"
     return None
 
 
 def install(name: str) -> None:
     """From here on PyTorch believes that its first CUDA device is this one. name: of CHIPS."""
     import triton
-    from torch._dynamo.device_interface import CudaInterface, register_interface_for_device
-    from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget
 
-    with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder) / "gpu.so")
-        ctypes.CDLL(f"{folder}/gpu.so", mode=ctypes.RTLD_GLOBAL)
-    major, minor = CHIPS[name].capability
+    CppCodeCache.load(Path(__file__).with_suffix(".cpp").read_text())
+    major, minor, multiprocessors = CHIPS[name]
     properties = SimpleNamespace(
         name=name,
         major=major,
         minor=minor,
-        multi_processor_count=CHIPS[name].multiprocessors,
+        multi_processor_count=multiprocessors,
         regs_per_multiprocessor=65_536,
         max_threads_per_multi_processor={7: 1024, 12: 1536}.get(major, 2048),
-        max_threads_per_block=1024,
         warp_size=32,
     )
     answers = {
@@ -85,24 +63,10 @@ def install(name: str) -> None:
     torch.version.cuda = "13.0"
     torch.accelerator.is_available = always(False)
     torch.accelerator.current_accelerator = always(None)
-    CudaInterface.is_available = staticmethod(always(True))
-    CudaInterface.get_compute_capability = staticmethod(always(10 * major + minor))
     CudaInterface.get_device_properties = staticmethod(always(properties))
-    CudaInterface.Worker.get_device_properties = staticmethod(always(properties))
-    for device in ("cuda", "cuda:0"):
-        register_interface_for_device(device, CudaInterface)
     triton_helpers.set_driver_to_gpu = always(None)
     target = GPUTarget("cuda", 10 * major + minor, 32)
     triton.runtime.driver.set_active(SimpleNamespace(get_current_target=always(target)))
-
-
-def build(library: Path) -> None:
-    """Compile fake_device.cpp, in three seconds."""
-    source, home = Path(__file__).with_suffix(".cpp"), Path(torch.__file__).parent
-    command = ["g++", "-shared", "-fPIC", "-std=c++20", source, "-o", library]
-    command += [f"-I{home}/include", f"-I{home}/include/torch/csrc/api/include"]
-    command += [f"-L{home}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{home}/lib"]
-    subprocess.run(command, check=True)
 
 
 def always(answer):

@@ -1,16 +1,15 @@
 """Kernels, bytes and memory of a training step on a GPU that this machine does not have.
 
-    python -m benchmarks.lowering [--preset FILE ...] [--gpu H200 ...] [--name NAME] [--key=value]
+    python -m benchmarks.lowering [--preset FILE ...] [--gpu H200 ...] [--key=value ...]
 
 PyTorch's compiler traces the model as training does and writes the kernels of forward and backward;
 nothing runs. Launches are counted with the bytes that they read and write. Then Triton and ptxas
 compile every configuration of every kernel for that GPU: `faults` lists kernels that spill over 64
-bytes of registers, need more shared memory than the GPU has, or move over 100 MB and mostly store
-less than 4 bytes at a time. Results go to results/lowering_NAME_cpu.json; further arguments are
-settings.
+bytes of registers, or move over 100 MB and mostly store less than 4 bytes at a time. Results go to
+results/lowering_step_cpu.json; further arguments are settings.
 
-It takes triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for torch
-2.13) and g++. Where something is missing it says so and does nothing.
+It takes g++ and triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for
+torch 2.13). Where triton is missing it says so and does nothing.
 """
 
 import json
@@ -18,10 +17,17 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
+from torch._inductor import config as inductor
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import MultiOutput
+from torch._inductor.scheduler import NopKernelSchedulerNode
 
 import config as settings
 import model as model_file
@@ -34,16 +40,6 @@ from training.plan import from_data_sheet
 from training.start import model_shape
 
 MISSING = fake_device.missing()
-try:  # private names of the compiler, which another PyTorch may lack
-    from torch._inductor import config as inductor
-    from torch._inductor.codecache import PyCodeCache
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.ir import MultiOutput
-    from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode
-except ImportError as error:
-    MISSING = MISSING or f"the compiler of PyTorch {torch.__version__} is another: {error}"
-
 PRESETS = ["config/gpt2_small.py", "config/gpt2_small_modern.py"]
 VOCABULARY = 32000
 SPILLED = 64  # bytes of registers that a thread may keep in memory
@@ -51,7 +47,7 @@ KERNEL = re.compile(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_
 
 
 class Lowering:
-    """A backend for torch.compile: counts what forward and backward launch, and runs nothing.
+    """Takes the place of Inductor's compile_fx_inner: counts launches, and runs nothing.
 
     launches, bytes: {part of the step: number}. kernels: name and source of those that the compiler
     wrote. peak: bytes of tensors at most, but for the weights.
@@ -61,14 +57,8 @@ class Lowering:
         self.launches, self.bytes = Counter(), Counter()
         self.kernels, self.peak = set(), 0
 
-    def __call__(self, graph, inputs):
-        return compile_fx(graph, inputs, inner_compile=self.lower)
-
-    def lower(self, graph, inputs, **options):
-        """In the place of Inductor's compile_fx_inner, for forward and backward each.
-
-        Returns a function in the place of the compiled one, whose outputs have the right shapes.
-        """
+    def __call__(self, graph, inputs, **options):
+        """Lower forward or backward. Returns a function whose outputs have the right shapes."""
         outputs = [
             node.meta["val"] if isinstance(node, torch.fx.Node) else node
             for node in graph.graph.output_node().args[0]
@@ -80,13 +70,7 @@ class Lowering:
             self.peak = max(self.peak, peak_bytes(lowered, code.value))
             return SimpleNamespace(call=None, __file__="", key="")
 
-        # profile_bandwidth: each kernel says how much it moves
-        with (
-            mock.patch.object(GraphLowering, "_compile_to_module_lines", read),
-            inductor.patch(
-                force_disable_caches=True, graph_partition=False, profile_bandwidth=True
-            ),
-        ):
+        with mock.patch.object(GraphLowering, "_compile_to_module_lines", read):
             compile_fx_inner(graph, fake_device.move(graph, inputs), **options)
 
         def run(_):
@@ -98,13 +82,12 @@ class Lowering:
     def count(self, lowered) -> None:
         """Add the launches of a graph."""
         for node in lowered.scheduler.nodes:
-            part, extern = "elementwise", isinstance(node, ExternKernelSchedulerNode)
-            names_a_result = extern and isinstance(node.node, MultiOutput)
-            if names_a_result or isinstance(node, NopKernelSchedulerNode):
-                continue
-            if extern and "scaled_dot_product" in str([o.target for o in node.node.get_origins()]):
+            if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, MultiOutput):
+                continue  # it only names memory or a result
+            part = "elementwise"
+            if node.is_extern() and "scaled_dot_product" in str(node.node.get_origins()):
                 part = "attention"
-            elif extern and node.estimate_flops():
+            elif node.is_extern() and node.estimate_flops():
                 part = "products"
             self.launches[part] += 1
             self.bytes[part] += node.get_read_write_buffers_sizes()
@@ -137,50 +120,28 @@ def peak_bytes(lowered, code: str) -> int:
 # -- the kernels -----------------------------------------------------------------------------------
 
 
-def compile_kernels(kernels: set[tuple[str, str]], gpu: str) -> tuple[int, list[str]]:
+def compile_kernels(kernels: set[tuple[str, str]]) -> tuple[int, list[str]]:
     """Compile every configuration of each kernel. Returns how many there are, and their faults.
 
-    kernels: names and sources. One that does not compile raises Triton's error.
+    kernels: names and sources. One that does not compile raises Triton's error. The tuner takes the
+    fastest configuration, so a fault is one that all configurations of a kernel have.
     """
-    import triton
-
-    binaries, compile_one = [], triton.compile
-
-    def keep(*args, **options):
-        binaries.append(compile_one(*args, **options))
-        return binaries[-1]
-
     count, faults = 0, []
     for name, source in sorted(kernels):
         kernel = getattr(PyCodeCache.load(source), name)
-        binaries.clear()  # of the kernel before
-        with mock.patch.object(triton, "compile", keep):
-            for configuration in kernel.configs:
-                kernel._precompile_config(configuration)
-        count += len(binaries)
-        moved = 1e9 * kernel.inductor_meta["kernel_num_gb"]
-        faults += [f"{name}: {fault}" for fault in faults_of(binaries, moved, gpu)]
+        spilled, narrow = [], []
+        for configuration in kernel.configs:
+            text = disassemble(kernel._precompile_config(configuration).kernel.asm["cubin"])
+            spilled.append(max(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text))))
+            stores = re.findall(r"\bSTG\.E\S*", text)
+            small = [store for store in stores if re.search(r"\.[US](8|16)", store)]
+            narrow.append(len(small) > len(stores) / 2)
+        if min(spilled) > SPILLED:
+            faults.append(f"{name}: spills {min(spilled)} bytes")
+        if all(narrow) and kernel.inductor_meta["kernel_num_gb"] > 0.1:
+            faults.append(f"{name}: mostly stores less than 4 bytes at a time")
+        count += len(spilled)
     return count, faults
-
-
-def faults_of(binaries: list, moved: float, gpu: str) -> list[str]:
-    """Faults of a kernel. binaries: one of each configuration. moved: bytes read and written.
-
-    The tuner takes the fastest configuration, so a fault is one that all of them have.
-    """
-    spilled, narrow = [], []
-    for binary in binaries:
-        text = disassemble(binary.asm["cubin"])
-        spilled.append(max(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text))))
-        stores = re.findall(r"\bSTG\.E\S*", text)
-        narrow.append(sum(bool(re.search(r"\.[US](8|16)", s)) for s in stores) > len(stores) / 2)
-    shared = min(binary.metadata.shared for binary in binaries)
-    faults = {
-        f"spills {min(spilled)} bytes": min(spilled) > SPILLED,
-        f"needs {shared:,} bytes of shared memory": shared > CHIPS[gpu].shared_memory,
-        "mostly stores less than 4 bytes at a time": moved > 1e8 and all(narrow),
-    }
-    return [fault for fault, found in faults.items() if found]
 
 
 def disassemble(cubin: bytes) -> str:
@@ -200,12 +161,16 @@ def disassemble(cubin: bytes) -> str:
 def lower(config: Config, gpu: str) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
     device, lowering = from_data_sheet(gpu), Lowering()
+    model_file.causal_attention = flash_attention
+    if device.dtype == torch.bfloat16:  # what ops.stream_dtype chooses on a GPU
+        model_file.stream_dtype = fake_device.always(torch.bfloat16)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model = GPT(model_shape(config, VOCABULARY))
         rows = config.micro_batch_size or config.batch_size
         chunk = torch.zeros(rows, config.block_size + 1, dtype=torch.int64)
         apply_memory_options(model, config, device)
-        compiled = torch.compile(model, backend=lowering, dynamic=False, fullgraph=True)
+        backend = partial(compile_fx, inner_compile=lowering)
+        compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
         with torch.autocast("cpu", device.dtype):
             loss = compiled(chunk[:, :-1], chunk[:, 1:])
         loss.backward()
@@ -219,31 +184,32 @@ def flash_attention(q, k, v, dropout):
     return attention(q, k, v, dropout, True)[0]
 
 
-def stream_dtype(x):
-    """What ops.stream_dtype chooses on a GPU: here it is asked for a CPU."""
-    return torch.bfloat16 if torch.get_autocast_dtype("cpu") == torch.bfloat16 else x.dtype
-
-
+@inductor.patch(
+    fx_graph_cache=False,
+    graph_partition=False,
+    profile_bandwidth=True,  # each kernel says how much it moves
+    use_static_triton_launcher=False,
+)
 def measure(arguments: list[str], gpu: str) -> dict:
     """The step of one preset on one GPU, in this process: by part, its peak memory, its kernels."""
     config = settings.load(arguments)
     fake_device.install(gpu)
-    model_file.causal_attention = flash_attention
-    model_file.stream_dtype = stream_dtype
-    lowering = lower(config, gpu)
+    step = lower(config, gpu)
     found = {}
-    for part, launches in sorted(lowering.launches.items()):
-        found[part] = {"kernels": launches, "gigabytes": round(lowering.bytes[part] / 1e9, 2)}
-    count, faults = compile_kernels(lowering.kernels, gpu)
-    peak = round(lowering.peak / 1e9, 2)
-    return found | {"peak_gigabytes": peak, "compiled": count, "faults": faults}
+    for part, launches in sorted(step.launches.items()):
+        found[part] = {"kernels": launches, "gigabytes": round(step.bytes[part] / 1e9, 2)}
+    count, faults = compile_kernels(step.kernels)
+    return found | {
+        "peak_gigabytes": round(step.peak / 1e9, 2),
+        "compiled": count,
+        "faults": faults,
+    }
 
 
 def main(argv):
     parser = argument_parser("lowering", __doc__)
     parser.add_argument("--preset", nargs="+", default=PRESETS)
     parser.add_argument("--gpu", nargs="+", choices=CHIPS, default=list(CHIPS))
-    parser.add_argument("--name")
     args, extra = parser.parse_known_args(argv)
     if MISSING:
         print(f"nothing is lowered: {MISSING}")
@@ -254,7 +220,7 @@ def main(argv):
         for gpu in args.gpu:
             result[preset][gpu] = run_apart(measure, [preset, *extra], gpu)
             print(f"{preset}, {gpu}:", json.dumps(result[preset][gpu], indent=1))
-    write(f"lowering_{args.name or 'step'}", result, torch.device("cpu"))
+    write("lowering_step", result, torch.device("cpu"))
 
 
 if __name__ == "__main__":
