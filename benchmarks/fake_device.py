@@ -41,28 +41,22 @@ def install(name: str) -> None:
     properties = SimpleNamespace(
         name=name,
         major=major,
-        minor=minor,
         multi_processor_count=multiprocessors,
         regs_per_multiprocessor=65_536,
         max_threads_per_multi_processor={7: 1024, 12: 1536}.get(major, 2048),
-        warp_size=32,
     )
     answers = {
         "is_available": True,
-        "is_initialized": True,
         "device_count": 1,
-        "current_device": 0,
         "device": contextlib.nullcontext(),
+        "current_device": 0,
         "get_device_properties": properties,
         "get_device_capability": (major, minor),
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": None,
     }
     for call, answer in answers.items():
         setattr(torch.cuda, call, always(answer))
     torch.version.cuda = "13.0"
-    torch.accelerator.is_available = always(False)
-    torch.accelerator.current_accelerator = always(None)
     CudaInterface.get_device_properties = staticmethod(always(properties))
     triton_helpers.set_driver_to_gpu = always(None)
     target = GPUTarget("cuda", 10 * major + minor, 32)
