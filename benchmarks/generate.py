@@ -1,24 +1,23 @@
 """Speed of generation compared with transformers' `generate` and nanoGPT's, at GPT-2 Small's shape.
 
-    python -m benchmarks.generate [--nanogpt PATH] [--checkpoint checkpoints/demo] [--rounds 5]
-        [--preset config/gpt2_small.py] [--name NAME] [--key=value ...]
+    python -m benchmarks.generate [--nanogpt PATH] [--rounds 5] [--preset config/gpt2_small.py]
+        [--name NAME] [--key=value ...]
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
 
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
 one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
 counts the tokens after the first; ratios are taken round by round, without the first, which warms
 up. The seconds to a first token are those of ten prompts, each of a length that is new to the GPU.
-A small checkpoint gives the time from the start of generate.py to its first text. On a CPU float32
-is measured too; such variables as above emulate a CPU with fewer instructions.
+On a CPU transformers runs in float32 too; such variables as above emulate a CPU with fewer
+instructions. Further arguments are settings: --dtype=float32 for ours.
 """
 
 import importlib.util
 import itertools
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import ROOT, argument_parser, compare, in_turn, nanogpt, report, run_main
+from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main
 from generating.cpu_kernels import pack
 from generating.decode import generate
 from generating.decoder import make_decoder
@@ -89,9 +88,8 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
 def of_nanogpt(path: Path, c: GPTConfig, device: torch.device) -> Callable:
     """The model of a checkout of nanoGPT, run as its sample.py does; fewer tokens, it is slow."""
     module = nanogpt.model_module(path)
-    names = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias")
-    same = module.GPTConfig(**{name: getattr(c, name) for name in names})
-    model = module.GPT(same).eval().to(device)
+    shape = {field.name: getattr(c, field.name) for field in fields(module.GPTConfig)}
+    model = module.GPT(module.GPTConfig(**shape)).eval().to(device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
 
     def run(idx, new):
@@ -101,31 +99,17 @@ def of_nanogpt(path: Path, c: GPTConfig, device: torch.device) -> Callable:
     return partial(theirs, model, run)
 
 
-def our_model(c: GPTConfig, device: torch.device) -> GPT:
-    """Our model as generate.py has it on this device."""
-    model = GPT(c).eval()
-    if device.type == "cpu":
-        print(f"ours has the weights in {pack(model)}, for one row and several")
-        return model
-    return model.to(device, hardware.find_dtype(device, "auto"))
-
-
-def contenders_of(model: GPT, device: torch.device, path: Path | None) -> dict[str, Callable]:
+def contenders_of(
+    model: GPT, device: torch.device, dtype: torch.dtype, path: Path | None
+) -> dict[str, Callable]:
     """Each contender by name: a function of a prompt and the number of new tokens."""
-    c, dtype = model.config, hardware.find_dtype(device, "auto")
-    contenders = {}
-    if device.type == "cpu":
-        exact = GPT(c).eval()
-        pack(exact, "float32")
-        contenders["ours in float32"] = partial(ours, exact)
-    contenders["ours"] = partial(ours, model)
-    contenders["ours, eight"] = partial(ours, model, rows=8)
+    c = model.config
+    contenders = {"ours": partial(ours, model), "ours, eight": partial(ours, model, rows=8)}
     if c.arch == "gpt2" and importlib.util.find_spec("transformers"):
-        if device.type == "cpu":
-            contenders["transformers in float32"] = transformers(c, device, torch.float32)
-        # Where a CPU emulates bfloat16, a prompt takes transformers minutes.
-        if dtype != torch.float32:
-            contenders[f"transformers in {str(dtype)[6:]}"] = transformers(c, device, dtype)
+        dtypes = {dtype, torch.float32} if device.type == "cpu" else {dtype}
+        for each in dtypes:
+            name = f"transformers in {str(each).removeprefix('torch.')}"
+            contenders[name] = transformers(c, device, each)
     if path:
         contenders["nanoGPT"] = of_nanogpt(path, c, device)
     return contenders
@@ -140,47 +124,29 @@ def first_token_s(model: GPT) -> list[float]:
     return [b - a for a, b in itertools.pairwise(stamps)]
 
 
-def first_text_s(checkpoint: Path) -> float:
-    """Seconds from the start of generate.py to its first text."""
-    words = [sys.executable, "generate.py", "--checkpoint", str(checkpoint)]
-    words += ["--prompt", "def ", "--max_new_tokens", "20"]
-    pipe = subprocess.PIPE
-    start = time.perf_counter()
-    with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=subprocess.DEVNULL) as process:
-        if not process.stdout.read(1):
-            sys.exit(f"no text from {' '.join(words)}")
-        return time.perf_counter() - start
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
 def main(argv):
     parser = argument_parser("generate", __doc__)
     nanogpt.add_option(parser)
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        default="checkpoints/demo",
-        help="a small run, for the time to the first text; default %(default)s",
-    )
     parser.add_argument("--preset", default="config/gpt2_small.py", help="the model's shape")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
     args, extra = parser.parse_known_args(argv)
     config = settings.load([args.preset, *extra])
-    device = hardware.find_device(config.device)
-    shape = model_shape(config, VOCABULARY)
-    model = our_model(shape, device)
+    device, shape = hardware.find_device(config.device), model_shape(config, VOCABULARY)
+    dtype, model = hardware.find_dtype(device, config.dtype), GPT(shape).eval()
+    if device.type == "cpu":  # as generate.py has it
+        print("weights of ours, for one row and several:", *pack(model, config.dtype))
+    else:
+        model.to(device, dtype)
     first_tokens = first_token_s(model)
     figures = {
         "seconds to the first token, median": statistics.median(first_tokens),
         "seconds to the first token, longest": max(first_tokens),
     }
-    if args.checkpoint.exists():
-        texts = [first_text_s(args.checkpoint) for _ in range(args.rounds)]
-        figures["seconds to the first text of a small model"] = statistics.median(texts)
-    speeds, all_rounds = contenders_of(model, device, args.nanogpt), {}
+    speeds, all_rounds = contenders_of(model, device, dtype, args.nanogpt), {}
     for where, length in PROMPTS.items():
         prompt = list(range(1, length + 1))
         contenders = {name: partial(speed_of, prompt, 60) for name, speed_of in speeds.items()}
