@@ -19,14 +19,15 @@ from pathlib import Path
 
 import torch
 
+import config as settings
 import hardware
 import startup
-from config import ConfigError
 from formats import files, run_log
-from formats.data_folder import DataError
-from hardware import DeviceError
-from tools.command import table
+from tools import command
+from training.setup import build
+from training.trainer import Trainer
 
+ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
 startup.tune_environment()  # as the scripts do
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "results"))
@@ -46,7 +47,7 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
 
 def run_main(name: str, main: Callable) -> None:
     """Run benchmarks/NAME.py; a mistake in its command line ends in a sentence."""
-    sys.exit(startup.run(f"benchmarks.{name}", main, (ConfigError, DataError, DeviceError)))
+    command.run(f"benchmarks.{name}", main, (settings.ConfigError, hardware.DeviceError))
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -59,10 +60,11 @@ def in_turn(contenders: dict[str, Callable], rounds: int) -> list[dict[str, floa
     """
     results = []
     for n in range(1, rounds + 1):
-        results.append({})
+        speeds = {}
         for name, run in contenders.items():
-            results[-1][name] = run()
-            print(f"round {n}, {name}: {results[-1][name]:,.4g}", flush=True)
+            speeds[name] = run()
+            print(f"round {n}, {name}: {speeds[name]:,.4g}", flush=True)
+        results.append(speeds)
     return results
 
 
@@ -89,13 +91,19 @@ def train(*arguments: str) -> list[dict]:
     """The log of one run of train.py, in a process of its own as a user's."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={folder}/run"]
-        process = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        if process.returncode:
-            sys.exit(process.returncode)  # it has said why
-        for line in process.stdout.splitlines():
-            if "failed" in line:  # as compiling may: then the speed is that of something else
-                print(line, flush=True)
+        if status := subprocess.run(words, cwd=ROOT).returncode:
+            sys.exit(status)  # it has said why
         return run_log.read(Path(folder) / "run")
+
+
+def open_trainer(arguments: list[str]) -> Trainer:
+    """The trainer of a new run in this process, compiled unless the settings forbid it."""
+    with tempfile.TemporaryDirectory() as folder:
+        c = settings.load([*arguments, f"--checkpoint_dir={folder}/run"])
+        trainer = build(c).trainer
+    problem = trainer.prepare(compiles=c.compile is not False)
+    assert not problem, problem
+    return trainer
 
 
 def run_apart(function: Callable, *arguments):
@@ -109,14 +117,12 @@ def run_apart(function: Callable, *arguments):
 
 def machine(device: torch.device) -> dict:
     """What numbers depend on: device, processor, PyTorch and its CUDA."""
-    values = {
-        "device": hardware.describe(device),
-        "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-    }
-    cpuinfo = Path("/proc/cpuinfo")
+    cpuinfo, values = Path("/proc/cpuinfo"), {}
+    values["device"] = hardware.describe(device)
+    values["processor"] = platform.processor() or platform.machine()
+    values["torch"] = torch.__version__
     if cpuinfo.exists():
-        flags = set(cpuinfo.read_text().split())
+        flags = cpuinfo.read_text().split()
         values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
     if device.type == "cuda":
         values["cuda"] = torch.version.cuda
@@ -134,7 +140,7 @@ def write(name: str, result: dict, device: torch.device) -> Path:
 def report(name: str, figures: dict[str, float], device: torch.device, **details) -> Path:
     """Print the figures as a table and write them with the details; returns where."""
     rows = [[figure, f"{value:,.4g}"] for figure, value in figures.items()]
-    print(table(["", name], rows))
+    print(command.table(["", name], rows))
     path = write(name, {"figures": figures} | details, device)
     print(f"written to {path}")
     return path

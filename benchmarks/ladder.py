@@ -9,9 +9,7 @@ is in this file; the last rung is the step of train.py itself. Only speed counts
 float16 are not scaled. On a GPU of less than 80 GB the first rung needs a --batch_size below 64.
 """
 
-import importlib.util
 import math
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,11 +21,19 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 import model
-from benchmarks import argument_parser, compare, in_turn, report, run_apart, run_main, seconds
+from benchmarks import (
+    argument_parser,
+    compare,
+    in_turn,
+    open_trainer,
+    report,
+    run_apart,
+    run_main,
+    seconds,
+)
 from config import Config
 from formats.data_folder import read_meta
 from tools.command import count
-from training.setup import build
 from training.start import model_shape
 
 ON_A_CPU = """
@@ -36,14 +42,12 @@ ON_A_CPU = """
 """
 RUNGS = [
     "mapped file, a Python loop, fp32, eager, attention written out",
-    "tokens in memory",
-    "batches in one indexing",
     "torch.compile",
     "mixed precision",
     "scaled_dot_product_attention",
     "train.py: tokens on the device, fused AdamW, loss compiled, no waiting",
 ]
-IN_MEMORY, ONE_INDEXING, COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = range(1, 7)
+COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = range(1, 5)
 
 
 def written_out(q, k, v, dropout):
@@ -64,8 +68,6 @@ def one_attention(q, k, v, dropout):
 def plain_loop(rung: int, c: Config) -> Callable:
     """The step of a plain training loop, with the changes up to a rung."""
     device, meta, T = hardware.find_device(c.device), read_meta(c.data_dir), c.block_size
-    path = Path(c.data_dir) / meta.splits["train"].file
-    in_memory = np.fromfile(path, meta.dtype) if rung >= IN_MEMORY else None
     # For the whole process, which measures nothing else.
     model.causal_attention = one_attention if rung >= ONE_ATTENTION else written_out
     torch.manual_seed(c.seed)
@@ -75,15 +77,12 @@ def plain_loop(rung: int, c: Config) -> Callable:
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.learning_rate)
 
     def step():
-        tokens = np.memmap(path, meta.dtype, mode="r") if in_memory is None else in_memory
+        # As nanoGPT has it: a new map each time, and one window after the other.
+        tokens = np.memmap(Path(c.data_dir) / meta.splits["train"].file, meta.dtype, mode="r")
         starts = np.random.randint(len(tokens) - T, size=c.batch_size)
-        if rung >= ONE_INDEXING:
-            windows = tokens[starts[:, None] + np.arange(T + 1)].astype(np.int64)
-            chunk = torch.from_numpy(windows)
-        else:  # as nanoGPT has it
-            windows = [tokens[i : i + T + 1].astype(np.int64) for i in starts]
-            chunk = torch.stack([torch.from_numpy(window) for window in windows])
-        x, y = chunk[:, :-1].to(device), chunk[:, 1:].to(device)
+        windows = [torch.from_numpy(tokens[i : i + T + 1].astype(np.int64)) for i in starts]
+        chunk = torch.stack(windows).to(device)
+        x, y = chunk[:, :-1], chunk[:, 1:]
         with hardware.autocast(device, dtype):
             loss = F.cross_entropy(forward(x).float().flatten(0, 1), y.flatten())
         loss.backward()
@@ -95,62 +94,31 @@ def plain_loop(rung: int, c: Config) -> Callable:
     return step
 
 
-def train_py(c: Config) -> Callable:
-    """The step of train.py."""
-    trainer = build(c).trainer
-    problem = trainer.prepare(compiles=True)
-    assert not problem, problem
-    return trainer.step
-
-
 def speed(rung: int, words: list[str], steps: int) -> float:
     """Tokens/s of one rung in this process."""
     c = settings.load(words)
     device = hardware.find_device(c.device)
-    step = train_py(c) if rung == TRAIN_PY else plain_loop(rung, c)
+    step = open_trainer(words).step if rung == TRAIN_PY else plain_loop(rung, c)
     seconds(step, device, 3)  # compilation, first allocations
     return c.batch_size * c.block_size / seconds(step, device, steps)
-
-
-def draw(milliseconds: dict[str, float], path: Path, device: str) -> None:
-    """The rungs as bars: milliseconds per step."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((10, 3.6), layout="constrained")
-    axes = figure.subplots()
-    first = milliseconds[RUNGS[0]]
-    bars = axes.barh(list(milliseconds), list(milliseconds.values()), color="#56B4E9")
-    axes.bar_label(bars, [f" {ms:,.0f} ms, {first / ms:.1f}x" for ms in milliseconds.values()])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"milliseconds per step, {device}")
-    axes.set_xlim(0, 1.3 * max(milliseconds.values()))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
 
 
 def main(argv):
     parser = argument_parser("ladder", __doc__)
     parser.add_argument("--preset")
     parser.add_argument("--rounds", type=count, default=2)
-    help_text = "steps timed for each rung in a round"
-    parser.add_argument("--steps", type=count, default=8, help=help_text)
+    parser.add_argument("--steps", type=count, default=8, help="in a round; default %(default)s")
     args, extra = parser.parse_known_args(argv)
     words = [*([args.preset] if args.preset else ON_A_CPU.split()), *extra]
     c = settings.load(words)
-    device = hardware.find_device(c.device)
-    with tempfile.TemporaryDirectory() as folder:
-        in_folder = [*words, f"--checkpoint_dir={folder}/run"]
-        rungs = {
-            name: partial(run_apart, speed, rung, in_folder, args.steps)
-            for rung, name in enumerate(RUNGS)
-        }
-        rounds = in_turn(rungs, args.rounds)
+    rungs = {
+        name: partial(run_apart, speed, rung, words, args.steps) for rung, name in enumerate(RUNGS)
+    }
+    rounds = in_turn(rungs, args.rounds)
     figures = compare(rounds, RUNGS[-1])
     milliseconds = {name: 1e3 * c.batch_size * c.block_size / figures[name] for name in RUNGS}
-    words = " ".join(words)
-    path = report("ladder", figures, device, command=words, ms_per_step=milliseconds, rounds=rounds)
-    if importlib.util.find_spec("matplotlib"):
-        draw(milliseconds, path.with_suffix(".png"), hardware.describe(device))
+    details = {"command": " ".join(words), "ms_per_step": milliseconds, "rounds": rounds}
+    report("ladder", figures, hardware.find_device(c.device), **details)
 
 
 if __name__ == "__main__":

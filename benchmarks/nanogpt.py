@@ -5,7 +5,6 @@ The checkout itself stays as it is.
 
 import argparse
 import importlib.util
-import os
 import pickle
 import re
 import shutil
@@ -14,29 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-import startup
+import hardware
+from benchmarks import ENVIRONMENT
 from config import Config
 from formats.data_folder import read_meta
 
-# What startup.py sets in this process, and stock nanoGPT does not set.
-OURS = {
-    "THP_MEM_ALLOC_ENABLE": "1",
-    "TORCHINDUCTOR_VEC_ISA_OK": "1",
-    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    "GOMP_SPINCOUNT": startup.SPIN,
-}
-
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Take --nanogpt PATH: None, or a folder with a train.py."""
+    """Take --nanogpt PATH."""
     text = "checkout of nanoGPT to compare with"
-    parser.add_argument("--nanogpt", type=_checkout, metavar="PATH", help=text)
-
-
-def _checkout(path):
-    if not Path(path, "train.py").is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no checkout of nanoGPT: it has no train.py")
-    return Path(path)
+    parser.add_argument("--nanogpt", type=Path, metavar="PATH", help=text)
 
 
 def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
@@ -60,20 +46,29 @@ def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) 
     return copy
 
 
-def shape_arguments(c: Config) -> list[str]:
-    """The model of a run, and whether it is compiled, as nanoGPT's train.py takes them."""
-    names = ("n_layer", "n_head", "n_embd", "block_size", "bias")
-    shape = [f"--{name}={getattr(c, name)}" for name in names]
-    return [*shape, f"--compile={c.compile is not False}"]
+def arguments(c: Config) -> list[str]:
+    """The model, batch, device and dtype of a run as nanoGPT's train.py takes them."""
+    device = hardware.find_device(c.device)
+    micro_batch = c.micro_batch_size or c.batch_size
+    names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
+    return [
+        *(f"--{name}={getattr(c, name)}" for name in names),
+        f"--batch_size={micro_batch}",
+        f"--gradient_accumulation_steps={c.batch_size // micro_batch}",
+        f"--device={device.type}",
+        f"--dtype={str(hardware.find_dtype(device, c.dtype)).removeprefix('torch.')}",
+        f"--compile={c.compile is not False}",
+    ]
 
 
-def train(copy: Path, arguments: list[str]) -> list[tuple[int, float]]:
+def train(copy: Path, words: list[str]) -> list[tuple[int, float]]:
     """Run its train.py. Returns the iterations that it logs, and the moment of each in seconds."""
-    # The data set comes last: a config file among the arguments sets another.
-    words = [sys.executable, "-u", "train.py", *arguments, "--dataset=same"]
-    clean = {name: value for name, value in os.environ.items() if OURS.get(name) != value}
+    # The data set comes last: a config file among the words sets another.
+    words = [sys.executable, "-u", "train.py", *words, "--dataset=same"]
     stamps = []
-    with subprocess.Popen(words, cwd=copy, stdout=subprocess.PIPE, text=True, env=clean) as process:
+    with subprocess.Popen(
+        words, cwd=copy, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
         for line in process.stdout:
             if match := re.match(r"iter (\d+): loss", line):
                 stamps.append((int(match[1]), time.perf_counter()))

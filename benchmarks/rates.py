@@ -3,13 +3,12 @@
     python -m benchmarks.rates [--key=value ...]
 
 Attention is timed on slices of one tensor, as the model has them, with PyTorch's choice of kernels
-and on a GPU with each of two. Each figure is written when it is known; profiles of the steps, with
-the names of the kernels, come last. Further arguments are settings.
+and on a GPU with each of two. Each figure is written when it is known; the steps of a preset are
+followed by their profile, with the names of the kernels. Further arguments are settings.
 """
 
 import contextlib
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -19,21 +18,19 @@ from torch.profiler import profile
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, run_apart, run_main, seconds, write
+from benchmarks import argument_parser, open_trainer, run_apart, run_main, seconds, write
 from config import Config
 from hardware import Device
 from ops import causal_attention
-from training.setup import build
-from training.trainer import Trainer
 
 VOCABULARY = 32000
 PRESETS = ("config/gpt2_small.py", "config/gpt2_small_modern.py")
 
 
-def warm_seconds(work: Callable, device: Device) -> float:
+def warm_seconds(work: Callable, device: Device, times: int = 20) -> float:
     """Seconds of one call of `work`, after three that warm up."""
     seconds(work, device.torch, 3)
-    return seconds(work, device.torch)
+    return seconds(work, device.torch, times)
 
 
 def products(c: Config, device: Device) -> Iterator[tuple[str, float]]:
@@ -81,34 +78,14 @@ def attention(c: Config, device: Device) -> Iterator[tuple[str, float]]:
                 yield f"{label}, backward, TFLOP/s", 5 * flops / warm_seconds(backward, device)
 
 
-@contextlib.contextmanager
-def trainer(arguments: list[str]) -> Iterator[Trainer]:
-    """The trainer of a run in a folder that goes afterwards, compiled unless settings forbid it."""
-    with tempfile.TemporaryDirectory() as folder:
-        c = settings.load([*arguments, f"--checkpoint_dir={folder}/run"])
-        made = build(c).trainer
-        problem = made.prepare(compiles=c.compile is not False)
-        assert not problem, problem
-        yield made
-
-
-def step_ms(arguments: list[str]) -> float:
-    """Milliseconds of a training step, the mean of 30."""
-    with trainer(arguments) as made:
-        seconds(made.step, made.device.torch, 3)
-        return 1e3 * seconds(made.step, made.device.torch, 30)
-
-
-def profile_by_kernel(arguments: list[str]) -> str:
-    """A table of two training steps by kernel."""
-    with trainer(arguments) as made:
-        made.step()
-        with profile() as of_steps:
-            made.step()
-            made.step()
-            hardware.synchronize(made.device.torch)
-        by = "self_cpu_time_total" if made.device.type == "cpu" else "self_device_time_total"
-        return of_steps.key_averages().table(by, row_limit=30)
+def steps(arguments: list[str]) -> tuple[float, str]:
+    """Milliseconds of a training step, the mean of 30, and a table of two steps by kernel."""
+    trainer = open_trainer(arguments)
+    milliseconds = 1e3 * warm_seconds(trainer.step, trainer.device, 30)
+    with profile() as of_steps:
+        seconds(trainer.step, trainer.device.torch, 2)
+    by = "self_cpu_time_total" if trainer.device.type == "cpu" else "self_device_time_total"
+    return milliseconds, of_steps.key_averages().table(by, row_limit=30)
 
 
 def main(argv):
@@ -125,9 +102,9 @@ def main(argv):
     for name, value in itertools.chain(products(c, device), attention(c, device)):
         keep(name, value)
     for preset in PRESETS:
-        keep(f"{preset}, ms a step", run_apart(step_ms, [preset, *extra]))
-    for preset in PRESETS:
-        print(run_apart(profile_by_kernel, [preset, *extra]))
+        milliseconds, table = run_apart(steps, [preset, *extra])
+        keep(f"{preset}, ms a step", milliseconds)
+        print(table, flush=True)
 
 
 if __name__ == "__main__":

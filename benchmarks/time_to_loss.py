@@ -39,8 +39,8 @@ from training.dataset import Dataset
 TASKS = {
     "shakespeare": {
         "shared": """
-            --data_dir=data/shakespeare_char --n_layer=4 --n_head=4 --n_embd=128 --block_size=64
-            --batch_size=16 --eval_batches=0
+            --data_dir=data/shakespeare_char --device=cpu --n_layer=4 --n_head=4 --n_embd=128
+            --block_size=64 --batch_size=16 --eval_batches=0
         """,
         "GPT-2": "config/shakespeare_char.py --max_steps=1200 --eval_interval=60",
         "modern": "config/shakespeare_char_modern.py --max_steps=150 --eval_interval=10",
@@ -75,14 +75,14 @@ TASKS = {
 # word; at GPT-2 Small's size what our preset sets, with biases, for as many steps.
 NANOGPT = {
     "shakespeare": """
-        config/train_shakespeare_char.py --compile=False --eval_iters=20 --log_interval=1
-        --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000
-        --lr_decay_iters=2000 --dropout=0.0
+        config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20
+        --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128
+        --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0
     """,
     "gpt2_small": """
-        {shape} --gradient_accumulation_steps=1 --batch_size={batch_size} --min_lr={min_lr}
-        --learning_rate={learning_rate} --warmup_iters={warmup_steps} --max_iters={max_steps}
-        --lr_decay_iters={max_steps} --eval_interval={eval_interval} --eval_iters=1
+        {arguments} --learning_rate={learning_rate} --min_lr={min_lr} --warmup_iters={warmup_steps}
+        --max_iters={max_steps} --lr_decay_iters={max_steps} --eval_interval={eval_interval}
+        --eval_iters=1
     """,
 }
 # What makes nanoGPT's train.py save its weights at each evaluation, with the seconds of training
@@ -116,24 +116,23 @@ def our_curve(arguments: list[str], seed: int) -> list[tuple[float, float]]:
 
 
 def nanogpt_curve(
-    path: Path, arguments: list[str], device: torch.device, c: Config, seed: int
+    path: Path, arguments: list[str], c: Config, seed: int
 ) -> list[tuple[float, float]]:
     """nanoGPT's curve: its weights at each of its evaluations, evaluated on our windows."""
     edits = CLOCK | {"torch.manual_seed(1337 + seed_offset)": f"torch.manual_seed({seed})"}
     with tempfile.TemporaryDirectory() as folder:
         copy = nanogpt.copy_checkout(path, Path(folder) / "nanogpt", c.data_dir, edits)
-        own = [f"--device={device.type}", "--out_dir=out", "--always_save_checkpoint=True"]
-        nanogpt.train(copy, [*arguments, *own])
+        nanogpt.train(copy, [*arguments, "--out_dir=out", "--always_save_checkpoint=True"])
         module = nanogpt.model_module(copy)
-        saved = sorted((copy / "out").glob("*.pt"))
-        return [validation_loss(module, weights, device, c) for weights in saved]
+        return [validation_loss(module, saved, c) for saved in sorted(copy.glob("out/*.pt"))]
 
 
-def validation_loss(module, saved: Path, device: torch.device, c: Config) -> tuple[float, float]:
+def validation_loss(module, saved: Path, c: Config) -> tuple[float, float]:
     """Seconds of training, and the loss on the windows that our runs evaluate.
 
     saved: weights of nanoGPT. module: its model.py.
     """
+    device = hardware.find_device(c.device)
     seconds, shape, weights = torch.load(saved, map_location=device, weights_only=True)
     model = module.GPT(module.GPTConfig(**shape)).to(device).eval()
     model.load_state_dict({name.removeprefix("_orig_mod."): w for name, w in weights.items()})
@@ -166,17 +165,15 @@ def main(argv):
     nanogpt.add_option(parser)
     parser.add_argument("--seeds", type=count, default=3)
     args, extra = parser.parse_known_args(argv)
-    task = TASKS[args.task]
-    commands, contenders = {}, {}
+    task, commands = TASKS[args.task], {}
     for name in ("GPT-2", "modern"):
         commands[name] = [*task[name].split(), *task["shared"].split(), *extra]
-        contenders[name] = partial(our_curve, commands[name])
+    contenders = {name: partial(our_curve, words) for name, words in commands.items()}
     c = settings.load(commands["GPT-2"])
-    device = hardware.find_device(c.device)
     if args.nanogpt:
-        shape = " ".join(nanogpt.shape_arguments(c))
-        commands["nanoGPT"] = NANOGPT[args.task].format(**vars(c), shape=shape).split()
-        theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], device, c)
+        words = NANOGPT[args.task].format(**vars(c), arguments=" ".join(nanogpt.arguments(c)))
+        commands["nanoGPT"] = words.split()
+        theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], c)
         contenders = {"nanoGPT": theirs} | contenders
     curves = {name: [] for name in contenders}
     for seed in range(1, args.seeds + 1):
@@ -194,27 +191,26 @@ def main(argv):
         figures[f"{name}: seconds to the aim"] = statistics.median(reached[name])
         figures[f"{name}: share of {first}'s time"] = statistics.median(shares)
     details = {"settings": commands, "aim": aims, "seconds_to_aim": reached, "curves": curves}
+    device = hardware.find_device(c.device)
     path = report(f"time_to_loss_{args.task}", figures, device, **details)
     if importlib.util.find_spec("matplotlib"):
-        draw(curves, statistics.median(aims), path.with_suffix(".png"), args.task)
+        draw(curves, statistics.median(aims), path.with_suffix(".png"))
 
 
-def draw(curves: dict[str, list], aim: float, path: Path, task: str) -> None:
+def draw(curves: dict[str, list], aim: float, path: Path) -> None:
     """The curves of every seed, and the aim."""
     from matplotlib.figure import Figure
 
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
+    axes.set(xlabel="seconds of training", ylabel="validation loss, nats per token")
+    axes.set_ylim(None, aim + 1.2)
     for color, name in zip(("#0072B2", "#D55E00", "#009E73"), curves, strict=False):
-        for n, curve in enumerate(curves[name]):
-            label = None if n else name
-            axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3, label=label)
+        for curve in curves[name]:
+            (line,) = axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3)
+        line.set_label(name)
     first = next(iter(curves))
     axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
-    axes.set_ylim(None, aim + 1.2)
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("validation loss, nats per token")
-    axes.set_title(f"Time to loss: {task}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=130)
