@@ -8,12 +8,13 @@ arguments are options of prepare_data.py.
 """
 
 import contextlib
+import itertools
 import random
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from pathlib import Path
 
@@ -27,51 +28,45 @@ from tools.command import positive
 
 def documents() -> list[bytes]:
     """Real texts of this machine, each one file in UTF-8, always in the same order."""
-    folders = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/usr/share/doc"]
+    packages = [Path(sysconfig.get_path(name)).rglob("*.py") for name in ("stdlib", "purelib")]
     found = []
-    for path in [path for folder in folders for path in sorted(Path(folder).rglob("*"))]:
-        wanted = path.suffix == ".py" or ("doc" in path.parts and path.suffix != ".gz")
-        if wanted and path.is_file():
-            data = path.read_bytes()
-            text = data.decode(errors="replace")
-            if len(data) > 200 and not re.search(f"[\0\ufffd]|{re.escape(EOT)}", text):
-                found.append(data)
+    for path in itertools.chain(*map(sorted, [*packages, Path("/usr/share/doc").rglob("*")])):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # a folder, or not a text
+            text = path.read_bytes()
+            if "\0" not in text.decode():
+                found.append(text)
     return found
 
 
 def make_text(path: Path, size: float) -> None:
     """Write `size` bytes or a little more: the texts, then again with their paragraphs shuffled."""
-    texts, shuffle = documents(), random.Random(1)
+    texts, random_order = documents(), random.Random(1)
     with open(path, "wb") as file:
-        while file.tell() < size:
-            repeated = file.tell() > 0
-            for text in texts:
-                paragraphs = text.rstrip(b"\n").split(b"\n\n")
-                if repeated:
-                    shuffle.shuffle(paragraphs)
-                file.write(b"\n\n".join(paragraphs) + b"\n" + EOT.encode() + b"\n")
-                if file.tell() >= size:
-                    break
+        for n in itertools.count():
+            if file.tell() >= size:
+                break
+            paragraphs = texts[n % len(texts)].rstrip(b"\n").split(b"\n\n")
+            if n >= len(texts):
+                random_order.shuffle(paragraphs)
+            file.write(b"\n\n".join(paragraphs) + b"\n" + EOT.encode() + b"\n")
 
 
-def prepare(arguments: list[str]) -> tuple[dict[str, float], list[str]]:
-    """Run prepare_data.py: what it and its children took, and its summary."""
+def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
+    """Run prepare_data.py: what it took, and its summary."""
     started, peak = time.perf_counter(), 0
-    with tempfile.TemporaryFile("w+") as file:
-        process = psutil.Popen([sys.executable, "prepare_data.py", *arguments], stdout=file)
-        while process.poll() is None:
-            with contextlib.suppress(psutil.Error):  # one has just ended, or 0.1 s are over
-                family = [process, *process.children(recursive=True)]
-                peak = max(peak, sum(member.memory_info().rss for member in family))
-                process.wait(0.1)
-        figures = {"seconds": time.perf_counter() - started, "MB of memory": peak / 1e6}
-        file.seek(0)
-        summary = file.read()
+    words = [sys.executable, "prepare_data.py", *arguments]
+    process = psutil.Popen(words, stdout=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):  # it has just ended, or 0.1 s are over
+            peak = max(peak, process.memory_info().rss)
+            process.wait(0.1)
+    figures = {"seconds": time.perf_counter() - started, "MB of memory": peak / 1e6}
     if process.returncode:
         sys.exit(process.returncode)  # it has said why
-    for speed in re.findall(r"tokenising .* took .* ([\d,.]+) MB/s", summary):
-        figures["tokenising, MB/s"] = float(speed.replace(",", ""))
-    return figures, summary.splitlines()
+    summary = process.stdout.read()
+    speed = re.search(r"tokenising .* took .* ([\d,.]+) MB/s", summary)
+    figures["tokenising, MB/s"] = float(speed[1].replace(",", ""))
+    return figures, summary
 
 
 def main(argv: list[str]) -> None:
@@ -80,14 +75,14 @@ def main(argv: list[str]) -> None:
     help_text = "folder for text and tokens, twice the text's size; default %(default)s"
     parser.add_argument("--work", type=Path, default="data/benchmark", help=help_text)
     args, extra = parser.parse_known_args(argv)
-    work = args.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    make_text(work / "text.txt", 1e9 * args.gigabytes)
-    figures, summary = prepare([str(work / "text.txt"), "--out", str(work / "tokens"), *extra])
-    shutil.rmtree(work)
-    print(*summary, sep="\n")
-    name = f"prepare_{args.gigabytes:g}gb"
-    report(name, figures, torch.device("cpu"), options=extra, summary=summary)
+    text, tokens = args.work / "text.txt", args.work / "tokens"
+    args.work.mkdir(parents=True, exist_ok=True)
+    make_text(text, 1e9 * args.gigabytes)
+    figures, summary = prepare([str(text), "--out", str(tokens), *extra])
+    shutil.rmtree(args.work)
+    print(summary)
+    details = {"options": extra, "summary": summary.splitlines()}
+    report(f"prepare_{args.gigabytes:g}gb", figures, torch.device("cpu"), **details)
 
 
 if __name__ == "__main__":
