@@ -119,7 +119,7 @@ def machine(device: torch.device) -> dict:
     """What numbers depend on: device, processor, PyTorch and its CUDA."""
     cpuinfo, values = Path("/proc/cpuinfo"), {}
     values["device"] = hardware.describe(device)
-    values["processor"] = platform.processor() or platform.machine()
+    values["processor"] = platform.machine()
     values["torch"] = torch.__version__
     if cpuinfo.exists():
         flags = cpuinfo.read_text().split()

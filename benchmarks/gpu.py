@@ -10,21 +10,18 @@ data/gpu and data/compiled keep tokens and compiled kernels for it. --minutes: f
 settings.
 """
 
-import contextlib
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 from pathlib import Path
 
 import config as settings
 import hardware
-from benchmarks import RESULTS, ROOT, argument_parser, machine, nanogpt, run_apart, run_main
+from benchmarks import ENVIRONMENT, RESULTS, argument_parser, machine, nanogpt, run_apart, run_main
 from formats.files import read_json, write_json
 
 PARTS = {  # {part: (minutes, what follows `python`)}
@@ -59,50 +56,40 @@ def command(part: str, checkout: Path | None, extra: list[str]) -> list[str]:
 def run(words: list[str], limit: float, log: Path) -> str:
     """Run a command and show its lines; returns done, failed, or cut after `limit` seconds.
 
-    It ends with all processes that it has started.
+    It ends with the processes that it has started.
     """
-    environment = {
+    tuned = {
         "PYTHONUNBUFFERED": "1",
         "BENCHMARK_RESULTS": str(log.parent),
-        "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "data" / "compiled"),
+        "TORCHINDUCTOR_CACHE_DIR": str(Path("data/compiled").absolute()),
     }
     process = subprocess.Popen(
-        words,
-        cwd=ROOT,
+        ["timeout", "--signal=KILL", str(limit), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=os.environ | environment,
-        start_new_session=True,
+        env=ENVIRONMENT | tuned,
     )
-
-    def end():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    timer = threading.Timer(limit, end)
-    timer.start()
     try:
         with open(log, "w") as file:
             for line in process.stdout:
                 print(f"  {line}", end="", flush=True)
                 print(line, end="", file=file, flush=True)
         return {0: "done", -signal.SIGKILL: "cut"}.get(process.wait(), "failed")
-    finally:  # Ctrl-C ends the part too
-        timer.cancel()
-        end()
+    finally:
+        process.terminate()  # Ctrl-C ends the part too
 
 
 def report(folder: Path) -> str:
     """The status of each part and all figures of a folder, in Markdown."""
     known = read_json(folder / "parts.json") or {}
-    rows = [[part, known.get(part, {}).get("status", "not run")] for part in PARTS]
+    rows = {folder.name: "", "---": "---"}
+    rows |= {part: known[part]["status"] if part in known else "not run" for part in PARTS}
     for path in sorted(folder.glob("*_*.json")):
-        figures = read_json(path)["figures"]
-        rows += [[f"{path.stem}: {name}", f"{value:.4g}"] for name, value in figures.items()]
-    lines = [f"| {name} | {value} |" for name, value in [[folder.name, ""], ["---", "---"], *rows]]
-    return "\n".join(lines)
+        for name, value in read_json(path)["figures"].items():
+            rows[f"{path.stem}: {name}"] = f"{value:.4g}"
+    return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
 def main(argv):
@@ -113,8 +100,8 @@ def main(argv):
     parser.add_argument("--minutes", type=float, default=24 * 60, help="for all parts together")
     parser.add_argument("--report", action="store_true", help="only print the figures")
     args, extra = parser.parse_known_args(argv)
-    if unknown := set(args.parts) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}, but {', '.join(PARTS)}")
+    for part in set(args.parts) - set(PARTS):
+        parser.error(f"there is no part {part}, but {', '.join(PARTS)}")
     if args.report:
         print("\n\n".join(map(report, sorted(RESULTS.glob("gpu_*")))))
         return 0
@@ -126,7 +113,8 @@ def main(argv):
     known = read_json(folder / "parts.json") or {}
 
     def is_done(part: str) -> bool:
-        return known.get(part, {}).get("status") == "done" and known[part]["torch"] == here["torch"]
+        found = known.get(part, {})
+        return found.get("status") == "done" and found["torch"] == here["torch"]
 
     wanted = args.parts or [part for part in PARTS if not is_done(part)]
     for part in sorted(wanted, key=lambda part: part in known):
