@@ -78,7 +78,9 @@ def compare(rounds: list[dict[str, float]], ours: str) -> dict[str, float]:
 
 
 def seconds(work: Callable, device: torch.device, times: int = 20) -> float:
-    """Seconds of one call of `work`, of `times` without waiting between them."""
+    """Seconds of one call of `work`, of `times` without waiting between them; three warm up."""
+    for _ in range(3):
+        work()
     hardware.synchronize(device)
     begun = time.perf_counter()
     for _ in range(times):

@@ -78,8 +78,8 @@ def move(graph, inputs):
         if not isinstance(value, FakeTensor):
             return value
         with value.fake_mode:
-            last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-            whole = torch.empty(value.storage_offset() + last + 1, dtype=value.dtype, device="cuda")
+            size = value.untyped_storage().nbytes() // value.itemsize
+            whole = torch.empty(size, dtype=value.dtype, device="cuda")
             return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
     for node in graph.graph.nodes:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.generate [--nanogpt PATH] [--rounds 5] [--preset config/gpt2_small.py]
         [--name NAME] [--key=value ...]
-    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name avx2
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name NAME
 
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
 one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
@@ -67,10 +67,12 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
     """GPT-2 of `transformers`, of the same shape."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    names = ("vocab_size", "n_embd", "n_layer", "n_head")
     shape = GPT2Config(
-        **{name: getattr(c, name) for name in names},
+        vocab_size=c.vocab_size,
         n_positions=c.block_size,
+        n_embd=c.n_embd,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
         tie_word_embeddings=c.tie_weights,
         eos_token_id=None,  # it does not end early
         bos_token_id=None,
@@ -132,7 +134,7 @@ def main(argv):
     nanogpt.add_option(parser)
     parser.add_argument("--preset", default="config/gpt2_small.py", help="the model's shape")
     parser.add_argument("--rounds", type=count, default=5)
-    parser.add_argument("--name", help="of the kind of CPU: written to generate_NAME_cpu.json")
+    parser.add_argument("--name", default="generate", help="of the result file")
     args, extra = parser.parse_known_args(argv)
     config = settings.load([args.preset, *extra])
     device, shape = hardware.find_device(config.device), model_shape(config, VOCABULARY)
@@ -153,8 +155,7 @@ def main(argv):
         all_rounds[where] = in_turn(contenders, args.rounds + 1)[1:]
         for name, value in compare(all_rounds[where], "ours").items():
             figures[f"{where}: {name}"] = value
-    name = f"generate_{args.name}" if args.name else "generate"
-    report(name, figures, device, model=vars(shape), rounds=all_rounds)
+    report(args.name, figures, device, model=vars(shape), rounds=all_rounds)
 
 
 if __name__ == "__main__":

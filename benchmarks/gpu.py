@@ -4,8 +4,8 @@
 
 Needs no network, make or git, and the packages of requirements.txt alone; the tests need pytest.
 results/gpu_NAME/, NAME the GPU's, keeps what each part prints and measures, and parts.json the
-status of each. The next call runs what is not done with this PyTorch, first what was not tried;
-data/gpu and data/compiled keep tokens and compiled kernels for it. --minutes: for all of them.
+status of each. The next call runs what is not done, first what was not tried; data/gpu and
+data/compiled keep tokens and compiled kernels for it. --minutes: for all of them.
 --report: only the figures that are there, as a table for docs/results.md. Further arguments are
 settings.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import config as settings
 import hardware
-from benchmarks import ENVIRONMENT, RESULTS, argument_parser, machine, nanogpt, run_apart, run_main
+from benchmarks import ENVIRONMENT, RESULTS, argument_parser, nanogpt, run_apart, run_main
 from formats.files import read_json, write_json
 
 PARTS = {  # {part: (minutes, what follows `python`)}
@@ -30,7 +30,10 @@ PARTS = {  # {part: (minutes, what follows `python`)}
     "generate": (5, "-m benchmarks.generate --rounds 2 {nanogpt} {settings}"),
     "gpt2_small": (9, "-m benchmarks.throughput --steps 100 {nanogpt} {settings}"),
     "gpt2_small_modern": (9, "-m benchmarks.throughput --steps 100 {modern} {settings}"),
-    "generate_modern": (5, "-m benchmarks.generate --rounds 2 {modern} --name modern {settings}"),
+    "generate_modern": (
+        5,
+        "-m benchmarks.generate --rounds 2 {modern} --name generate_modern {settings}",
+    ),
     "tests": (9, "-m pytest tests/training tests/generating -m gpu -rs"),
     "plan": (3, "train.py config/gpt2_small.py --dry_run {settings}"),
     "ladder": (9, "-m benchmarks.ladder {small} --rounds 1 --steps 30 {settings}"),
@@ -106,15 +109,13 @@ def main(argv):
         print("\n\n".join(map(report, sorted(RESULTS.glob("gpu_*")))))
         return 0
     deadline = time.monotonic() + 60 * args.minutes
-    here = run_apart(describe, extra)  # this process takes no memory of the GPU
-    name = re.sub("[^A-Za-z0-9]+", "_", here["device"].partition(",")[0])
+    name = run_apart(device_name, extra)  # this process takes no memory of the GPU
     folder = RESULTS / f"gpu_{name}"
     folder.mkdir(parents=True, exist_ok=True)
     known = read_json(folder / "parts.json") or {}
 
     def is_done(part: str) -> bool:
-        found = known.get(part, {})
-        return found.get("status") == "done" and found["torch"] == here["torch"]
+        return part in known and known[part]["status"] == "done"
 
     wanted = args.parts or [part for part in PARTS if not is_done(part)]
     for part in sorted(wanted, key=lambda part: part in known):
@@ -124,7 +125,7 @@ def main(argv):
         if limit < 1:
             break
         print(f"\n{part}: {shlex.join(words)}", flush=True)
-        known[part] = {"command": shlex.join(words), "status": "cut", "torch": here["torch"]}
+        known[part] = {"command": shlex.join(words), "status": "cut"}
         write_json(folder / "parts.json", known)
         known[part]["status"] = run(words, limit, folder / f"{part}.log")
         known[part]["seconds"] = round(time.monotonic() - begun, 1)
@@ -133,9 +134,10 @@ def main(argv):
     return int(not all(is_done(part) for part in wanted))
 
 
-def describe(arguments: list[str]) -> dict:
-    """The machine, as a process of its own sees it."""
-    return machine(hardware.find_device(settings.load(arguments).device))
+def device_name(arguments: list[str]) -> str:
+    """The device of a run, for a folder: NVIDIA_H200."""
+    device = hardware.find_device(settings.load(arguments).device)
+    return re.sub("[^A-Za-z0-9]+", "_", hardware.describe(device).partition(",")[0])
 
 
 if __name__ == "__main__":

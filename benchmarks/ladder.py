@@ -99,17 +99,16 @@ def speed(rung: int, words: list[str], steps: int) -> float:
     c = settings.load(words)
     device = hardware.find_device(c.device)
     step = open_trainer(words).step if rung == TRAIN_PY else plain_loop(rung, c)
-    seconds(step, device, 3)  # compilation, first allocations
     return c.batch_size * c.block_size / seconds(step, device, steps)
 
 
 def main(argv):
     parser = argument_parser("ladder", __doc__)
-    parser.add_argument("--preset")
+    parser.add_argument("--preset", default=ON_A_CPU)
     parser.add_argument("--rounds", type=count, default=2)
     parser.add_argument("--steps", type=count, default=8, help="in a round; default %(default)s")
     args, extra = parser.parse_known_args(argv)
-    words = [*([args.preset] if args.preset else ON_A_CPU.split()), *extra]
+    words = [*args.preset.split(), *extra]
     c = settings.load(words)
     rungs = {
         name: partial(run_apart, speed, rung, words, args.steps) for rung, name in enumerate(RUNGS)

@@ -19,7 +19,6 @@ import tempfile
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 from torch._inductor import config as inductor
@@ -39,7 +38,6 @@ from training.low_memory import apply_memory_options
 from training.plan import from_data_sheet
 from training.start import model_shape
 
-MISSING = fake_device.missing()
 PRESETS = ["config/gpt2_small.py", "config/gpt2_small_modern.py"]
 VOCABULARY = 32000
 SPILLED = 64  # bytes of registers that a thread may keep in memory
@@ -47,7 +45,7 @@ KERNEL = re.compile(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_
 
 
 class Lowering:
-    """Takes the place of Inductor's compile_fx_inner: counts launches, and runs nothing.
+    """What the compiler makes of forward and backward; it takes the place of compile_fx_inner.
 
     launches, bytes: {part of the step: number}. kernels: name and source of those that the compiler
     wrote. peak: bytes of tensors at most, but for the weights.
@@ -63,24 +61,15 @@ class Lowering:
             node.meta["val"] if isinstance(node, torch.fx.Node) else node
             for node in graph.graph.output_node().args[0]
         ]
-
-        def read(lowered, code):  # where Inductor would load what it wrote
-            self.count(lowered)
-            self.kernels |= set(KERNEL.findall(code.value))
-            self.peak = max(self.peak, peak_bytes(lowered, code.value))
-            return SimpleNamespace(call=None, __file__="", key="")
-
-        with mock.patch.object(GraphLowering, "_compile_to_module_lines", read):
-            compile_fx_inner(graph, fake_device.move(graph, inputs), **options)
-
-        def run(_):
-            return outputs
-
+        compile_fx_inner(graph, fake_device.move(graph, inputs), **options)
+        run = fake_device.always(outputs)
         run._boxed_call = True  # it gets its arguments in one list
         return run
 
-    def count(self, lowered) -> None:
-        """Add the launches of a graph."""
+    def read(self, lowered, code):
+        """Add a graph's figures. It takes the place of loading what Inductor has written."""
+        self.kernels |= set(KERNEL.findall(code.value))
+        self.peak = max(self.peak, peak_bytes(lowered, code.value))
         for node in lowered.scheduler.nodes:
             if isinstance(node, NopKernelSchedulerNode) or isinstance(node.node, MultiOutput):
                 continue  # it only names memory or a result
@@ -91,6 +80,7 @@ class Lowering:
                 part = "products"
             self.launches[part] += 1
             self.bytes[part] += node.get_read_write_buffers_sizes()
+        return SimpleNamespace(call=None, __file__="", key="")
 
 
 def peak_bytes(lowered, code: str) -> int:
@@ -161,6 +151,11 @@ def disassemble(cubin: bytes) -> str:
 def lower(config: Config, gpu: str) -> Lowering:
     """The launches of a forward and backward of the micro-batch that the settings have."""
     device, lowering = from_data_sheet(gpu), Lowering()
+
+    def read(graph, code):
+        return lowering.read(graph, code)
+
+    GraphLowering._compile_to_module_lines = read
     model_file.causal_attention = flash_attention
     if device.dtype == torch.bfloat16:  # what ops.stream_dtype chooses on a GPU
         model_file.stream_dtype = fake_device.always(torch.bfloat16)
@@ -211,8 +206,8 @@ def main(argv):
     parser.add_argument("--preset", nargs="+", default=PRESETS)
     parser.add_argument("--gpu", nargs="+", choices=CHIPS, default=list(CHIPS))
     args, extra = parser.parse_known_args(argv)
-    if MISSING:
-        print(f"nothing is lowered: {MISSING}")
+    if missing := fake_device.missing():
+        print(f"nothing is lowered: {missing}")
         return
     result = {"settings": extra}
     for preset in args.preset:

@@ -1,20 +1,21 @@
 """Seconds and memory that prepare_data.py takes for a text of some gigabytes.
 
-    python -m benchmarks.prepare [--gigabytes 12] [--work data/benchmark] [--tokenizer char ...]
+    python -m benchmarks.prepare [--gigabytes 12] [--tokenizer char ...]
 
 The text is real: sources of the standard library and of installed packages, and /usr/share/doc;
-beyond what is there it is repeated, with the paragraphs of each document in another order. Further
-arguments are options of prepare_data.py.
+beyond what is there it is repeated, with the paragraphs of each document in another order. It and
+its tokens take up to twice its size in data/ meanwhile. Further arguments are options of
+prepare_data.py.
 """
 
 import contextlib
 import itertools
 import random
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -72,14 +73,11 @@ def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
 def main(argv: list[str]) -> None:
     parser = argument_parser("prepare", __doc__)
     parser.add_argument("--gigabytes", type=positive, default=12)
-    help_text = "folder for text and tokens, twice the text's size; default %(default)s"
-    parser.add_argument("--work", type=Path, default="data/benchmark", help=help_text)
     args, extra = parser.parse_known_args(argv)
-    text, tokens = args.work / "text.txt", args.work / "tokens"
-    args.work.mkdir(parents=True, exist_ok=True)
-    make_text(text, 1e9 * args.gigabytes)
-    figures, summary = prepare([str(text), "--out", str(tokens), *extra])
-    shutil.rmtree(args.work)
+    Path("data").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir="data") as work:
+        make_text(Path(work, "text.txt"), 1e9 * args.gigabytes)
+        figures, summary = prepare([f"{work}/text.txt", "--out", f"{work}/tokens", *extra])
     print(summary)
     details = {"options": extra, "summary": summary.splitlines()}
     report(f"prepare_{args.gigabytes:g}gb", figures, torch.device("cpu"), **details)

@@ -20,23 +20,15 @@ import config as settings
 import hardware
 from benchmarks import argument_parser, open_trainer, run_apart, run_main, seconds, write
 from config import Config
-from hardware import Device
 from ops import causal_attention
 
 VOCABULARY = 32000
 PRESETS = ("config/gpt2_small.py", "config/gpt2_small_modern.py")
 
 
-def warm_seconds(work: Callable, device: Device, times: int = 20) -> float:
-    """Seconds of one call of `work`, after three that warm up."""
-    seconds(work, device.torch, 3)
-    return seconds(work, device.torch, times)
-
-
-def products(c: Config, device: Device) -> Iterator[tuple[str, float]]:
+def products(c: Config, random: Callable, device: torch.device) -> Iterator[tuple[str, float]]:
     """TFLOP/s of the four matrices' products, and TB/s of a copy."""
     tokens, width = c.batch_size * c.block_size, c.n_embd
-    random = partial(torch.randn, device=device.torch, dtype=device.dtype)
     matrices = {
         "c_attn": (width, 3 * width),
         "c_fc": (width, 4 * width),
@@ -46,23 +38,22 @@ def products(c: Config, device: Device) -> Iterator[tuple[str, float]]:
     for name, (columns, rows) in matrices.items():
         x, w, g = random(tokens, columns), random(rows, columns), random(tokens, rows)
         works = {
-            "forward": lambda x=x, w=w: x @ w.t(),
-            "weight gradient": lambda x=x, g=g: g.t() @ x,
-            "data gradient": lambda g=g, w=w: g @ w,
+            "forward": partial(torch.mm, x, w.t()),
+            "weight gradient": partial(torch.mm, g.t(), x),
+            "data gradient": partial(torch.mm, g, w),
         }
         for what, work in works.items():
-            rate = 2e-12 * tokens * rows * columns / warm_seconds(work, device)
+            rate = 2e-12 * tokens * rows * columns / seconds(work, device)
             yield f"{name}, {what}, TFLOP/s", rate
-    yield "copy, TB/s", 2e-12 * g.nbytes / warm_seconds(g.clone, device)
+    yield "copy, TB/s", 2e-12 * g.nbytes / seconds(g.clone, device)
 
 
-def attention(c: Config, device: Device) -> Iterator[tuple[str, float]]:
+def attention(c: Config, random: Callable, device: torch.device) -> Iterator[tuple[str, float]]:
     """TFLOP/s of attention forward and backward, by heads and by kernels."""
     kernels = {"PyTorch's choice": contextlib.nullcontext}
     if device.type == "cuda":
         kernels["flash"] = partial(sdpa_kernel, SDPBackend.FLASH_ATTENTION)
         kernels["cuDNN"] = partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION)
-    random = partial(torch.randn, device=device.torch, dtype=device.dtype)
     for heads in (c.n_head, c.n_head // 2):
         size = c.n_embd // heads
         qkv = random(c.batch_size, c.block_size, 3, heads, size, requires_grad=True)
@@ -74,32 +65,35 @@ def attention(c: Config, device: Device) -> Iterator[tuple[str, float]]:
                 y = forward()
                 backward = partial(torch.autograd.grad, y, qkv, torch.ones_like(y), True)
                 label = f"attention by {name}, heads of {size}"
-                yield f"{label}, TFLOP/s", 2 * flops / warm_seconds(forward, device)
-                yield f"{label}, backward, TFLOP/s", 5 * flops / warm_seconds(backward, device)
+                yield f"{label}, TFLOP/s", 2 * flops / seconds(forward, device)
+                yield f"{label}, backward, TFLOP/s", 5 * flops / seconds(backward, device)
 
 
 def steps(arguments: list[str]) -> tuple[float, str]:
     """Milliseconds of a training step, the mean of 30, and a table of two steps by kernel."""
     trainer = open_trainer(arguments)
-    milliseconds = 1e3 * warm_seconds(trainer.step, trainer.device, 30)
+    device = trainer.device.torch
+    milliseconds = 1e3 * seconds(trainer.step, device, 30)
     with profile() as of_steps:
-        seconds(trainer.step, trainer.device.torch, 2)
-    by = "self_cpu_time_total" if trainer.device.type == "cpu" else "self_device_time_total"
+        trainer.step()
+        trainer.step()
+        hardware.synchronize(device)
+    by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     return milliseconds, of_steps.key_averages().table(by, row_limit=30)
 
 
 def main(argv):
     _, extra = argument_parser("rates", __doc__).parse_known_args(argv)
-    c = settings.load([PRESETS[0], *extra])
-    device = hardware.open_device(c.device, c.dtype)
-    figures = {}
+    c, figures = settings.load([PRESETS[0], *extra]), {}
+    device = hardware.find_device(c.device)
+    random = partial(torch.randn, device=device, dtype=hardware.find_dtype(device, c.dtype))
 
     def keep(name, value):
         figures[name] = value
         print(f"{name}: {value:.4g}", flush=True)
-        write("rates", {"figures": figures}, device.torch)
+        write("rates", {"figures": figures}, device)
 
-    for name, value in itertools.chain(products(c, device), attention(c, device)):
+    for name, value in itertools.chain(products(c, random, device), attention(c, random, device)):
         keep(name, value)
     for preset in PRESETS:
         milliseconds, table = run_apart(steps, [preset, *extra])

@@ -19,6 +19,7 @@ machine whose speed drifts compares fairly. Writes the curves as PNG and the num
 import importlib.util
 import itertools
 import math
+import operator
 import statistics
 import tempfile
 from functools import partial
@@ -186,8 +187,8 @@ def main(argv):
     aims = [curve[-1][1] for curve in curves[first]]
     figures, reached = {}, {}
     for name, of_name in curves.items():
-        reached[name] = [seconds_to(*pair) for pair in zip(of_name, aims, strict=True)]
-        shares = [s / of_first for s, of_first in zip(reached[name], reached[first], strict=True)]
+        reached[name] = list(map(seconds_to, of_name, aims))
+        shares = map(operator.truediv, reached[name], reached[first])
         figures[f"{name}: seconds to the aim"] = statistics.median(reached[name])
         figures[f"{name}: share of {first}'s time"] = statistics.median(shares)
     details = {"settings": commands, "aim": aims, "seconds_to_aim": reached, "curves": curves}
@@ -204,7 +205,7 @@ def draw(curves: dict[str, list], aim: float, path: Path) -> None:
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="seconds of training", ylabel="validation loss, nats per token")
-    axes.set_ylim(None, aim + 1.2)
+    axes.set(ylim=(None, aim + 1.2))
     for color, name in zip(("#0072B2", "#D55E00", "#009E73"), curves, strict=False):
         for curve in curves[name]:
             (line,) = axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3)

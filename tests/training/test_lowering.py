@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import config
-from benchmarks import lowering
+from benchmarks.fake_device import missing
 from tests.conftest import ROOT, SMALL, run_script
 from training.setup import build
 
@@ -62,7 +62,7 @@ def test_a_step_reads_nothing_from_the_device(char_data, tmp_path, more):
         trainer.step()
 
 
-@pytest.mark.skipif(lowering.MISSING is not None, reason=str(lowering.MISSING))
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
 @pytest.mark.parametrize(
     ("preset", "gigabytes"),
     [("config/gpt2_small.py", 39.5), ("config/gpt2_small_modern.py", 42.5)],
