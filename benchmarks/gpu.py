@@ -67,7 +67,7 @@ def run(words: list[str], limit: float, log: Path) -> str:
         "TORCHINDUCTOR_CACHE_DIR": str(Path("data/compiled").absolute()),
     }
     process = subprocess.Popen(
-        ["timeout", "--signal=KILL", str(limit), *words],
+        ["timeout", "-s", "KILL", str(limit), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
