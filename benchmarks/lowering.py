@@ -5,8 +5,9 @@
 PyTorch's compiler traces the model as training does and writes the kernels of forward and backward;
 nothing runs. Launches are counted with the bytes that they read and write. Then Triton and ptxas
 compile every configuration of every kernel for that GPU: `faults` lists kernels that spill over 64
-bytes of registers, or move over 100 MB and mostly store less than 4 bytes at a time. Results go to
-results/lowering_step_cpu.json; further arguments are settings.
+bytes of registers, need more shared memory than a T4 has, or move over 100 MB and mostly store less
+than 4 bytes at a time. Results go to results/lowering_step_cpu.json; further arguments are
+settings.
 
 It takes g++ and triton (691 MB, so it is in no requirements file: `pip install triton==3.7.1` for
 torch 2.13). Where triton is missing it says so and does nothing.
@@ -41,6 +42,7 @@ from training.start import model_shape
 PRESETS = ["config/gpt2_small.py", "config/gpt2_small_modern.py"]
 VOCABULARY = 32000
 SPILLED = 64  # bytes of registers that a thread may keep in memory
+SHARED = 1 << 16  # bytes of shared memory that a block may take on a T4, the least of all
 KERNEL = re.compile(r"(\w+) = async_compile\.triton\('\w+', '''(.*?)''', device_str", re.DOTALL)
 
 
@@ -119,15 +121,19 @@ def compile_kernels(kernels: set[tuple[str, str]]) -> tuple[int, list[str]]:
     count, faults = 0, []
     for name, source in sorted(kernels):
         kernel = getattr(PyCodeCache.load(source), name)
-        spilled, narrow = [], []
+        spilled, shared, narrow = [], [], []
         for configuration in kernel.configs:
-            text = disassemble(kernel._precompile_config(configuration).kernel.asm["cubin"])
+            binary = kernel._precompile_config(configuration).kernel
+            shared.append(binary.metadata.shared)
+            text = disassemble(binary.asm["cubin"])
             spilled.append(max(map(int, re.findall(r"(?:STACK|LOCAL):(\d+)", text))))
             stores = re.findall(r"\bSTG\.E\S*", text)
             small = [store for store in stores if re.search(r"\.[US](8|16)", store)]
             narrow.append(len(small) > len(stores) / 2)
         if min(spilled) > SPILLED:
             faults.append(f"{name}: spills {min(spilled)} bytes")
+        if min(shared) > SHARED:
+            faults.append(f"{name}: needs {min(shared):,} bytes of shared memory")
         if all(narrow) and kernel.inductor_meta["kernel_num_gb"] > 0.1:
             faults.append(f"{name}: mostly stores less than 4 bytes at a time")
         count += len(spilled)
