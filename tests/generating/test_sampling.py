@@ -76,8 +76,8 @@ def test_the_repetition_penalty_counts_prompt_and_text():
     penalised = [i for (i,) in generate(model, [[5]], 25, temperature=0, repetition_penalty=1e9)]
     assert len(set(plain)) < 25 and len({5, *penalised}) == 26
     seen = torch.tensor([[True, True, False]])
-    logits = apply_repetition_penalty(torch.tensor([[2.0, -2.0, 1.0]]), seen, 2.0)
-    assert logits.tolist() == [[1.0, -4.0, 1.0]]
+    logits = apply_repetition_penalty(torch.tensor([[2.0, -0.5, 1.0]]), seen, 2.0)
+    assert logits.tolist() == [[1.0, -1.0, 1.0]]
 
 
 def test_sampling_takes_only_what_the_settings_allow():
@@ -95,6 +95,16 @@ def test_sampling_takes_only_what_the_settings_allow():
         sample(logits, generator=torch.Generator().manual_seed(5)),
         sample(logits, generator=torch.Generator().manual_seed(5)),
     )
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9999}])
+def test_the_temperature_is_a_power_of_the_probabilities(settings):
+    torch.manual_seed(0)
+    p = torch.tensor([0.1, 0.6, 0.1, 0.2])
+    for temperature in (0.5, 2.0):
+        drawn = sample(p.log().repeat(4000, 1), temperature=temperature, **settings)
+        expected = p ** (1 / temperature)
+        assert torch.allclose(drawn.bincount() / 4000, expected / expected.sum(), atol=0.03)
 
 
 def test_a_seed_draws_what_torch_multinomial_draws():
