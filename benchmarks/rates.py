@@ -3,8 +3,8 @@
     python -m benchmarks.rates [--key=value ...]
 
 Attention is timed on slices of one tensor, as the model has them, with PyTorch's choice of kernels
-and on a GPU with each of two. Each figure is written when it is known; the steps of a preset are
-followed by their profile, with the names of the kernels. Further arguments are settings.
+and on a GPU with each of two. Each figure is written when it is known; the profiles of two steps,
+with the names of the kernels, come last. Further arguments are settings.
 """
 
 import contextlib
@@ -69,17 +69,23 @@ def attention(c: Config, random: Callable, device: torch.device) -> Iterator[tup
                 yield f"{label}, backward, TFLOP/s", 5 * flops / seconds(backward, device)
 
 
-def steps(arguments: list[str]) -> tuple[float, str]:
-    """Milliseconds of a training step, the mean of 30, and a table of two steps by kernel."""
+def step_ms(arguments: list[str]) -> float:
+    """Milliseconds of a training step, the mean of 30."""
+    trainer = open_trainer(arguments)
+    return 1e3 * seconds(trainer.step, trainer.device.torch, 30)
+
+
+def profile_by_kernel(arguments: list[str]) -> str:
+    """A table of two training steps by kernel."""
     trainer = open_trainer(arguments)
     device = trainer.device.torch
-    milliseconds = 1e3 * seconds(trainer.step, device, 30)
+    trainer.step()
     with profile() as of_steps:
         trainer.step()
         trainer.step()
         hardware.synchronize(device)
     by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-    return milliseconds, of_steps.key_averages().table(by, row_limit=30)
+    return of_steps.key_averages().table(by, row_limit=30)
 
 
 def main(argv):
@@ -96,9 +102,9 @@ def main(argv):
     for name, value in itertools.chain(products(c, random, device), attention(c, random, device)):
         keep(name, value)
     for preset in PRESETS:
-        milliseconds, table = run_apart(steps, [preset, *extra])
-        keep(f"{preset}, ms a step", milliseconds)
-        print(table, flush=True)
+        keep(f"{preset}, ms a step", run_apart(step_ms, [preset, *extra]))
+    for preset in PRESETS:
+        print(run_apart(profile_by_kernel, [preset, *extra]), flush=True)
 
 
 if __name__ == "__main__":
