@@ -171,6 +171,8 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
 
     Settings of older versions that are gone are left out.
     """
+    if (folder / "state.json").exists():
+        raise ConfigError(f"{folder} is one step of a run; the run is {folder.parent}")
     path, values = folder / "config.json", {}
     try:
         for name, value in json.loads(path.read_text(encoding="utf-8")).items():

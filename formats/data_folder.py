@@ -173,7 +173,8 @@ def check_masked(folder: str | Path, meta: Meta) -> None:
         raise DataError(
             f"loss_on = assistant, but {folder} has no mask of the assistant's tokens: it holds no"
             " conversations. Prepare some, a list of messages a line:\n  python prepare_data.py"
-            f" CONVERSATIONS.jsonl --tokenizer {folder} --out data/chat\nor use loss_on = all"
+            f" CONVERSATIONS.jsonl --tokenizer {folder} --out data/chat\n(with init_from, give"
+            " --tokenizer its path) and train with --data_dir=data/chat, or use loss_on = all"
         )
 
 
@@ -189,7 +190,9 @@ def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
 
 def _how_to_prepare(folder):
     """The command for a folder that holds no prepared data, and the folders that do."""
-    out = "data/NAME" if folder.is_file() else shlex.quote(folder.as_posix())
+    text, out = "YOUR_TEXT", shlex.quote(folder.as_posix())
+    if folder.exists():
+        text, out = out, "data/NAME"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
     here = Path("data").absolute()
     others = f"nothing is prepared in {here}"
@@ -197,6 +200,6 @@ def _how_to_prepare(folder):
         others = f"or choose one that is prepared in {here}: {', '.join(prepared)}"
     return (
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"
-        f"  python prepare_data.py YOUR_TEXT --out {out}\n"
+        f"  python prepare_data.py {text} --out {out}\n"
         f"(the first lines of a preset have its own command)\n{others}"
     )

@@ -38,7 +38,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for name, (_, low, high, _) in NUMBERS.items():
         value = getattr(args, name.removeprefix("--"))
         if not low <= value <= high:
-            parser.error(f"{name} {value}: it must be from {low} to {high}")
+            limit = f" and at most {high}" if high < math.inf else ""
+            parser.error(f"{name} {value}: it must be at least {low}{limit}")
     if args.system and not args.chat:
         parser.error("--system is for conversations; add --chat")
     if args.chat:

@@ -143,8 +143,9 @@ def _expand(given):
         return found
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
-    near = difflib.get_close_matches(given.lower(), CATALOG, 1)
-    names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(CATALOG)}"
+    names = ["shakespeare", *CATALOG]
+    near = difflib.get_close_matches(given.lower(), names, 1)
+    names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(names)}"
     raise InputError(f"no such file or folder: {given}; {names}")
 
 
@@ -162,10 +163,14 @@ def _files_of_folder(folder):
     others = itertools.filterfalse(_is_known, files)
     skipped = Counter(Path(path).suffix.lower() or "without ending" for path in others)
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
-    example = shlex.quote(f"{Path(folder).as_posix()}/**/*.md")
+    if not files:
+        raise InputError(
+            f"folder {folder} is empty; folders that begin with a dot are not searched"
+        )
+    example = shlex.quote(f"{Path(folder).as_posix()}/**/*.ENDING")
     hint = f"a glob in quotes takes other text, as in {example}"
     if not known:
-        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts or 'no file'}; {hint}")
+        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}; {hint}")
     if skipped:
         print(
             f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}; {hint}",

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
         prog="python -m tools.size", description=__doc__.split("\n")[0]
     )
     parser.add_argument("data", help="prepared folder")
-    parser.add_argument("--hours", type=float, required=True, help="hours of training")
+    parser.add_argument("--hours", type=command.positive, required=True, help="hours of training")
     parser.add_argument("--preset", default="config/laptop.py", help="recipe; default %(default)s")
     parser.add_argument("--out", help="preset to write; default: FOLDER/size.py")
     args, more = parser.parse_known_args(argv)

@@ -65,7 +65,7 @@ def test_folders_globs_and_standard_input(tmp_path, tokenizer):
     (tmp_path / "in" / "deep" / "notes.md").write_text("some notes")
     again = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert "2 files, skipping 1 .md, 1 .png, 1 .gz; a glob in quotes" in again.stderr
-    assert f"'{tmp_path}/in/**/*.md'" in again.stderr
+    assert f"'{tmp_path}/in/**/*.ENDING'" in again.stderr
     glob = tmp_path / "in" / "**" / "*.jsonl.gz"
     ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
     assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
@@ -214,7 +214,7 @@ def test_bad_input_is_named(tmp_path, tokenizer):
     inputs[0].mkdir()
     (inputs[0] / "a.png").write_bytes(b"x")
     (inputs[0] / "b.md").write_bytes(b"x")
-    fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{inputs[0]}/**/*.md'")
+    fails("holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{inputs[0]}/**/*.ENDING'")
     inputs = [tmp_path / "*.csv"]
     fails("no file matches")
     inputs = [tmp_path / "table.csv"]
