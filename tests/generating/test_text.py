@@ -1,5 +1,7 @@
 """generating/text.py: whole characters, stop texts, and one prompt completed."""
 
+import time
+
 import torch
 
 from generating.text import complete
@@ -49,9 +51,10 @@ def pieces(tokenizer, text, **settings):
 
 def test_characters_come_whole(byte_tokenizer):
     text = "Grüße, 世界 🙂!"
+    started = time.perf_counter()
     seen, row = pieces(byte_tokenizer, text)
     assert row.text == text and row.ended == "end of text"
-    assert 0 < row.first_s <= row.seconds < 60
+    assert 0 < row.first_s <= row.seconds < time.perf_counter() - started
     ids = byte_tokenizer.encode(text).tolist()
     whole = [byte_tokenizer.decode_bytes(ids[: n + 1]) for n in range(len(ids))]
     assert seen == [part.decode(errors="ignore") for part in whole] + [text]
