@@ -86,7 +86,7 @@ def run(words: list[str], limit: float, log: Path) -> str:
 
 def report(folder: Path) -> str:
     """The status of each part and all figures of a folder, in Markdown."""
-    known = read_json(folder / "parts.json") or {}
+    known = read_json(folder / "parts.json")
     rows = {folder.name: "", "---": "---"}
     rows |= {part: known[part]["status"] if part in known else "not run" for part in PARTS}
     for path in sorted(folder.glob("*_*.json")):
@@ -112,7 +112,7 @@ def main(argv):
     name = run_apart(device_name, extra)  # this process takes no memory of the GPU
     folder = RESULTS / f"gpu_{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    known = read_json(folder / "parts.json") or {}
+    known = read_json(folder / "parts.json")
 
     def is_done(part: str) -> bool:
         return part in known and known[part]["status"] == "done"

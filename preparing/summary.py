@@ -89,7 +89,7 @@ def verify(folder: Path) -> str:
             " again, or prepare it again with --overwrite"
         )
     tokens = sum(split.tokens for split in meta.splits.values())
-    report = read_json(folder / "cleaning.json") or {}
+    report = read_json(folder / "cleaning.json")
     lines = [f"{folder} is good: {', '.join(expected)}; {tokens:,} tokens"]
     lines += [f"  when it was made: {rule} (cleaning.json)" for rule in sorted(report)]
     return "\n".join(lines)

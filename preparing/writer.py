@@ -150,7 +150,7 @@ class TokenWriter:
         """Continue where the journal ends. Raises PrepareError if a file has changed since."""
         self.work = work
         self.tokenizer = tokenizer
-        saved = read_json(work.journal) or {}
+        saved = read_json(work.journal)
         self.position = Position(**saved.get("position", {}))
         self.report = CleaningReport(**saved.get("report", {}))
         self.text_bytes = saved.get("text_bytes", 0)

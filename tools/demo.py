@@ -54,7 +54,7 @@ def examples() -> list[list]:
     """The sample_prompts of all runs, each with its run."""
     found = []
     for run in run_folder.runs_with_steps():
-        settings = files.read_json(run / "config.json") or {}
+        settings = files.read_json(run / "config.json")
         found += [[prompt, [run.as_posix()]] for prompt in settings.get("sample_prompts", [])]
     return found
 

@@ -70,6 +70,7 @@ class Run:
             "step": self.step,
             "tokens": self.tokens,
             "epoch": self.epoch,
+            "best_val_loss": self.saver.best,
             "seed": self.config.seed,
             "progress": progress,
             "model": asdict(model.config),
