@@ -1,0 +1,90 @@
+"""Train a preset with each of several settings and several seeds, and compare the losses.
+
+    python -m benchmarks.ablation PRESET --set NAME=VALUE,VALUE [--set ...] [--seeds 3] [--key=value]
+
+Several --set are combined. Each run is one of train.py that ends with the loss on the whole
+validation split. The table has each setting's mean loss, in nats a token and in bits per byte, the
+spread of its seeds, and how far it is from the first setting's: a difference that is not larger
+than the spread may be chance.
+"""
+
+import itertools
+import math
+import statistics
+import sys
+
+import config as settings
+import hardware
+from benchmarks import argument_parser, run_main, train, write
+from config import ConfigError
+from formats.data_folder import read_meta
+from tools import command
+from tools.command import count
+
+
+def variants(choices: list[str]) -> list[list[str]]:
+    """The arguments of each setting: ["a=1,2", "b=3"] is [["--a=1", "--b=3"], ["--a=2", "--b=3"]].
+
+    Raises ConfigError.
+    """
+    parts = []
+    for choice in choices:
+        name, equals, values = choice.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {choice} has no values; write --set NAME=VALUE,VALUE")
+        parts.append([f"--{name}={value}" for value in values.split(",")])
+    return [list(words) for words in itertools.product(*parts)]
+
+
+def rows(losses: dict[str, list[float]], bits_a_nat: float) -> list[list[str]]:
+    """The table's rows: runs, mean, spread, bits per byte, and the difference from the first row.
+
+    losses: of each setting, one a seed, in nats a token. Spread: the largest minus the smallest.
+    """
+    spreads = {name: max(values) - min(values) for name, values in losses.items()}
+    base = statistics.mean(next(iter(losses.values())))
+    found = []
+    for name, values in losses.items():
+        mean = statistics.mean(values)
+        row = [name, str(len(values)), f"{mean:.4f}", f"{spreads[name]:.4f}"]
+        row += [f"{mean * bits_a_nat:.4f}", f"{mean - base:+.4f}"]
+        is_clear = abs(mean - base) > max(spreads.values())
+        found.append([*row, "yes" if is_clear else "no"])
+    found[0][-2:] = ["", ""]
+    return found
+
+
+HEAD = ["", "runs", "loss", "spread", "bits per byte", "difference", "larger than spread"]
+
+
+def main(argv: list[str]) -> None:
+    parser = argument_parser("ablation", __doc__)
+    parser.add_argument("preset")
+    text = "a setting and the values to try; several are combined"
+    parser.add_argument(
+        "--set", action="append", required=True, metavar="NAME=VALUE,...", help=text
+    )
+    parser.add_argument("--seeds", type=count, default=3)
+    parser.add_argument("--name", help="of the result file; default: the preset's")
+    args, extra = parser.parse_known_args(argv)
+    tried = variants(args.set)
+    for words in tried:  # a mistyped setting ends all before the first run
+        c = settings.load([args.preset, *words, *extra])
+    val = read_meta(c.data_dir).splits["val"]
+    bits_a_nat = val.tokens / val.text_bytes / math.log(2)
+    losses = {" ".join(words): [] for words in tried}
+    for seed, words in itertools.product(range(1, args.seeds + 1), tried):
+        log = train(args.preset, *words, *extra, "--eval_batches=0", f"--seed={seed}")
+        loss = [record["val_loss"] for record in log if "val_loss" in record][-1]
+        name = " ".join(words)
+        losses[name].append(loss)
+        print(f"seed {seed}, {name}: {loss:.4f}", file=sys.stderr, flush=True)
+        command_line = [args.preset, *extra]
+        result = {"command": command_line, "losses": losses, "bits_per_nat": bits_a_nat}
+        path = write(f"ablation_{args.name or 'run'}", result, hardware.find_device(c.device))
+    print(command.table(HEAD, rows(losses, bits_a_nat)))
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    run_main("ablation", main)
