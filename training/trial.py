@@ -6,11 +6,9 @@ They change no weights: their learning rate is 0.
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 import hardware
 from training.optimizer import optimizer_step
@@ -31,28 +29,16 @@ class Trial:
 
 
 def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial:
-    """Time steps for `seconds`, compilation not counted.
+    """Time steps, two at least, while `seconds` last; compilation does not count.
 
-    compiled: as the run is; False: never. Raises RunError where one sequence is too much for the
-    memory.
+    compiled: as the run is; False: never. A CPU begins with one sequence, which may take all of the
+    seconds, and doubles from there. Raises RunError where one sequence is too much for the memory.
     """
+    c, state, trainer = run.config, run.state, run.trainer
     compiled = compiled and run.compiles
-    bar_format = "{desc}, {elapsed}"
-    with tqdm(desc="measuring here", bar_format=bar_format, leave=False, disable=None) as bar:
-        if compiled or run.device.type != "cpu":
-            run.trainer.prepare(compiled)
-        for trial in time_steps(run, seconds):
-            bar.set_description_str(f"measuring here, {trial.step_s:.3f} s per step")
-    return trial
-
-
-def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
-    """Time steps, two at least, while `seconds` last; yields what is known after each.
-
-    A CPU begins with one sequence, which may take all of them, and doubles from there.
-    """
-    c, state, trainer, limit = run.config, run.state, run.trainer, run.trainer.micro_batch
-    size = limit
+    if compiled or run.device.type != "cpu":
+        trainer.prepare(compiled)
+    size = limit = trainer.micro_batch
     if run.device.type == "cpu":
         limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
     forward_s, update_s = [], []
@@ -63,14 +49,14 @@ def time_steps(run: Run, seconds: float) -> Iterator[Trial]:
             forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
         with timed(run.device.torch, update_s):
             optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
-        # The first of each warms up.
-        forward, update = (statistics.median(s[1:] or s) for s in (forward_s, update_s))
-        yield Trial(forward * trainer.local_batch / size + update, size)
         if size < limit and forward_s[-1] < LONG_S:
             size, forward_s, update_s = min(2 * size, limit), [], []
             begun = time.perf_counter()
         elif len(update_s) > 1 and time.perf_counter() - begun > seconds:
-            return
+            break
+    # The first of each warms up.
+    forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))
+    return Trial(forward * trainer.local_batch / size + update, size)
 
 
 @contextlib.contextmanager
