@@ -8,10 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from training import RunError, terminal
-
-MOUNTS = Path("/proc/mounts")
-NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "lustre")  # types of mounts begin with these
+from training import RunError
 
 
 class Lock:
@@ -32,11 +29,6 @@ class Lock:
             ) from None
         except (NotImplementedError, OSError):
             pass  # this file system has no locks
-        if is_network_disk(folder):
-            terminal.warn(
-                f"{folder} is on a network disk, where another machine may not see this run's"
-                " lock: train it on one machine at a time"
-            )
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
 
     def release(self) -> None:
@@ -46,15 +38,3 @@ class Lock:
             if os.listdir(self.folder) == [".lock"]:
                 shutil.rmtree(self.folder)
         self.lock.release()
-
-
-def is_network_disk(folder: Path) -> bool:
-    """True for a folder on a network mount, as far as Linux lists them."""
-    if not MOUNTS.exists():
-        return False
-    path, found = folder.resolve(), (Path("/"), "")
-    for line in MOUNTS.read_text().splitlines():
-        _, place, kind, *_ = line.split()
-        if path.is_relative_to(place) and len(place) >= len(str(found[0])):
-            found = (Path(place), kind)
-    return found[1].startswith(NETWORK)

@@ -1,11 +1,7 @@
 """lock.py: one trainer per run."""
 
-from pathlib import Path
-
 from tests.conftest import fails_clearly, losses, train_small
 from tests.training.conftest import start, wait_until
-from training import lock
-from training.lock import is_network_disk
 
 
 def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
@@ -23,11 +19,3 @@ def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
         first.communicate()
     after = train_small(char_data, tmp_path, "--max_steps=10")
     assert after.returncode == 0, after.stderr  # the lock of the dead one does not count
-
-
-def test_a_folder_on_a_network_disk_is_recognised(tmp_path, monkeypatch):
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"dev / ext4 rw 0 0\nhost:/x {tmp_path}/nas nfs4 rw 0 0\n")
-    monkeypatch.setattr(lock, "MOUNTS", mounts)
-    assert is_network_disk(tmp_path / "nas" / "run")
-    assert not is_network_disk(tmp_path / "run") and not is_network_disk(Path("/"))
