@@ -5,54 +5,32 @@ used from there on; training continues.
 """
 
 import contextlib
-import importlib.util
 from pathlib import Path
 
-from config import Config, ConfigError
+from config import Config
 from formats import files
 from training import terminal
-
-CURVES = {
-    "loss": "loss/training",
-    "val_loss": "loss/validation",
-    "bits_per_byte": "loss/bits_per_byte",
-    "lr": "training/learning_rate",
-    "grad_norm": "training/gradient_norm",
-    "epoch": "training/epoch",
-    "tokens_per_second": "speed/tokens_per_second",
-    "mfu": "speed/mfu",
-    "cost": "speed/cost",
-    "bad_steps": "training/skipped_steps",
-}
-
-
-def check_installed(config: Config) -> None:
-    """Raises ConfigError where a setting asks for a package that is not installed."""
-    for package, wanted in (("tensorboard", config.tensorboard), ("wandb", config.wandb)):
-        if wanted and not importlib.util.find_spec(package):
-            raise ConfigError(
-                f"{package} = {wanted} needs a package that is not installed: pip install {package}"
-            )
 
 
 class Loggers:
     """The loggers that the settings ask for, opened to continue after `step`."""
 
     def __init__(self, config: Config, folder: Path, step: int):
-        self.open = {}  # {package: (write(curves, step), close())}
+        self.open = {}  # {package: (write(numbers, step), close())}
         for package, open_logger in (("tensorboard", open_tensorboard), ("wandb", open_wandb)):
             if getattr(config, package):
                 with self.tolerated(package):
                     self.open[package] = open_logger(config, folder, step)
 
     def write(self, record: dict) -> None:
-        """Hand on the curves of a record of the log."""
+        """Hand on the numbers of a record with a loss, under their names in the log."""
         if not {"loss", "val_loss"} & record.keys():
             return
-        curves = {CURVES[k]: v for k, v in record.items() if k in CURVES and v is not None}
+        numbers = {name: value for name, value in record.items() if value is not None}
+        step = numbers.pop("step")
         for package, (write, _) in list(self.open.items()):
             with self.tolerated(package):
-                write(curves, record["step"])
+                write(numbers, step)
 
     def close(self) -> None:
         for package, (_, close) in list(self.open.items()):
@@ -76,8 +54,8 @@ def open_tensorboard(config: Config, folder: Path, step: int):
 
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
-    def write(curves, step):
-        for name, value in curves.items():
+    def write(numbers, step):
+        for name, value in numbers.items():
             writer.add_scalar(name, value, step)
         writer.flush()  # a killed run does not log these steps again
 
@@ -102,4 +80,4 @@ def open_wandb(config: Config, folder: Path, step: int):
     # W&B's own counter takes no step twice, and a resumed run repeats some.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
-    return lambda curves, step: run.log({"step": step, **curves}), run.finish
+    return lambda numbers, step: run.log({"step": step, **numbers}), run.finish

@@ -20,7 +20,6 @@ from model import GPT
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
 from training.dataset import Data, Dataset
-from training.loggers import check_installed
 from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
 from training.run import Run
@@ -39,7 +38,6 @@ def build(config: Config) -> Run:
     """
     started = time.monotonic()
     folder = Path(config.checkpoint_dir)
-    check_installed(config)
     device = open_device(config)
     start = find_start(config)
     config = start.settings(config)
