@@ -4,8 +4,6 @@ Functions of a model, tensors and plain values; they know no run, no files and n
 """
 
 import copy
-import re
-from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -85,18 +83,3 @@ def compile_layers(model):
 def compile_whole(model):
     """The model compiled as one graph, the fastest on a GPU that trains alone."""
     return torch.compile(model, dynamic=False)
-
-
-def delete_damaged_library(error: Exception) -> bool:
-    """Delete a library of Inductor's cache that an error names; returns whether there was one.
-
-    A kill while it is linked leaves an empty file, which every later start would load.
-    """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
-
-    for name in re.findall(r"\S+\.so\b", str(error)):
-        library = Path(name)
-        if library.is_relative_to(cache_dir()) and library.exists():
-            library.unlink()
-            return True
-    return False

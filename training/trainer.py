@@ -23,7 +23,6 @@ from training.step import (
     compile_layers,
     compile_whole,
     data_parallel,
-    delete_damaged_library,
     evaluate,
     forward_backward,
 )
@@ -72,9 +71,8 @@ class Trainer:
                 if self.forward is model:
                     raise error
                 torch._dynamo.reset()
-                if not delete_damaged_library(error):
-                    problem = f"torch.compile failed: {first_line(error)}"
-                    self.forward = model
+                problem = f"torch.compile failed: {first_line(error)}"
+                self.forward = model
                 continue
             (no_memory,) = distributed.all_reduce_max(error is not None)
             if not no_memory:

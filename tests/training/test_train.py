@@ -260,21 +260,6 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     assert re.search(line, result.stdout) and losses(tmp_path / "run")[1]
 
 
-def test_a_kill_while_compiling_leaves_no_run_uncompiled(char_data, tmp_path):
-    """A SIGKILL while a library is linked leaves it empty in Inductor's cache."""
-    command = ["--compile=True", "--dropout=0.1", "--n_layer=1", "--max_steps=10"]
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    assert train_small(char_data, tmp_path / "whole", *command, **cache).returncode == 0
-    os.truncate(next((tmp_path / "cache").rglob("*.main.so")), 0)
-    result = train_small(char_data, tmp_path / "after", *command, **cache)
-    assert result.returncode == 0 and "failed" not in result.stdout, result.stdout + result.stderr
-    a, b = (
-        run_folder.load_tensors(tmp_path / run / "step_00000010" / "model.pt")
-        for run in ("whole", "after")
-    )
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 # -- what goes wrong ------------------------------------------------------------------------------
 
 
