@@ -88,7 +88,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     A token and layer: two residuals, and in the products' precision the inputs of the linear
     layers, query, key and value, and the MLP's inner values. Once a token: the logits with their
     gradient. With checkpointing a residual a layer, and one layer's activations. With chunks one
-    chunk's logits, and the gradients of the head and of its input.
+    chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # ops.stream_dtype
@@ -102,12 +102,8 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     layers = shape.n_layer * layer
     if config.activation_checkpointing:
         layers = shape.n_layer * residual * width + layer
-    logits, head = 2 * item * shape.vocab_size, 0
-    chunks = loss_chunks(config, shape.vocab_size, device)
-    if chunks > 1:
-        logits = logits / chunks + item * width
-        head = 4 * shape.vocab_size * width
-    return int(micro_batch * shape.block_size * (layers + logits)) + head
+    logits = 2 * item * shape.vocab_size / loss_chunks(config, shape.vocab_size, device)
+    return int(micro_batch * shape.block_size * (layers + logits))
 
 
 def checkpoint_bytes(state: State) -> int:

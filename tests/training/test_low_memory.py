@@ -74,17 +74,6 @@ def test_no_logits_are_kept_for_the_backward_pass():
     assert max(t.numel() for t in kept) <= 4096 * 32  # the head's gradient
 
 
-def test_a_chunk_of_equal_targets_stays_within_float16():
-    torch.manual_seed(0)
-    y, w = torch.rand(4096, 64) + 30, torch.zeros(128, 64)
-    targets = torch.zeros(4096, dtype=torch.int64)  # so the sum for row 0 has one sign
-    w.requires_grad_()
-    with torch.autocast("cpu", torch.float16):
-        low_memory.ChunkedLoss.apply(y, w, targets, 1).backward()
-    expected = (1 / 128 - 1) * y.mean(0)
-    torch.testing.assert_close(w.grad[0], expected, rtol=1e-2, atol=0)
-
-
 def test_chunks_and_checkpoints_compile():
     model, x, y = model_and_batch()
     plain = loss_and_gradients(model, x, y)
