@@ -73,7 +73,7 @@ class Config:
     )
     batch_size: int = setting(32, "sequences per optimizer step, over all GPUs", low=1, high=2**20)
     micro_batch_size: int | None = setting(
-        None, "sequences in a micro-batch; must divide batch_size; None: all", low=1
+        None, "most sequences in a micro-batch; None: all", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate")
     min_lr: float | None = setting(
@@ -172,7 +172,7 @@ def load(argv: list[str]) -> Config:
         values |= {"max_steps": None, "epochs": None}
     values |= typed
     if values.get("arch") == "qwen3":
-        values.setdefault("bias", False)  # or a run would record biases that it does not have
+        values["bias"] = False  # or a run would record biases that it does not have
     given = frozenset(name for name, value in values.items() if value is not None)
     config = Config(**values, given=given)
     config.checkpoint_dir = config.checkpoint_dir or f"checkpoints/{name}"

@@ -63,7 +63,6 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--learning_rate=inf", ["learning_rate", "a number"]),
         ("--dtype=bf16", ["dtype", "bfloat16"]),
         ("--batch_size", ["--batch_size has no value"]),
-        ("--micro_batch_size=5", ["micro_batch_size = 5 does not divide batch_size = 32"]),
         ("--batch_size=1e300", ["batch_size = 1000", "from 1 to 1,048,576"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--beta2=1", ["beta2 = 1.0", "a number from 0 to 0.99999"]),
@@ -124,7 +123,7 @@ def test_a_revision_of_a_repository_is_no_login():
 
 def test_a_step_is_no_folder_for_a_run(tmp_path):
     (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(ConfigError, match="one step of a run; the run is"):
+    with pytest.raises(ConfigError, match="holds prepared data or one step of a run"):
         config.load([f"--checkpoint_dir={tmp_path}"])
 
 
@@ -135,16 +134,11 @@ def test_a_bare_flag_is_true():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py, line 2", "'learning_rate'"]),
-        ("n_layer = '2'\n", ["mine.py, line 1", "n_layer = '2'", "whole number"]),
-        ("compile = 1\n", ["mine.py, line 1", "True or False"]),
-        ("n_layer = 2\nn_head = = 3\n", ["mine.py, line 2: SyntaxError: invalid syntax"]),
-        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py, line 3: NameError", "undefined"]),
-        (
-            "n_layer = 2\nfor n_head in [1]:\n    n_hed = 3\n",
-            ["mine.py, line 3", "'n_hed'", "'n_head'"],
-        ),
-        ("n_layer = 2\nn_layer = '3'\n", ["mine.py, line 2", "n_layer = '3'"]),
+        ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py: ", "'learning_rate'"]),
+        ("n_layer = '2'\n", ["mine.py: n_layer = '2'", "whole number"]),
+        ("compile = 1\n", ["mine.py: ", "True or False"]),
+        ("n_layer = 2\nn_head = = 3\n", ["mine.py: SyntaxError: invalid syntax", "line 2"]),
+        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError: name 'undefined'"]),
     ],
 )
 def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
@@ -188,13 +182,7 @@ def test_what_a_run_recorded_counts_as_given(tmp_path):
 
 def test_qwen3_records_that_it_has_no_biases():
     assert config.load(["--arch=qwen3"]).recorded()["bias"] is False
-    with pytest.raises(ConfigError, match="has no biases; set bias = False"):
-        config.load(["--arch=qwen3", "--bias"])
-
-
-def test_a_qwen3_of_an_earlier_version_recorded_biases_and_has_none(tmp_path):
-    run = recorded_run(tmp_path, arch="qwen3", bias=True)
-    assert config.load([str(run)]).bias is False
+    assert config.load(["--arch=qwen3", "--bias"]).bias is False
 
 
 def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
