@@ -24,7 +24,7 @@ SPIN = "20000"
 
 
 def begin(*packages: str) -> None:
-    """From here on Ctrl-C and SIGTERM end the script quietly.
+    """From here on Ctrl-C ends the script without a traceback.
 
     An older Python, or a missing package, ends it now.
     """
@@ -47,13 +47,8 @@ def begin(*packages: str) -> None:
         if getattr(sys, name) is None:  # closed, as with >&-
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
     atexit.register(drop_unread)
-    handle(leave, leave)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     tune_environment()
-
-
-def leave(signum: int, _) -> None:
-    """End the process at once, with the status of a signal."""
-    os._exit(128 + signum)
 
 
 def tune_environment() -> None:
@@ -85,7 +80,7 @@ def drop_unread() -> None:
 
 def end() -> None:
     """The script is ready: from here on Ctrl-C raises KeyboardInterrupt."""
-    handle(signal.default_int_handler, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(
@@ -120,8 +115,6 @@ def run(
         sentence = explain(error)
         say(f"{name}: {sentence}" if sentence else traceback.format_exc())
         return 1
-    finally:
-        done()
 
 
 def with_underscores(word: str) -> str:
@@ -130,15 +123,3 @@ def with_underscores(word: str) -> str:
     if not re.fullmatch("--[a-z][a-z0-9_-]*", name):
         return word
     return f"--{name[2:].replace('-', '_')}{equals}{value}"
-
-
-def done() -> None:
-    """All is written: a signal while Python exits changes no status."""
-    handle(signal.SIG_IGN, signal.SIG_IGN)
-
-
-def handle(sigint, sigterm) -> None:
-    """Set the handlers of two signals. One that a shell's background job ignores stays ignored."""
-    for signum, handler in ((signal.SIGINT, sigint), (signal.SIGTERM, sigterm)):
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, handler)

@@ -20,17 +20,8 @@ def heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(
-    ("name", "signum"),
-    [
-        ("train.py", signal.SIGINT),
-        ("train.py", signal.SIGTERM),
-        ("generate.py", signal.SIGINT),
-        ("prepare_data.py", signal.SIGINT),
-        *((name, signal.SIGINT) for name in TOOLS),
-    ],
-)
-def test_a_signal_during_imports_ends_it_quietly(name, signum):
+@pytest.mark.parametrize("name", [*SCRIPTS, TOOLS[0]])
+def test_ctrl_c_during_imports_ends_it_quietly(name):
     command = [name] if name.endswith(".py") else ["-m", name]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *command, "--help"],
@@ -44,9 +35,9 @@ def test_a_signal_during_imports_ends_it_quietly(name, signum):
         if line.endswith("startup\n"):
             break
     process.stderr.readline()
-    process.send_signal(signum)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum
+    assert process.returncode == -signal.SIGINT  # for a shell 130
     assert not out and "Traceback" not in err
 
 
@@ -72,15 +63,6 @@ def test_an_older_python_is_told_so_first(python, name):
         pytest.skip("needs an older Python, as pyenv installs it")
     result = subprocess.run([python, name], cwd=ROOT, capture_output=True, text=True)
     fails_clearly(result, f"{name}: this is Python 3.", "3.11 or newer is needed")
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_python_ends_changes_no_status(signum):
-    late = f"def __del__(self, kill=os.kill, pid=os.getpid()): kill(pid, {int(signum)})"
-    code = f"import os, startup\nclass Late:\n {late}\nlate = Late()\nstartup.begin()"
-    code += "\nstartup.run('me.py', lambda argv: None)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, preexec_fn=heed_ctrl_c)
-    assert result.returncode == 0
 
 
 def test_threads_do_not_spin_for_long():
