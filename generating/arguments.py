@@ -2,8 +2,6 @@
 
 import argparse
 import math
-import sys
-from pathlib import Path
 
 from formats.conversation import STOP
 from hardware import DTYPES
@@ -17,8 +15,6 @@ NUMBERS = {
     "--top_p": (1.0, 0, 1, "sample from the likeliest that together have this probability"),
     "--repetition_penalty": (1.0, 0.01, math.inf, "above 1, makes earlier tokens less likely"),
 }
-# nanoGPT's options, and what to write here.
-NANOGPT = {"--start": "--prompt", "--out_dir": "--checkpoint", "--init_from": "--checkpoint"}
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
@@ -26,14 +22,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="generate.py",
         usage="python generate.py --prompt TEXT [--checkpoint RUN] ... (--help lists all)",
-        description="Generate text with trained models. Without a prompt it reads standard input,"
+        description="Generate text with a trained model. Without a prompt it reads standard input,"
         " or asks for prompts on a terminal.",
     )
     add_options(parser)
-    for word in argv:
-        name = word.partition("=")[0]
-        if name in NANOGPT:
-            parser.error(f"{name} of nanoGPT is {NANOGPT[name]} here")
     args = parser.parse_args(argv)
     for name, (_, low, high, _) in NUMBERS.items():
         value = getattr(args, name.removeprefix("--"))
@@ -52,14 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = (
         "a run (its best step by validation loss, else its newest), one step of it, or the address"
-        " of either; several are compared in columns; default: the newest run under checkpoints/"
+        " of either; default: the newest run under checkpoints/"
     )
-    add("--checkpoint", action="append", metavar="PATH", help=text)
+    add("--checkpoint", metavar="PATH", help=text)
     text = "the text to continue; several are one batch"
     add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
-    text = "the text to continue, from a file without its last line break; - is standard input"
-    path = {"type": read_prompt, "metavar": "PATH"}
-    add("--prompt_file", action="append", dest="prompts", **path, help=text)
     text = "treat a prompt as a user's message and reply; for models trained on `messages`"
     add("--chat", action="store_true", help=text)
     add("--system", metavar="TEXT", help="with --chat, a system message before it")
@@ -84,15 +73,3 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device, which hardware.find_device reads; tools share it."""
     text = "auto, cuda, cuda:1, xpu, mps or cpu; default %(default)s"
     parser.add_argument("--device", default="auto", help=text)
-
-
-def read_prompt(path: str) -> str:
-    """The text of a file, or of standard input for -, without the line break at its end.
-
-    Raises argparse.ArgumentTypeError for what cannot be read or is no text.
-    """
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None

@@ -1,19 +1,25 @@
-"""The output of generate.py: texts as they grow, in columns, or as JSON; notes on stderr."""
+"""What generate.py reads and prints: prompts, texts as they grow or as JSON, notes on stderr."""
 
-import itertools
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterable
 
 from generating.load import LoadedModel
 from generating.text import Completion
+from tokenizer_bpe import TokenizerError
 
 # Control characters, with which a text could set a terminal's title or clipboard, as pictures: ESC
 # is shown as \u241b. CR, which comes before a line break in text of Windows, is left out.
 CONTROLS = {n: chr(0x2400 + n) for n in range(32)} | dict.fromkeys(range(127, 160), "\ufffd")
 CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
+
+
+def read_prompt() -> str:
+    """The text of standard input, without the line break at its end. Raises TokenizerError."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"standard input is no text in UTF-8: {error}") from None
 
 
 def note(words: str) -> None:
@@ -46,20 +52,6 @@ def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
     return completions
 
 
-def columns(titles: list[str], texts: list[str]) -> str:
-    """Texts as columns, as wide as the terminal. A title has one line, its end if it is longer."""
-    width = max(20, shutil.get_terminal_size((160, 24)).columns // len(texts) - 3)
-    wrapper = textwrap.TextWrapper(
-        width, tabsize=4, replace_whitespace=False, drop_whitespace=False
-    )
-    cells = []
-    for title, text in zip(titles, texts, strict=True):
-        wrapped = [wrapper.wrap(line) or [""] for line in text.splitlines()]
-        cells.append([title[-width:], "-" * width, *itertools.chain(*wrapped)])
-    rows = itertools.zip_longest(*cells, fillvalue="")
-    return "\n".join(" | ".join(cell.ljust(width) for cell in row).rstrip() for row in rows)
-
-
 def show_json(name: str, completions: list[Completion]) -> None:
     """Print a line of JSON for each continuation of the checkpoint `name`."""
     for completion in completions:
@@ -76,9 +68,9 @@ def show_json(name: str, completions: list[Completion]) -> None:
         print(json.dumps(values, ensure_ascii=False), flush=True)
 
 
-def note_speed(name: str, completions: list[Completion]) -> None:
+def note_speed(completions: list[Completion]) -> None:
     tokens = sum(len(completion.ids) for completion in completions)
-    note(f"{name}: {tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")
+    note(f"{tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")
 
 
 def tokens_per_second(completions: list[Completion]) -> float:
@@ -94,6 +86,5 @@ def note_long_prompts(loaded: LoadedModel, prompts: list[str]) -> None:
         length = len(loaded.tokenizer.encode(prompt))
         if length > context:
             note(
-                f"{loaded.name}: the prompt has {length:,} tokens; the model sees the last"
-                f" {context}, its context"
+                f"the prompt has {length:,} tokens; the model sees the last {context}, its context"
             )

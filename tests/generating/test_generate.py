@@ -13,7 +13,6 @@ import torch
 from formats import files, run_folder
 from generating.arguments import parse_args
 from generating.load import load_model
-from generating.terminal import columns
 from tests.conftest import ROOT, fails_clearly, run_script
 from tokenizer_bpe import Tokenizer
 
@@ -40,21 +39,16 @@ def test_several_samples_of_greedy_text_are_the_same(bpe_run):
     assert len(texts) == 3 and len({text.rstrip("\n") for text in texts}) == 1
 
 
-def test_prompts_come_from_files_and_standard_input(bpe_run, tmp_path):
-    path = tmp_path / "prompt.txt"
-    path.write_text("The first\nline\n", newline="\n")
-    arguments = [bpe_run, "--max_new_tokens", 5, "--seed", 1]
-    file = generate(*arguments, "--prompt_file", path)
-    piped = generate(*arguments, stdin="The first\nline\n")
-    assert file.stdout.startswith("The first\nline") and file.stdout == piped.stdout
-    empty = generate(*arguments)
-    assert empty.returncode == 0
-    assert "an empty prompt: the model begins a document" in empty.stderr
-    path.write_text("The" + " " * 1_100_000 + "end")
-    blanks = generate(*arguments, "--prompt_file", path)
-    assert blanks.returncode == 0 and blanks.stdout.startswith("The  "), blanks.stderr
-    path.write_bytes(b"abc\xff")
-    fails_clearly(generate(*arguments, "--prompt_file", path), path, "'utf-8'", "0xff")
+@pytest.mark.parametrize(
+    ("piped", "prompt"),
+    [("The first\nline\n", "The first\nline"), ("The" + " " * 1_100_000, None), ("", "")],
+)
+def test_a_prompt_comes_from_standard_input_without_its_last_line_break(bpe_run, piped, prompt):
+    result = generate(bpe_run, "--max_new_tokens", 5, "--json", stdin=piped)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["prompt"] == (piped if prompt is None else prompt)
+    begins = "an empty prompt: the model begins a document" in result.stderr
+    assert begins == (not piped)
 
 
 def test_json_has_a_line_for_each_continuation(bpe_run):
@@ -68,24 +62,6 @@ def test_json_has_a_line_for_each_continuation(bpe_run):
         assert line["tokens"] == len(line["ids"]) <= 12
         assert line["tokens_per_second"] > 0 and line["first_token_s"] > 0
         assert tokenizer.decode(line["ids"]).startswith(line["text"])
-
-
-def test_checkpoints_are_compared_in_columns(bpe_run):
-    older, newer = (bpe_run / f"step_{n:08d}" for n in (10, 20))
-    greedy = ["--prompt", "The", "--temperature", 0, "--max_new_tokens", 20]
-    lines = generate(older, "--checkpoint", newer, *greedy).stdout.splitlines()
-    rule = next(n for n, line in enumerate(lines) if line and set(line) == set("-| "))
-    titles = [cell.strip() for cell in lines[rule - 1].split("|")]
-    assert titles[0].endswith("step_00000010") and titles[1].endswith("step_00000020")
-    assert [cell.strip()[:3] for cell in lines[rule + 1].split("|")] == ["The", "The"]
-
-
-def test_columns_have_one_width_and_lose_nothing():
-    lines = columns(["a", "b"], ["one\n\n\ttwo " + "word " * 40, "three"]).splitlines()
-    assert lines[0].startswith("a")
-    assert lines[2].startswith("one") and lines[2].endswith("| three")
-    assert lines[4].startswith("    two")
-    assert "".join(line.split("|")[0] for line in lines).count("word") == 40
 
 
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
@@ -109,10 +85,9 @@ def on_a_terminal(*command):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("runs", [1, 2])
-def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run, runs):
+def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
     title = "a\x1b]0;title\x07b\x9bc\td"
-    command = ["generate.py", *["--checkpoint", bpe_run] * runs, "--max_new_tokens", "1"]
+    command = ["generate.py", "--checkpoint", bpe_run, "--max_new_tokens", "1"]
     written = on_a_terminal(*command, "--prompt", title)
     assert b"\x1b" not in written and b"\x07" not in written and b"\xc2\x9b" not in written
     assert "a\u241b]0;title\u2407b\ufffdc" in written.decode()
@@ -122,8 +97,7 @@ def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run, runs):
 
 
 COMMANDS = {
-    "one checkpoint": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
-    "two checkpoints": "generate.py --checkpoint {run} --checkpoint {run} --prompt The",
+    "a text": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
     "no prompt": "generate.py --checkpoint {run} --max_new_tokens 3 < /dev/null",
     "help": "generate.py --help",
     "a tool": "-m tools.evaluate {run}",
@@ -140,7 +114,7 @@ def in_bash(command, then, run):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["one checkpoint", "two checkpoints", "a tool"])
+@pytest.mark.parametrize("command", ["a text", "a tool"])
 def test_a_full_disk_is_a_sentence(bpe_run, command):
     result = in_bash(command, "> /dev/full", bpe_run)
     fails_clearly(result, "No space left on device", status=1)
@@ -151,6 +125,11 @@ def test_a_full_disk_is_a_sentence(bpe_run, command):
 def test_a_closed_standard_input_is_an_empty_prompt(bpe_run):
     result = in_bash("no prompt", "<&-", bpe_run)
     assert result.returncode == 0 and "an empty prompt" in result.stderr, result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs bash")
+def test_standard_input_that_is_no_text_is_a_sentence(bpe_run):
+    fails_clearly(in_bash("no prompt", r"< <(printf '\xff')", bpe_run), "no text in UTF-8", "0xff")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
@@ -196,13 +175,11 @@ def test_a_loaded_model_is_the_saved_one(bpe_run):
         (["--temperature", "-1"], ["--temperature", "at least 0"]),
         (["--temperature", "nan"], ["--temperature", "at least 0"]),
         (["--top_p", "1.1"], ["--top_p", "at least 0 and at most 1"]),
-        (["--start=The"], ["--start of nanoGPT is --prompt here"]),
-        (["--out_dir", "out"], ["--out_dir of nanoGPT is --checkpoint here"]),
+        (["--start=The"], ["--start=The", "--prompt TEXT"]),
         (["--top_k", "-1"], ["--top_k", "at least 0"]),
         (["--num_samples", "0"], ["--num_samples", "at least 1"]),
         (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
         (["--repetition_penalty", "0"], ["--repetition_penalty", "at least 0.01"]),
-        (["--prompt_file", "nowhere.txt"], ["nowhere.txt", "No such file"]),
         (["--system", "Be brief."], ["--chat"]),
         (["--promt=x"], ["--promt=x", "--prompt TEXT"]),
         (["Once upon a time"], ["Once upon a time", "--prompt"]),
