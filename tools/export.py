@@ -2,9 +2,9 @@
 
     python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE]
 
-The folder holds weights, tokenizer, settings, a model card and its curve; next to the GGUF file a
-Modelfile for Ollama is written. formats/ knows the formats themselves. Needs the packages
-safetensors and gguf.
+The folder holds weights, tokenizer, settings and a model card; next to the GGUF file a Modelfile
+for Ollama is written. formats/ knows the formats themselves. Needs the packages safetensors and
+gguf.
 """
 
 import startup
@@ -13,7 +13,6 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import contextlib
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -25,19 +24,18 @@ from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
 from tokenizer_bpe import EOT, TokenizerError
-from tools import command, report
+from tools import command
 from training.terminal import duration
 
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
     source = pretrained.load(args.checkpoint)
-    chat = saw_conversations(source.state) if args.chat is None else args.chat
-
+    chat = saw_conversations(source.state)
     if args.gguf:
         from formats import gguf
 
-        gguf.check(source.config, source.tokenizer, args.gguf_type)
+        gguf.check(source.tokenizer)
     if args.out:
         parameters = write_folder(source, args.out, chat)
         print(f"{source.path} -> {args.out}: {parameters:,} parameters")
@@ -46,10 +44,10 @@ def main(argv: list[str]) -> None:
         print(f"  from transformers import pipeline; print({load}({prompt!r}))")
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
-        gguf.write(args.gguf, source, args.gguf_type, args.gguf.stem, chat)
+        gguf.write(args.gguf, source, chat)
         write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
         megabytes = args.gguf.stat().st_size / 1e6
-        print(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB, {args.gguf_type}")
+        print(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
         print(f"  llama-cli -m {file}" if chat else f"  {complete}")
@@ -68,10 +66,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--out", type=Path, metavar="FOLDER", help=text)
     text = "file for llama.cpp, Ollama and LM Studio; must end in .gguf"
     add("--gguf", type=Path, metavar="FILE", help=text)
-    text = "type of its matrices: 4, 2 or about 1 byte per number; default %(default)s"
-    add("--gguf_type", choices=["f32", "f16", "q8_0"], default="f16", help=text)
-    text = "add a chat template; default: if the run was trained on conversations"
-    add("--chat", action=argparse.BooleanOptionalAction, help=text)
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
         parser.error("pass --out FOLDER, --gguf FILE, or both")
@@ -130,7 +124,7 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
 
 
 def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat: bool) -> None:
-    """Write the model card into `out`, and curve.png where matplotlib is installed.
+    """Write the model card into `out`.
 
     source: a step of a run. parameters: of the exported model. target: the name of the folder that
     readers will find. chat: the model was trained on conversations.
@@ -138,9 +132,6 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
     run, state = source.path.parent, source.state
     settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
     evaluation = run_log.evaluation(run, state["step"])
-    curve = out / "curve.png"
-    with contextlib.suppress(ImportError, report.ReportError):
-        report.plot([report.read_history(run)], "step").savefig(curve)
     text = command.render(
         "model_card.md.j2",
         source=source,
@@ -153,7 +144,6 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         python=repr,
         shell=quote,
         chat=chat,
-        drawn=curve.exists(),
         end_of_text=EOT,
     )
     files.write_text(out / "README.md", text)
