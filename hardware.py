@@ -192,20 +192,18 @@ def should_compile(device: torch.device, flops: float) -> bool:
     return flops > least.get(device.type, math.inf)
 
 
-def limit_threads_to_cgroup(path: str = "/sys/fs/cgroup/cpu.max") -> None:
+def limit_threads_to_cgroup() -> None:
     """At most as many threads as the container may use processors; PyTorch counts all it sees.
 
     OMP_NUM_THREADS has the last word.
     """
-    if "OMP_NUM_THREADS" in os.environ:
+    limits = SYSTEM / "sys/fs/cgroup/cpu.max"
+    if "OMP_NUM_THREADS" in os.environ or not limits.exists():
         return
-    try:
-        quota, period = Path(path).read_text().split()
-        if quota != "max":
-            processors = math.ceil(int(quota) / int(period))
-            torch.set_num_threads(max(1, min(torch.get_num_threads(), processors)))
-    except (OSError, ValueError):
-        return  # no such limits on this system
+    quota, period = limits.read_text().split()
+    if quota != "max":
+        processors = math.ceil(int(quota) / int(period))
+        torch.set_num_threads(min(torch.get_num_threads(), processors))
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -247,26 +245,19 @@ def gpu_memory(device: torch.device) -> int | None:
 def free_ram() -> int | None:
     """Bytes of RAM that can be had without swapping; None where the system does not say.
 
-    A container has at most what its limit leaves, in either version of Linux's control groups.
+    A container has at most what its limit leaves (version 2 of Linux's control groups).
     """
     group = SYSTEM / "sys/fs/cgroup"
     try:
         meminfo = (SYSTEM / "proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
-        if (group / "memory.max").exists():
-            limit, used = group / "memory.max", group / "memory.current"
-            file_cache = r"^(?:in)?active_file (\d+)"
-        else:
-            group /= "memory"
-            limit, used = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
-            file_cache = r"^total_(?:in)?active_file (\d+)"
-        if not limit.exists() or limit.read_text() == "max\n":
+        if not (group / "memory.max").exists() or (group / "memory.max").read_text() == "max\n":
             return free
-        cached = 0  # bytes of files: counted as used, but given back to whoever asks
-        with contextlib.suppress(OSError):  # gVisor has no memory.stat
-            statistics = (group / "memory.stat").read_text()
-            cached = sum(map(int, re.findall(file_cache, statistics, re.MULTILINE)))
-        return min(free, int(limit.read_text()) - int(used.read_text()) + cached)
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # Bytes of files: counted as used, but given back to whoever asks.
+        statistics = (group / "memory.stat").read_text()
+        cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
+        return min(free, limit - used + sum(map(int, cached)))
     except (OSError, TypeError):
         return None
 
