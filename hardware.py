@@ -95,8 +95,9 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     """
     limit_threads_to_cgroup()
     found = count_devices()
+    fastest = next(iter(found))
     if name == "auto":
-        name = fastest(found)
+        name = fastest
         if name == "cpu":
             _check_build()
     try:
@@ -111,24 +112,16 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     if (device.index or 0) >= count:
         raise DeviceError(
             f"device = {device}: PyTorch {torch.__version__} finds {count} such devices on this"
-            f" machine; device = auto takes {fastest(found)}"
+            f" machine; device = auto takes {fastest}"
         )
     return device
 
 
 def count_devices() -> dict[str, int]:
-    """How many devices of each kind PyTorch finds, in the order in which `auto` prefers them."""
-    return {
-        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "xpu": torch.xpu.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-        "cpu": 1,
-    }
-
-
-def fastest(found: dict[str, int]) -> str:
-    """The kind of device that `auto` takes. found: of count_devices."""
-    return next(kind for kind, count in found.items() if count)
+    """How many devices of each kind PyTorch finds; `auto` takes the first kind."""
+    gpu = torch.accelerator.current_accelerator(check_available=True)
+    gpus = {gpu.type: torch.accelerator.device_count()} if gpu else {}
+    return gpus | {"cpu": 1}
 
 
 def unused_gpus(device: torch.device, processes: int) -> str:
@@ -138,10 +131,10 @@ def unused_gpus(device: torch.device, processes: int) -> str:
         return f"one of {found['cuda']} GPUs; torchrun trains on more"
     if device.type != "cpu":
         return ""
-    gpu = fastest(found)
-    if gpu == "cpu":
+    fastest = next(iter(found))
+    if fastest == "cpu":
         return f"PyTorch {torch.__version__} finds no GPU"
-    return f"not used: {gpu}; device = {gpu} uses it"
+    return f"not used: {fastest}; device = {fastest} uses it"
 
 
 def _check_build():
