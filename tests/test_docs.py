@@ -21,7 +21,7 @@ BUDGETS = {
     "README.md": 650,
     "docs/tutorial.md": 850,
     "docs/install.md": 800,
-    "docs/data.md": 1300,
+    "docs/data.md": 1430,
     "docs/training.md": 1900,
     "docs/safety.md": 800,
     "docs/fine-tuning.md": 650,
