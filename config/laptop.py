@@ -1,6 +1,6 @@
 # Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, up to two hours
 # on a CPU. Shorter text ends sooner, after two epochs: on 3 to 5 MB more were not worth the time.
-#   python prepare_data.py YOUR_TEXT --vocab_size 4096 --out data/mine
+#   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"
 arch = "qwen3"

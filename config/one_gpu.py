@@ -1,6 +1,6 @@
 # Your own text on one GPU at home: 100 MB to 2 GB, a model of 55 million parameters, about three
 # hours on an RTX 3090 or a T4 (estimate). Shorter text ends sooner, after four epochs.
-#   python prepare_data.py YOUR_TEXT --vocab_size 16384 --out data/mine
+#   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/one_gpu.py
 data_dir = "data/mine"
 arch = "qwen3"

@@ -16,7 +16,6 @@ from preparing.catalog import table
 from preparing.chunks import Options
 from tokenizer_bpe import LARGEST
 
-DEFAULT_VOCAB_SIZE = 32000
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
 
@@ -27,7 +26,8 @@ class Plan:
 
     inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
     folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
-    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe. val_fraction: None where it follows
+    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe; vocab_size is None where it follows
+    from the size of the input, as val_fraction does. val_fraction: None where it follows
     from the size of the input. gigabytes: of text, after which to stop; None for all of it.
     cache_gb: that remote files may take on the disk at a time. ray: address of a cluster.
     """
@@ -60,8 +60,6 @@ def parse(argv: list[str]) -> Plan:
         parser.error("- (standard input) cannot be mixed with files")
     if args.vocab_size and args.tokenizer != "bpe":
         parser.error("--vocab_size is for --tokenizer bpe, which is trained here")
-    if args.tokenizer == "bpe":
-        args.vocab_size = args.vocab_size or DEFAULT_VOCAB_SIZE
     if steps := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):  # of a run
         args.tokenizer = str(steps[-1])
     if not args.on_error:
@@ -102,7 +100,7 @@ def _add_arguments(parser):
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
-    text = f"size of a bpe, 256 bytes and end-of-text included; default {DEFAULT_VOCAB_SIZE}"
+    text = "ids of a bpe, 256 bytes and end-of-text included; default: by the size of the text"
     add("--vocab_size", type=number(int, 257, LARGEST), help=text)
     text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)

@@ -4,6 +4,7 @@ How a tokenizer works is in tokenizer_bpe.py.
 """
 
 import functools
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,9 @@ from preparing.threads import begin
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
+# Bytes of text up to which a BPE has so many ids by default; of more text, 32,000. With fewer tokens
+# to learn each id from, a model of a small text predicts it worse (docs/results.md).
+VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
 # Characters in a row of one kind, such as letters, after which a sample's word is broken: training
 # takes the square of a word's length.
 LONG_WORD = 1024
@@ -61,13 +65,19 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
+    vocab_size = plan.vocab_size or default_vocab_size(min(work.input_size, work.most_bytes))
     tokenizer = None
-    if size > FAST_FROM * plan.vocab_size:
-        tokenizer = fast_bpe.train(texts_of(sample, plan.options), plan.vocab_size)
+    if size > FAST_FROM * vocab_size:
+        tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
     if not tokenizer:
         texts = texts_of(sample, plan.options)
-        tokenizer = Tokenizer.train(texts, plan.vocab_size, show_progress=sys.stderr.isatty())
+        tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     return tokenizer, f"trained on {described} spread over the text"
+
+
+def default_vocab_size(text_bytes: float) -> int:
+    """The ids of a BPE for so much text."""
+    return next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:

@@ -244,7 +244,7 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
     fails_clearly(prepare(good, vocab_size=100, out=out), "at least 257")
     good.write_text("x")
     tiny = prepare(good, out=out)
-    fails_clearly(tiny, "supports --vocab_size 257 at most, not 32000: use --tokenizer char")
+    fails_clearly(tiny, "supports --vocab_size 257 at most, not 1024: use --tokenizer char")
     fails_clearly(prepare(good, encoding="utf-61", out=out), "utf-61 is no encoding")
     good.write_text(prose()[:5000])
     other = tmp_path / "other.json"

@@ -93,7 +93,6 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     home = tmp_path / "drive" / "first"
     fields = {
         "project": str(home),
-        "vocab_size": 512,
         "preset": "config/shakespeare_char.py",
         "more_settings": " ".join([*SMALL, *OFTEN, "--max_steps=100000"]),  # it is killed before
         "prompt": "The name's",
