@@ -1,6 +1,6 @@
 """Train a preset with each of several settings and several seeds, and compare the losses.
 
-    python -m benchmarks.ablation PRESET --set NAME=VALUE,VALUE [--set ...] [--seeds 3] [--key=value]
+    python -m benchmarks.ablation PRESET --set NAME=VALUE,VALUE [--set ...] [--seeds 3] [--key=V]
 
 Several --set are combined. Each run is one of train.py that ends with the loss on the whole
 validation split. The table has each setting's mean loss, in nats a token and in bits per byte, the

@@ -19,8 +19,8 @@ from preparing.threads import begin
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
-# Bytes of text up to which a BPE has so many ids by default; of more text, 32,000. With fewer tokens
-# to learn each id from, a model of a small text predicts it worse (docs/results.md).
+# Bytes of text up to which a BPE has so many ids by default. With few tokens to learn each id from,
+# a model of a small text predicts it worse (docs/results.md).
 VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
 # Characters in a row of one kind, such as letters, after which a sample's word is broken: training
 # takes the square of a word's length.
