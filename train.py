@@ -32,7 +32,7 @@ from training import RunError, distributed, terminal
 from training.banner import banner
 from training.lock import Lock
 from training.plan import check_disk, plan
-from training.profiling import STEPS, WARMUP, Profiler
+from training.profiling import Profiler
 from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.samples import answer_prompts
@@ -53,10 +53,8 @@ MISTAKES = (
 
 def train(config: Config) -> int:
     """A whole run, from its settings to the last checkpoint. Returns the exit status."""
-    check_processes(config)
-    if config.dry_run:
-        return print_plan(build(config))
-    if not distributed.is_main:
+    check_batch(config)
+    if config.dry_run or not distributed.is_main:
         return run_to_its_end(build(config))
     folder = Path(config.checkpoint_dir)
     lock = Lock(folder)  # before anything in it is read
@@ -72,8 +70,12 @@ def run_to_its_end(run: Run) -> int:
     print(banner(run), flush=True)
     if run.schedule.done and not run.schedule.evaluation_due:
         print(already_finished(run))
-        if distributed.is_main:
-            run.saver.close()
+        if distributed.is_main and not run.config.dry_run:
+            run.saver.close()  # the mirror may lack something
+        return 0
+    if run.config.dry_run:
+        for part in plan(run):
+            print(part, flush=True)
         return 0
     if distributed.is_main:
         check_disk(run)
@@ -126,7 +128,9 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
     Returns how it ended, in a word or two, and the exit status.
     """
     trainer, schedule, clock, saver = run.trainer, run.schedule, run.clock, run.saver
-    profiler = make_profiler(run, recorder)
+    profiler = None
+    if run.config.profile and distributed.is_main:
+        profiler = Profiler(run.folder, run.device.torch, recorder.profile)
     clock.start()
     while True:
         # What one process finds out takes effect in all of them, at this step.
@@ -182,16 +186,6 @@ def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
     run.saver.mark_best(run.step, loss)
 
 
-def make_profiler(run: Run, recorder: Recorder) -> Profiler | None:
-    """The profiler of a few steps, if the settings ask for it and enough steps are left."""
-    if not run.config.profile or not distributed.is_main:
-        return None
-    if run.schedule.steps_left < WARMUP + STEPS:
-        print(f"too few steps left for profile = True, which needs {WARMUP + STEPS}", flush=True)
-        return None
-    return Profiler(run.folder, run.device.torch, recorder.profile)
-
-
 def why_interrupted(error: Exception) -> str | None:
     """Why a step did not come about, if the weights are still those of the step before."""
     if hardware.out_of_memory(error):
@@ -204,8 +198,8 @@ def why_interrupted(error: Exception) -> str | None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def check_processes(config: Config) -> None:
-    """Raises ConfigError where the settings do not suit the number of processes."""
+def check_batch(config: Config) -> None:
+    """Raises ConfigError where the processes cannot share a batch."""
     world_size = distributed.world_size
     if config.batch_size % world_size:
         next_larger = -(-config.batch_size // world_size) * world_size
@@ -213,18 +207,6 @@ def check_processes(config: Config) -> None:
             f"batch_size = {config.batch_size} cannot be shared by {world_size} processes; the "
             f"next larger that can is {next_larger}"
         )
-    if config.dry_run and world_size > 1:
-        raise ConfigError("dry_run = True plans for one process; start it without torchrun")
-
-
-def print_plan(run: Run) -> int:
-    print(banner(run), flush=True)
-    if run.schedule.done:
-        print(already_finished(run))
-        return 0
-    for part in plan(run):
-        print(part, flush=True)
-    return 0
 
 
 def already_finished(run: Run) -> str:
