@@ -152,12 +152,8 @@ def check_ram(run: Run) -> None:
 
 def disk_space(run: Run) -> tuple[int, int, Path]:
     """The most that checkpoints will add, what is free, both in bytes, and the folder."""
-    c, left = run.config, run.schedule.steps_left
-    kept = c.keep_last + 2  # the best too, and the one that is being written
-    more = max(1, kept - len(run_folder.steps(run.folder)))
-    if not c.save_minutes:
-        more = min(more, 1 + sum(left // n for n in (c.save_interval, c.eval_interval) if n))
-    more *= checkpoint_bytes(run.state)
+    kept = run.config.keep_last + 2  # the best too, and the one that is being written
+    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.state)
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     return more, shutil.disk_usage(folder).free, folder
 
