@@ -93,13 +93,10 @@ class Checkpoint:
             for number, name in enumerate(saved["names"]):
                 values = saved["optimizer"]["state"][number]
                 for kind, own in state.optimizer.state[parameters[name]].items():
-                    if values[kind].shape != own.shape:
-                        shapes = f"{[*values[kind].shape]}, expected {[*own.shape]}"
-                        raise ValueError(f"{kind} of {name}: {shapes}")
                     own.copy_(values[kind])
             if saved["scaler"] and state.scaler.is_enabled():
                 state.scaler.load_state_dict(saved["scaler"])
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (LookupError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
                 f" {self.folder} to continue from an older one"

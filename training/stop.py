@@ -17,13 +17,10 @@ class StopFlag:
 
     def __init__(self):
         self.signum = 0
-        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK"):  # Windows has the last
-            signum = getattr(signal, name, None)
-            ignored = signum is None or (
-                name == "SIGHUP" and signal.getsignal(signum) == signal.SIG_IGN
-            )
-            if not ignored:
-                signal.signal(signum, self.set)
+        signal.signal(signal.SIGTERM, self.set)
+        signal.signal(signal.SIGINT, self.set)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.set)  # Windows has none
 
     def set(self, signum, frame):
         if self.signum and signum == signal.SIGINT:
