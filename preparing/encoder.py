@@ -6,21 +6,19 @@ same ids.
 
 import contextlib
 import functools
-import itertools
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from formats.conversation import REPLY
 from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
-from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position
+from preparing.chunks import Chunk, Options, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import hash64
 from preparing.fast_bpe import fast_bpe
 from preparing.records import Document, documents_of
-from tokenizer_bpe import Tokenizer, TokenizerError, safe_cut
+from tokenizer_bpe import Tokenizer, TokenizerError
 
 
 @dataclass
@@ -53,7 +51,7 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
         documents = [document.corrected(_composed, report) for document in documents]
     texts = [document.text for document in documents]
     try:
-        encoded = encode(tokenizer, texts)
+        encoded = fast_bpe(tokenizer).encode(texts)
     except TokenizerError as error:
         place = f"{chunk.path}, from offset {chunk.start.offset:,}"
         raise TokenizerError(f"{place}: {error}") from None
@@ -110,24 +108,3 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
             with contextlib.suppress(KeyError):
                 lengths[n] = len(tokenizer.decode_bytes([n]))
     return lengths
-
-
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    """The ids of each text, uint32 [tokens].
-
-    Long texts are encoded in parts: encoding takes many times its text in memory.
-    """
-    parts = [list(_parts(text)) for text in texts]
-    ids = iter(fast_bpe(tokenizer).encode(list(itertools.chain(*parts))))
-    return [np.concatenate(list(itertools.islice(ids, len(part)))) for part in parts]
-
-
-def _parts(text) -> Iterator[str]:
-    """A text in parts that encode as the whole does."""
-    while len(text) > 2 * CHUNK_BYTES:
-        cut = safe_cut(text, CHUNK_BYTES)
-        if not cut:
-            break
-        yield text[:cut]
-        text = text[cut:]
-    yield text
