@@ -27,7 +27,6 @@ from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
 SAVE_SECONDS = 0.5  # between two records of how far the files are finished
-EXAMPLE_TOKENS = 30  # of a copy, for the report
 
 
 class SplitWriter:
@@ -193,7 +192,7 @@ class TokenWriter:
         new = np.ones(len(short), bool)
         if self.seen:
             new[short] = self.seen.first(part.hashes[short])
-            self._report_copies(part, ~new)
+            self._report_copies(part.text_bytes[~new])
         if part.whole:
             sizes = part.text_bytes * new
             written_before = self.text_bytes + np.cumsum(sizes) - sizes
@@ -211,13 +210,9 @@ class TokenWriter:
         if time.monotonic() - self.counted_from > SAVE_SECONDS:
             self.save()
 
-    def _report_copies(self, part, rows):
-        """Report the documents that `rows`, bool [documents], marks as copies."""
-        ends = np.cumsum(part.tokens)
-        for n in np.flatnonzero(rows):
-            ids = part.ids[ends[n] - part.tokens[n] : ends[n] - 1]
-            example = self.tokenizer.decode(ids[:EXAMPLE_TOKENS])
-            self.report.add("exact duplicates", 1, int(part.text_bytes[n]), [example])
+    def _report_copies(self, sizes):
+        if len(sizes):
+            self.report.add("exact duplicates", len(sizes), int(sizes.sum()), [])
 
     def save(self) -> None:
         """Record how far the files are finished, safe from a power cut."""

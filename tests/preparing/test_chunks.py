@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preparing import chunks, copies, readers
+from preparing import chunks, readers
 from preparing.chunks import Options, Position
 from preparing.copies import Seen
-from preparing.encoder import encode
 from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.sources import find_sources
@@ -127,14 +126,6 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
         assert list(map(described, again)) == list(map(described, whole[n:]))
 
 
-def test_a_long_text_encodes_in_parts_like_in_one(tokenizer):
-    text = prose() * 16
-    assert len(text) > 3_000_000
-    texts = ["short", text, ""]
-    encoded = [ids.tolist() for ids in encode(tokenizer, texts)]
-    assert encoded == [tokenizer.encode(text).tolist() for text in texts]
-
-
 def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
     chunks_of(1 << 17, monkeypatch)
     lines = [f"line {n} {'x' * 90}\n" for n in range(100_000)]
@@ -149,8 +140,7 @@ def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
     assert b"".join(part.data for part in spread_sample(found, 10**9)) == "".join(lines).encode()
 
 
-def test_seen_documents_are_known_again_after_a_restart(tmp_path, monkeypatch):
-    monkeypatch.setattr(copies, "RECENT_HASHES", 64)
+def test_seen_documents_are_known_again_after_a_restart(tmp_path):
     random = np.random.default_rng(0)
     values = random.integers(0, 3000, 5000).astype(np.uint64)
     known, seen = set(), Seen(tmp_path / "seen.bin", 0)

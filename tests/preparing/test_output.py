@@ -138,7 +138,7 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
         found = {"documents": 1, "bytes": len(example), "examples": [example[:100]]}
         assert report[rule] == found and rule in result.stdout
     copies = report["exact duplicates"]
-    assert copies["documents"] == 5 and len(copies["examples"]) == 3
+    assert copies["documents"] == 5
     assert copies["bytes"] == sum(len(t.encode()) for t in DOCUMENTS[:5])
     for rule, size in (("not in NFC", 1), ("control characters", 1), ("broken encoding", 3)):
         assert report[rule]["documents"] == 1 and report[rule]["bytes"] == size
