@@ -30,8 +30,7 @@ class Corpus:
     """A text by name.
 
     files: the files of its training split, as a glob within the repository. licence: of the
-    collection. download, text: about how many GB its files and its text take. heading: where a row
-    is but a paragraph, a regular expression for the row with which a document begins.
+    collection. download, text: about how many GB its files and its text take.
     """
 
     repository: str
@@ -39,7 +38,6 @@ class Corpus:
     licence: str
     download: float
     text: float
-    heading: str = ""
 
     @property
     def address(self) -> str:
@@ -73,16 +71,6 @@ CATALOG = {
         licence="CDLA-Sharing 1.0",
         download=1.0,
         text=1.9,
-    ),
-    # Card: 315,466,397 bytes to download, 546,500,949 of training text in 1,801,350 rows. A row is
-    # a paragraph; an article begins with a row such as " = Robert Boulter = \n".
-    "wikitext-103": Corpus(
-        repository="Salesforce/wikitext",
-        files="wikitext-103-raw-v1/train-*.parquet",
-        licence="CC BY-SA 3.0",
-        download=0.3,
-        text=0.5,
-        heading=r" = [^=]+ = \n?",
     ),
     # Card: 41 files, 20231101.en/train-00000-of-00041.parquet and so on, 11,630,929,031 bytes to
     # download, 20,200,062,385 of text in 6,407,814 rows.

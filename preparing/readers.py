@@ -11,7 +11,6 @@ import functools
 import io
 import itertools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -154,10 +153,10 @@ def _read_rows(source, raw, at, options):
                 f"{source.name} has no column {column!r}; it has {', '.join(columns)}: name one"
                 " with --text_field"
             )
-        for value, count in _documents(values_of(column, at.offset), source.heading):
+        for value in values_of(column, at.offset):
             rows.append({column: value})
             size += len(str(value))
-            end = Position(at.source, end.offset + count)
+            end = Position(at.source, end.offset + 1)
             if size >= CHUNK_BYTES:
                 yield Chunk(source.name, source.kind, rows, size, at, end)
                 rows = []
@@ -171,21 +170,6 @@ def _read_rows(source, raw, at, options):
         ) from None
     if rows:
         yield Chunk(source.name, source.kind, rows, size, at, end)
-
-
-def _documents(values, heading):
-    """Each document with the number of its rows: one or, with a heading, up to the next heading."""
-    if not heading:
-        yield from ((value, 1) for value in values)
-        return
-    rows = []
-    for value in values:
-        if rows and re.fullmatch(heading, value):
-            yield "".join(rows), len(rows)
-            rows = []
-        rows.append(value)
-    if rows:
-        yield "".join(rows), len(rows)
 
 
 def _open_table(source, raw, options):

@@ -38,8 +38,6 @@ class Source:
 
     path: the address, of a remote file. kind: a value of KINDS, or txt. compression: "", gzip or
     zstd. size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
-    heading: the first row of a document in parquet files whose rows are paragraphs, as a regular
-    expression; "" where a row is a document.
     """
 
     path: str
@@ -48,7 +46,6 @@ class Source:
     size: int
     modified: int
     tag: str = ""
-    heading: str = ""
 
     @property
     def name(self) -> str:
@@ -91,14 +88,13 @@ def _sources_of(given) -> Iterator[Source]:
             print(f"{given}: {corpus.repository}; licence: {corpus.licence}", file=sys.stderr)
             given = corpus.address
     if protocol_of(given):
-        headings = {corpus.address: corpus.heading for corpus in CATALOG.values()}
         files = list_files(given)
         if len(files) != 1:
             files = {address: found for address, found in files.items() if _is_known(address)}
         if not files:
             raise InputError(f"no {FORMATS} at {given}")
         for address, (size, tag) in files.items():
-            yield _source(address, size, 0, tag=tag, heading=headings.get(given, ""))
+            yield _source(address, size, 0, tag)
     else:
         for path in _expand(given):
             try:
@@ -108,7 +104,7 @@ def _sources_of(given) -> Iterator[Source]:
             yield _source(path, stat.st_size, stat.st_mtime_ns)
 
 
-def _source(path, size, modified, **more):
+def _source(path, size, modified, tag=""):
     """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
@@ -119,7 +115,7 @@ def _source(path, size, modified, **more):
         need(f"reading {path}", "pyarrow")
     if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
         need(f"reading {path}", "backports.zstd")
-    return Source(path, kind, compression, size, modified, **more)
+    return Source(path, kind, compression, size, modified, tag)
 
 
 def _name(path):

@@ -16,17 +16,6 @@ CHAT = [
     {"role": "assistant", "content": "Good day."},
 ]
 # A row is a paragraph; the second file goes on in the middle of nothing.
-PARAGRAPHS = [
-    "",
-    " = Robert Boulter = \n",
-    "",
-    " Robert Boulter is an English actor . \n",
-    " = = Career = = \n",
-    " In 2000 he had a role in a series . \n",
-    " = Homarus gammarus = \n",
-    " It is a species of lobster . \n",
-]
-ARTICLES = ["".join(PARAGRAPHS[:1]) + "".join(PARAGRAPHS[1:6]), "".join(PARAGRAPHS[6:])]
 FINEWEB = {
     "dump": "CC-MAIN-2024-10",
     "url": "http://example.org",
@@ -70,14 +59,6 @@ def layout(root):
     _write_split(repository, names, DOCUMENTS[:40], {})
     write_rows(repository / "data/validation-00000-of-00001-869c898b519ad725.parquet", other)
     (repository / "TinyStories-train.txt").write_text("Not to be read.")
-    repository = root / "Salesforce/wikitext"
-    _write_split(repository, ["wikitext-103-raw-v1/train-00000-of-00002.parquet"], PARAGRAPHS, {})
-    _write_split(
-        repository, ["wikitext-103-raw-v1/train-00001-of-00002.parquet"], PARAGRAPHS[1:], {}
-    )
-    for split in ("test", "validation"):
-        write_rows(repository / f"wikitext-103-raw-v1/{split}-00000-of-00001.parquet", other)
-    write_rows(repository / "wikitext-2-raw-v1/train-00000-of-00001.parquet", other)
     repository = root / "wikimedia/wikipedia"
     names = [f"20231101.en/train-{n:05}-of-00041.parquet" for n in range(41)]
     row = {"id": "12", "url": "https://en.wikipedia.org/wiki/Anarchism", "title": "Anarchism"}
@@ -95,7 +76,6 @@ def layout(root):
         "fineweb-edu": DOCUMENTS[:28],
         "openwebtext": DOCUMENTS[:80],
         "tinystories": DOCUMENTS[:40],
-        "wikitext-103": ARTICLES * 2,
         "wikipedia-en": DOCUMENTS[:41],
         "smoltalk": ["User: Hello?\n\nAssistant: Good day.\n\n"] * 9,
         "climbmix": DOCUMENTS[:28],
