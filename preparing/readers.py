@@ -4,15 +4,13 @@ Reads .txt, .jsonl, .parquet, .csv, .tsv and .json, all but .parquet also compre
 encodings than UTF-8. The ends of the chunks follow from the content alone.
 """
 
-import codecs
 import csv
 import dataclasses
 import functools
 import io
 import itertools
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from formats.files import error_message
 from preparing import InputError
@@ -81,35 +79,35 @@ def _cut(source, buffer, ended, at):
 
 
 def _blocks(source, raw, start, options):
-    """The content in UTF-8 from byte `start` on."""
-    blocks = _unpacked(source, raw, 0 if options.encoding else start, options)
-    if options.encoding:
-        blocks = recoded(blocks, options.encoding, skip=start)
-    try:
-        yield from blocks
-    except UnicodeError:
-        raise InputError(
-            f"{source.name} does not begin with the byte order mark of {options.encoding}; name the"
-            f" order, as in --encoding {options.encoding}-le, or another --encoding"
-        ) from None
-
-
-def _unpacked(source, raw, start, options):
-    """The content from byte `start` on. A damaged file raises InputError or ends early."""
+    """The content in UTF-8 from byte `start` on. Raises InputError for a damaged file."""
     stream = _opened(source, raw)
     try:
+        if options.encoding:
+            yield from _recoded(stream, options.encoding, start)
+            return
         stream.seek(start)
         while block := stream.read1(CHUNK_BYTES):
             yield block
+    except UnicodeError as error:
+        raise InputError(f"{source.name} is not {options.encoding}: {error}") from None
     except Exception as error:  # whatever the package of the compression raises
         if not source.compression:
             raise
-        problem = f"{source.name} is cut off or damaged ({error})"
-        if options.on_error == "stop":
-            raise InputError(
-                f"{problem}: copy it again, or take what can be read of it with --on_error skip"
-            ) from None
-        print(f"{problem}: read up to there", file=sys.stderr)
+        problem = f"{source.name} is cut off or damaged ({error}); copy it again"
+        raise InputError(problem) from None
+
+
+def _recoded(stream, encoding, start):
+    """The text of a stream in UTF-8, from byte `start` of that on.
+
+    A byte that the encoding does not have stays as it is, which is broken in UTF-8 as well.
+    """
+    text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+    while block := text.read(CHUNK_BYTES):
+        data = block.encode("utf-8", "surrogateescape")
+        if data[start:]:
+            yield data[start:]
+        start = max(0, start - len(data))
 
 
 def _opened(source, raw):
@@ -119,23 +117,6 @@ def _opened(source, raw):
     from fsspec.compression import compr
 
     return compr[source.compression](raw)
-
-
-def recoded(blocks: Iterable[bytes], encoding: str, skip: int) -> Iterator[bytes]:
-    """The text of `blocks` in UTF-8, from byte `skip` of that on.
-
-    Bytes that are broken in the encoding become byte 0xff, which is broken in UTF-8 as well, so
-    that both are treated alike.
-    """
-    for text in codecs.iterdecode(blocks, encoding, "prepare_data.broken"):
-        data = text.encode("utf-8", "surrogateescape")
-        if data[skip:]:
-            yield data[skip:]
-        skip = max(0, skip - len(data))
-
-
-# A broken place becomes the surrogate that surrogateescape writes as byte 0xff.
-codecs.register_error("prepare_data.broken", lambda error: ("\udcff", error.end))
 
 
 # -- rows of a table
@@ -197,17 +178,11 @@ def _open_table(source, raw, options):
 
 
 def _parquet_values(file, column, first):
-    """The values of a column from row `first` on; of text that is not UTF-8, the bytes."""
-    import pyarrow
-
+    """The values of a column from row `first` on."""
     groups = list(range(file.num_row_groups))
     while groups and first >= file.metadata.row_group(groups[0]).num_rows:
         first -= file.metadata.row_group(groups.pop(0)).num_rows
     for batch in file.iter_batches(64, groups, [column], use_threads=False):
         values = batch.column(0).slice(first)
         first = max(0, first - len(batch))
-        try:
-            values = values.to_pylist()
-        except UnicodeDecodeError:
-            values = values.cast(pyarrow.large_binary()).to_pylist()
-        yield from values
+        yield from values.to_pylist()

@@ -19,7 +19,6 @@ from preparing.cleaning import CleaningReport, clean, noise
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 BROKEN = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
 SURROGATE = re.compile("[\ud800-\udfff]")
-ZERO_BYTES = 0.25  # of a text: it is UTF-16, or no text
 
 
 @dataclass
@@ -67,34 +66,26 @@ def _documents_of_text(chunk, options, report) -> Iterator[Document]:
                 report.add(_not_the_encoding(options), 1, len(data), [example])
                 continue
             offset = chunk.start.offset + start + broken.at
-            place = f"byte 0x{data[broken.at]:02x} at offset {offset:,}"
-            if options.encoding:
-                place = f"broken after {offset:,} bytes of text"
             raise InputError(
-                f"{chunk.path} is {_not_the_encoding(options)}: {place}; leave such documents out"
-                " with --on_error skip, or take such bytes as U+FFFD with --on_error replace. Only"
-                " where all files are in another encoding, name it: --encoding latin-1 or utf-16"
+                f"{chunk.path} is {_not_the_encoding(options)}: byte 0x{data[broken.at]:02x} at"
+                f" offset {offset:,}; leave such documents out with --on_error skip, or take such"
+                " bytes as U+FFFD with --on_error replace. Only where all files are in another"
+                " encoding, name it: --encoding latin-1 or utf-16"
             ) from None
 
 
 def _decoded(data, chunk, options, report):
-    """The text of bytes; what is not UTF-8 in it is reported, or raises BrokenText.
-
-    Many zeros come from UTF-16.
-    """
+    """The text of bytes; what is not UTF-8 in it is reported, or raises BrokenText."""
     try:
-        text = data.decode()
-        if data.count(0) <= ZERO_BYTES * len(data):
-            return text
-        at = data.index(0)
+        return data.decode()
     except UnicodeDecodeError as error:
         at = error.start
     if options.on_error != "replace":
         raise BrokenText(options, at)
     text = data.decode("utf-8", "replace")
-    before = len(data[:at].decode("utf-8", "replace"))
+    before = len(data[:at].decode())
     shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
-    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape"))) + data.count(0)
+    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape")))
     rule = f"{_not_the_encoding(options)}: taken with U+FFFD"
     report.add(rule, int(not chunk.start.inside), size, [f"{Path(chunk.path).name}: {shown}"])
     return text
@@ -125,7 +116,7 @@ def _documents_of_records(chunk, options, report) -> Iterator[Document]:
             continue
         try:
             record = _parsed(_decoded(data, chunk, options, report)) if is_lines else data
-            yield _document_of(record, chunk, options, report)
+            yield _document_of(record, options, report)
         except InputError as error:
             place = f"{chunk.path}, {'line' if is_lines else 'row'} {number:,}"
             problem = f"{place}: {error}; correct it, or skip such records with --on_error skip"
@@ -141,7 +132,7 @@ def _parsed(line):
         raise InputError(f"not valid JSON ({error}); a record takes one line") from None
 
 
-def _document_of(record, chunk, options, report):
+def _document_of(record, options, report):
     """The document in a JSON object or a row. Raises InputError when it has no usable text."""
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
@@ -153,8 +144,6 @@ def _document_of(record, chunk, options, report):
         )
     value = record[name]
     turns = []
-    if isinstance(value, bytes):
-        value = _decoded(value, chunk, options, report)
     if isinstance(value, list):
         try:
             turns = turns_of(value)

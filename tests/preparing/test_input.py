@@ -205,8 +205,6 @@ def test_bad_input_is_named(tmp_path, tokenizer):
         inputs = [tmp_path / name]
         inputs[0].write_bytes(packing(json.dumps({"text": prose()}).encode())[:-100])
         fails(name, "cut off or damaged")
-        taken = prepare(inputs[0], tokenizer=tokenizer, out=tmp_path / name[4:], on_error="replace")
-        assert f"{name} is cut off or damaged" in taken.stderr
     inputs = [tmp_path / "cut.parquet"]
     inputs[0].write_bytes(b"PAR1 no table")
     fails("cut.parquet cannot be read as parquet")
@@ -253,10 +251,6 @@ def test_bad_arguments_are_named(tmp_path, tokenizer):
         prepare(good, tokenizer=other, out=out), "good.txt", "is not among the 3 characters"
     )
     fails_clearly(prepare(good, tokenizer=tmp_path / "none.json", out=out), "no tokenizer at")
-    description = json.loads(tokenizer.read_text())
-    description["added_tokens"].append({"content": "  ", "id": 9000})
-    other.write_text(json.dumps(description))
-    fails_clearly(prepare(good, tokenizer=other, out=out), "other.json has runs of spaces")
 
 
 def test_on_error_skip_and_replace(tmp_path, tokenizer):
