@@ -55,7 +55,8 @@ class WorkFolder:
         self.cache = self.path / "cache"  # remote files on their way
         self.most_bytes = math.inf if plan.gigabytes is None else plan.gigabytes * 1e9
         self.is_stdin = plan.inputs == ["-"]
-        self.given_tokenizer = _given_tokenizer(plan.tokenizer)
+        is_kind = plan.tokenizer in ("bpe", "char", "gpt2")
+        self.given_tokenizer = None if is_kind else Tokenizer.load(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
         if plan.options.text_field and kinds == {"txt"}:
@@ -140,12 +141,7 @@ class WorkFolder:
         if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
             self._clear()
         tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
-        line = f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
-        finished = (self.out / "meta.json").stat().st_mtime_ns
-        later = [source.path for source in self.sources if source.modified > finished]
-        if later:
-            line += f"\n{later[0]} changed after that; --overwrite takes the new text"
-        return line
+        return f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
 
     def _differences(self, settings, former_sources, sources):
         """Describe how former work differs from this one; "" where it does not."""
@@ -226,16 +222,3 @@ class WorkFolder:
     def _clear(self):
         # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
         shutil.rmtree(self.path, ignore_errors=os.name == "nt")
-
-
-def _given_tokenizer(name):
-    """The tokenizer at a path; None for the others. Raises InputError and TokenizerError."""
-    if name in ("bpe", "char", "gpt2"):
-        return None
-    tokenizer = Tokenizer.load(name)
-    if any(token["content"].isspace() for token in tokenizer.description["added_tokens"]):
-        raise InputError(
-            f"{name} has runs of spaces as added tokens, which its own library would use and this"
-            " one does not; choose another --tokenizer"
-        )
-    return tokenizer

@@ -141,8 +141,8 @@ class TokenWriter:
     """Both splits as they grow in the working folder, and their journal, progress.json.
 
     position: where the next chunk begins. text_bytes: UTF-8 bytes of the text written; read: of the
-    text so far, written or not. seconds: spent tokenizing, over all starts. split_by: how the text
-    was split, in words, once all of it is written.
+    text that this start has read, written or not. split_by: how the text was split, in words, once
+    all of it is written.
     """
 
     def __init__(self, work: WorkFolder, tokenizer: Tokenizer):
@@ -153,8 +153,7 @@ class TokenWriter:
         self.position = Position(**saved.get("position", {}))
         self.report = CleaningReport(**saved.get("report", {}))
         self.text_bytes = saved.get("text_bytes", 0)
-        self.read = saved.get("read", 0)
-        self.seconds = saved.get("seconds", 0.0)
+        self.read = 0
         self.split_by = saved.get("split", "")
         self.seen = None
         if work.plan.options.dedupe:
@@ -170,7 +169,7 @@ class TokenWriter:
                 )
             self.splits[name] = split
         self.train, self.val = self.splits.values()
-        self.counted_from = time.monotonic()
+        self.started = self.saved_at = time.monotonic()
 
     @property
     def is_full(self) -> bool:
@@ -207,7 +206,7 @@ class TokenWriter:
             self.train.end_document()
         self.position = part.end
         self.read += int(part.text_bytes.sum())
-        if time.monotonic() - self.counted_from > SAVE_SECONDS:
+        if time.monotonic() - self.saved_at > SAVE_SECONDS:
             self.save()
 
     def _report_copies(self, sizes):
@@ -218,9 +217,7 @@ class TokenWriter:
         """Record how far the files are finished, safe from a power cut."""
         for split in self.splits.values():
             split.sync()
-        now = time.monotonic()
-        self.seconds += now - self.counted_from
-        self.counted_from = now
+        self.saved_at = time.monotonic()
         values = {
             "position": dataclasses.asdict(self.position),
             "tokens": {name: split.tokens for name, split in self.splits.items()},
@@ -228,8 +225,6 @@ class TokenWriter:
             "text_bytes": self.text_bytes,
             "report": dataclasses.asdict(self.report),
             "seen": self.seen.save() if self.seen else 0,
-            "read": self.read,
-            "seconds": self.seconds,
             "split": self.split_by,
         }
         write_json(self.work.journal, values)
@@ -239,6 +234,7 @@ class TokenWriter:
         if not self.split_by:
             self.split_by = self._settle_split()
             self.save()
+        self.seconds = time.monotonic() - self.started
         masked = any(split.in_replies.any() for split in self.splits.values())
         return {name: split.finish(masked) for name, split in self.splits.items()}
 
