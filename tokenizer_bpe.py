@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import regex  # comes with tiktoken
 import tiktoken
 from tiktoken.load import load_tiktoken_bpe
 
@@ -28,8 +27,6 @@ GPT2_FILE = Path("data/r50k_base.tiktoken")
 LARGEST = 1 << 19  # ids; more are a mistake, as for the sizes of a model
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
-# Characters that are looked up at a time: in the processor's cache it is several times faster.
-BLOCK = 1 << 20
 # The places at which text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
@@ -86,7 +83,6 @@ class Tokenizer:
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
-            self._special = special
             self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
         else:
             self.kind = "char"
@@ -198,23 +194,17 @@ class Tokenizer:
         if self.composes:
             text = unicodedata.normalize("NFC", text)
         try:
-            return self._encode_words(text) if self.kind == "bpe" else self._characters.encode(text)
+            if self.kind == "char":
+                return self._characters.encode(text)
+            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+        except TokenizerError:
+            raise
         except UnicodeEncodeError as error:
             raise TokenizerError(
                 f"the text holds a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
-
-    def _encode_words(self, text):
-        """The ids of a text; where tiktoken's expressions give up, word by word."""
-        try:
-            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:
-            raise
-        except ValueError:  # at a million blanks in a row
-            whole = _byte_pairs(self.ids, self._special, r"[\s\S]+", "")
-            words = regex.findall(self.pattern, text)
-            ids = [whole.encode_to_numpy(word, disallowed_special=()) for word in words]
-            return np.concatenate(ids)
+        except ValueError:  # tiktoken's expressions give up
+            raise TokenizerError("the text holds a million blanks in a row; remove them") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD."""
@@ -231,7 +221,7 @@ class Tokenizer:
 
 
 class _Characters:
-    """Characters <-> ids, by looking up whole blocks of text in an array."""
+    """Characters <-> ids, by looking them up in an array."""
 
     def __init__(self, vocab, vocab_size):
         self.texts = [""] * vocab_size  # id -> text
@@ -245,19 +235,14 @@ class _Characters:
 
     def encode(self, text):
         """The ids of a text, uint32 [characters]. Raises TokenizerError for an unknown one."""
-        blocks = [self._encode_block(text, at) for at in range(0, len(text), BLOCK)]
-        return np.concatenate(blocks) if blocks else np.zeros(0, np.uint32)
-
-    def _encode_block(self, text, start):
-        block = text[start : start + BLOCK]
-        if block.isascii():
-            codes = np.frombuffer(block.encode("latin-1"), np.uint8)
+        if text.isascii():
+            codes = np.frombuffer(text.encode(), np.uint8)
         else:
-            codes = np.frombuffer(block.encode("utf-32-le"), np.uint32)
+            codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         ids = self.ids.take(codes, mode="clip")
         unknown = ids == UNKNOWN
         if unknown.any():
-            at = start + int(unknown.argmax())
+            at = int(unknown.argmax())
             raise TokenizerError(
                 f"the character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not among"
                 f" the {len(self.texts) - 1} characters of this tokenizer"

@@ -12,40 +12,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 
 import tokenizer_bpe
-from formats.gguf import QWEN2_PATTERN
 from tests.conftest import prose
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError, safe_cut
 
 BPE = Tokenizer.train([prose()], 600)
 CHARS = Tokenizer.characters(prose() + "é\u4e2d\U0001f600")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-PARTS = [
-    "'s",
-    "'LL",
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    "\t",
-    "\u00a0",
-    "\u3000",
-    "word",
-    " Word",
-    "12",
-    " 345",
-    "...",
-    "!?",
-    EOT,
-    "é",
-    "e\u0301",
-    "\u4e2d\u6587",
-    "\U0001f600",
-    "\x00",
-    "\x1c",
-    "\u200d",
-    "\ufeff",
-    "\u093c",
-]
+PARTS = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x00", "\x1c", "\u200d", "\ufeff"]
+PARTS += ["'s", "'LL", "word", " Word", "12", " 345", "...", "!?", EOT]
+PARTS += ["é", "e\u0301", "\u4e2d\u6587", "\U0001f600", "\u093c"]
 TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
 
 
@@ -106,16 +81,11 @@ def test_what_is_loaded_is_what_was_saved(saved):
         assert loaded.encode("The text")[:3].tolist() == tokenizer.encode("The text")[:3].tolist()
 
 
-def test_characters_over_a_block_and_an_unknown_one_names_itself():
-    text = "ab\n" * 500_000
-    tokenizer = Tokenizer.characters("ab\n")
-    assert tokenizer.encode(text).tolist() == [2, 3, 1] * 500_000
-    assert tokenizer.encode("").tolist() == []
-    with pytest.raises(TokenizerError, match=r"'x' \(U\+0078\) at position 1500001 "):
-        tokenizer.encode(text + "ax")
-    for bad in ("é", "\U0010ffff", "\x00"):
-        with pytest.raises(TokenizerError, match="at position 1 is not among the 3 characters"):
-            tokenizer.encode("a" + bad)
+@pytest.mark.parametrize("bad", ["x", "é", "\U0010ffff", "\x00"])
+def test_an_unknown_character_names_itself(bad):
+    place = rf"U\+{ord(bad):04X}\) at position 4 is not among the 3 characters"
+    with pytest.raises(TokenizerError, match=place):
+        Tokenizer.characters("ab\n").encode(f"ab\na{bad}{bad}")
 
 
 def test_a_lone_surrogate_is_a_sentence():
@@ -130,28 +100,9 @@ def test_end_of_text_in_a_text_is_text():
     assert BPE.decode([BPE.eot_id]) == EOT
 
 
-@pytest.mark.parametrize("blanks", [" " * 1_100_000, "\n \t\u3000" * 300_000])
-def test_a_million_blanks_in_a_row_are_encoded_as_fewer_are(saved, blanks):
-    short = BPE.encode(f"Hello!{blanks[:4000]}{EOT}").tolist()
-    long = BPE.encode(f"Hello!{blanks}{EOT}").tolist()
-    assert long[:200] == short[:200] and long[-20:] == short[-20:]
-    assert BPE.decode(long) == f"Hello!{blanks}{EOT}"
-    hf = HFTokenizer.from_file(str(saved / "bpe.json"))
-    assert BPE.encode(blanks).tolist() == hf.encode(blanks).ids
-    with pytest.raises(TokenizerError, match=f"surrogate at character {len(blanks)}"):
-        BPE.encode(f"{blanks}\ud800")
-
-
-def test_11_million_blanks_in_a_row_are_encoded_as_qwen_splits_them():
-    description = json.loads(BPE.to_json())
-    cut = {"type": "Split", "pattern": {"Regex": QWEN2_PATTERN}, "behavior": "Isolated"}
-    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    steps = [cut | {"invert": False}, to_bytes | {"trim_offsets": False}]
-    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
-    qwen, blanks = Tokenizer(description), " " * 11_000_000
-    short, long = (qwen.encode(f"Hello!{b}1 {EOT}\n").tolist() for b in (blanks[:4000], blanks))
-    assert long[:200] == short[:200] and long[-20:] == short[-20:]
-    assert qwen.decode(long) == f"Hello!{blanks}1 {EOT}\n"
+def test_a_million_blanks_in_a_row_are_a_sentence():
+    with pytest.raises(TokenizerError, match="a million blanks in a row"):
+        BPE.encode(f"Hello!{' ' * 1_100_000}")
 
 
 def test_a_vocabulary_that_the_text_does_not_support():

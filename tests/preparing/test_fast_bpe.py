@@ -84,16 +84,6 @@ def test_every_character_has_the_ids_of_tiktoken():
         assert_same(text)
 
 
-def test_a_million_blanks_have_the_ids_that_tokenizers_gives_them(tmp_path):
-    text = "A line.\n" * 1000 + " " * 1_100_000 + "\n \t" * 400_000 + "and more\n"
-    assert_same(text)
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    (tmp_path / "a.txt").write_text(text, newline="\n")
-    flags = {"tokenizer": tmp_path / "tokenizer.json", "val_fraction": 0}
-    ok(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags))
-    assert documents(tmp_path / "out") == [text]
-
-
 def test_other_ids_end_the_work_before_they_are_written():
     other = FastBPE(TOKENIZER)
     other.encoder = fast_bpe.new_encoder(Tokenizer.train(TEXTS, 300))
