@@ -7,12 +7,12 @@ import codecs
 import math
 import os
 import re
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from preparing.catalog import table
+from preparing.catalog import CATALOG
 from preparing.chunks import Options
 from tokenizer_bpe import LARGEST
 
@@ -50,10 +50,8 @@ class Plan:
 
 def parse(argv: list[str]) -> Plan:
     """The plan that a command line asks for. Ends the process with status 2 for contradictions."""
-    parser = ArgumentParser(
-        prog="prepare_data.py", usage=USAGE, description=DESCRIPTION, epilog=table()
-    )
-    parser.formatter_class = RawDescriptionHelpFormatter  # leaves the lines of the table alone
+    names = f"texts by name, from the Hugging Face hub: {', '.join(CATALOG)}"
+    parser = ArgumentParser("prepare_data.py", USAGE, DESCRIPTION, names)
     _add_arguments(parser)
     args = parser.parse_args(argv)
     if "-" in args.inputs and len(args.inputs) > 1:
@@ -81,7 +79,7 @@ def _add_arguments(parser):
         "inputs",
         nargs="*",
         metavar="INPUT",
-        help="files, folders, globs, - for standard input, shakespeare, a name from the table"
+        help="files, folders, globs, - for standard input, shakespeare, a name from"
         " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
         " .jsonl .parquet .csv .json, also .gz .zst; default: Python's standard library",
     )

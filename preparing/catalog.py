@@ -1,7 +1,7 @@
 """Texts by name: a table of the Hugging Face hub's, tiny Shakespeare, Python's standard library.
 
-Repositories and files are those of the hub's own file lists and cards, as public code quotes them;
-sizes are rounded, and estimates where the comment says so.
+Repositories and files are those of the hub's own file lists and cards, as public code quotes them.
+docs/data.md has their sizes.
 """
 
 import http.client
@@ -30,14 +30,12 @@ class Corpus:
     """A text by name.
 
     files: the files of its training split, as a glob within the repository. licence: of the
-    collection. download, text: about how many GB its files and its text take.
+    collection.
     """
 
     repository: str
     files: str
     licence: str
-    download: float
-    text: float
 
     @property
     def address(self) -> str:
@@ -45,76 +43,32 @@ class Corpus:
 
 
 CATALOG = {
-    # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet,
-    # the last of 540,632,672 bytes, ten others of 21,520,368,509 together. Estimates: three more
-    # like those, and 4.6 bytes of text a token.
-    "fineweb-edu": Corpus(
-        repository="HuggingFaceFW/fineweb-edu",
-        files="sample/10BT/*.parquet",
-        licence="ODC-By 1.0",
-        download=28.5,
-        text=46,
-    ),
-    # Card: 24,193,092,408 bytes to download, 39,769,491,688 of text in 8,013,769 rows.
-    "openwebtext": Corpus(
-        repository="Skylion007/openwebtext",
-        files="plain_text/train-*.parquet",
-        licence="CC0 1.0",
-        download=24.2,
-        text=39.8,
-    ),
-    # 4 files, such as data/train-00000-of-00004-2d5a1467fff1081b.parquet, of about 249 MB. An
-    # estimate: the size of the text.
-    "tinystories": Corpus(
-        repository="roneneldan/TinyStories",
-        files="data/train-*.parquet",
-        licence="CDLA-Sharing 1.0",
-        download=1.0,
-        text=1.9,
-    ),
-    # Card: 41 files, 20231101.en/train-00000-of-00041.parquet and so on, 11,630,929,031 bytes to
-    # download, 20,200,062,385 of text in 6,407,814 rows.
+    # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet.
+    "fineweb-edu": Corpus("HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "ODC-By 1.0"),
+    "openwebtext": Corpus("Skylion007/openwebtext", "plain_text/train-*.parquet", "CC0 1.0"),
+    # 4 files, such as data/train-00000-of-00004-2d5a1467fff1081b.parquet.
+    "tinystories": Corpus("roneneldan/TinyStories", "data/train-*.parquet", "CDLA-Sharing 1.0"),
+    # Card: 41 files, 20231101.en/train-00000-of-00041.parquet and so on.
     "wikipedia-en": Corpus(
-        repository="wikimedia/wikipedia",
-        files="20231101.en/train-*.parquet",
-        licence="CC BY-SA 3.0 and GFDL",
-        download=11.6,
-        text=20.2,
+        "wikimedia/wikipedia", "20231101.en/train-*.parquet", "CC BY-SA 3.0 and GFDL"
     ),
-    # 9 files, data/all/train-00000-of-00009.parquet and so on; the first has at most 328 MB.
-    # 1,043,917 rows. Estimates: both sizes. Card: "All the new datasets (Smol-Magpie-Ultra,
-    # Smol-contraints, Smol-rewrite, Smol-summarize) are licensed under Apache 2.0. For the existing
-    # public datasets, please refer to the original dataset for the license".
+    # 9 files, data/all/train-00000-of-00009.parquet and so on. Card: "All the new datasets
+    # (Smol-Magpie-Ultra, Smol-contraints, Smol-rewrite, Smol-summarize) are licensed under Apache
+    # 2.0. For the existing public datasets, please refer to the original dataset for the license".
     "smoltalk": Corpus(
-        repository="HuggingFaceTB/smoltalk",
-        files="data/all/train-*.parquet",
-        licence="Apache 2.0 and, of older parts, others (its card)",
-        download=2.1,
-        text=3.9,
+        "HuggingFaceTB/smoltalk",
+        "data/all/train-*.parquet",
+        "Apache 2.0 and, of older parts, others (its card)",
     ),
     # nvidia/Nemotron-ClimbMix as text, shuffled: 6,543 files, shard_00000.parquet to
-    # shard_06542.parquet, the last one nanochat's validation text; here the first 1,000. Estimates
-    # from the script that made them: 250 million characters and 100 MB a file. The licence is that
-    # of nvidia's card, "for research and development only".
+    # shard_06542.parquet, the last one nanochat's validation text; here the first 1,000. The
+    # licence is that of nvidia's card, "for research and development only".
     "climbmix": Corpus(
-        repository="karpathy/climbmix-400b-shuffle",
-        files="shard_00*.parquet",
-        licence="CC BY-NC 4.0, NOT FOR COMMERCIAL USE",
-        download=100,
-        text=250,
+        "karpathy/climbmix-400b-shuffle",
+        "shard_00*.parquet",
+        "CC BY-NC 4.0, NOT FOR COMMERCIAL USE",
     ),
 }
-
-
-def table() -> str:
-    """The catalogue in lines, for --help."""
-    lines = ["texts by name, from the Hugging Face hub:"]
-    for name, corpus in CATALOG.items():
-        lines.append(
-            f"  {name:13} {corpus.text:4g} GB, {corpus.download:4g} GB to fetch; {corpus.licence};"
-            f" {corpus.repository}: {corpus.files}"
-        )
-    return "\n".join(lines)
 
 
 def standard_library() -> list[str]:

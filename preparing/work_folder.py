@@ -55,8 +55,7 @@ class WorkFolder:
         self.cache = self.path / "cache"  # remote files on their way
         self.most_bytes = math.inf if plan.gigabytes is None else plan.gigabytes * 1e9
         self.is_stdin = plan.inputs == ["-"]
-        is_kind = plan.tokenizer in ("bpe", "char", "gpt2")
-        self.given_tokenizer = None if is_kind else Tokenizer.load(plan.tokenizer)
+        self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
         if plan.options.text_field and kinds == {"txt"}:
@@ -222,3 +221,16 @@ class WorkFolder:
     def _clear(self):
         # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
         shutil.rmtree(self.path, ignore_errors=os.name == "nt")
+
+
+def _given_tokenizer(name):
+    """The tokenizer at a path; None for the others. Raises InputError and TokenizerError."""
+    if name in ("bpe", "char", "gpt2"):
+        return None
+    tokenizer = Tokenizer.load(name)
+    if any(token["content"].isspace() for token in tokenizer.description["added_tokens"]):
+        raise InputError(
+            f"{name} has runs of spaces as added tokens, which its own library would use and this"
+            " one does not; choose another --tokenizer"
+        )
+    return tokenizer
