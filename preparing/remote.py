@@ -157,8 +157,8 @@ def may_pass(error: Exception) -> bool:
 class DownloadCache:
     """The remote files among some sources on this disk, within a limit.
 
-    One thread reads the sources in order; while it reads one, the next is fetched. Files stay until
-    there is no room for another.
+    The sources are read in order; while one is read, the next is fetched. Files stay until there is
+    no room for another.
     """
 
     def __init__(self, sources: list, folder: Path, limit: float):
@@ -173,35 +173,34 @@ class DownloadCache:
         source = self.sources[index]
         if not source.is_remote:
             return Path(source.path)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        wanted = [source for source in self.sources[index:] if source.is_remote][:2]
+        if sum(source.size for source in wanted) > self.limit:
+            wanted = [source]
         try:
-            self._begin(source)
-            path = self.fetched[self._path(source)].result()
-            following = next((s for s in self.sources[index + 1 :] if s.is_remote), None)
-            if following and source.size + following.size <= self.limit:
-                self._begin(following, source)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(wanted)
+            for source in wanted:
+                path = self._path(source)
+                if path not in self.fetched:
+                    self.fetched[path] = begin(self._fetch, source, path)
+            return self.fetched[self._path(wanted[0])].result()
         except OSError as error:
             raise PrepareError(
                 f"{self.folder}: {error.strerror or error}; make room, or give a smaller"
                 " --cache_gb; the same command continues"
             ) from None
-        return path
 
     def _path(self, source):
         """The file in the cache for a source, in the state in which it was listed."""
         return self.folder / hashlib.sha256(repr(source).encode()).hexdigest()[:32]
 
-    def _begin(self, source, *needed):
-        """Begin to fetch a source. Where room is short, all files but those of `needed` go."""
-        sizes = {self._path(kept): kept.size for kept in (source, *needed)}
+    def _make_room(self, wanted):
+        """Delete all files but those of `wanted`, if all together would be above the limit."""
+        sizes = {self._path(source): source.size for source in wanted}
         others = [path for path in self.folder.iterdir() if path not in sizes]
-        held = sum(path.stat().st_size for path in others)
-        if held + sum(sizes.values()) > self.limit:
+        if sum(path.stat().st_size for path in others) + sum(sizes.values()) > self.limit:
             for path in others:
                 path.unlink()
-        path = self._path(source)
-        if path not in self.fetched:
-            self.fetched[path] = begin(self._fetch, source, path)
 
     def _fetch(self, source, path):
         """Fetch a source, from where a stopped run left it; returns its path."""
