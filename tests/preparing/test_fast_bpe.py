@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preparing import fast_bpe
 from preparing.fast_bpe import FastBPE
 from tests.conftest import ROOT, prose, run_script
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare
+from tests.preparing.conftest import DOCUMENTS
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 pytest.importorskip("gigatoken")
