@@ -125,8 +125,7 @@ def read_meta(folder: str | Path) -> Meta:
 
 
 def _split(values):
-    known = {field.name for field in dataclasses.fields(Split)}
-    split = Split(**{name: value for name, value in values.items() if name in known})
+    split = Split(**values)
     if split.mask:
         split.mask = _split(split.mask)
     return split

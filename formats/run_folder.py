@@ -163,13 +163,13 @@ def find(path: str | Path | None) -> Path:
     run under checkpoints/ that was saved last. Raises CheckpointError that lists what there is.
     """
     if path is None:
-        runs = runs_with_steps()
+        runs = runs_with_steps() or [config.parent for config in ROOT.glob("*/config.json")]
         if not runs:
             raise CheckpointError(
                 f"no checkpoint under {ROOT}/ of {Path.cwd()} yet; train one: python train.py"
                 " config/demo.py"
             )
-        path = max(runs, key=lambda run: steps(run)[-1].stat().st_mtime)
+        path = max(runs, key=lambda run: (steps(run) or [run])[-1].stat().st_mtime)
     path = Path(path)
     if (path / "state.json").exists():
         return path
@@ -190,6 +190,8 @@ def what_is_there(path: Path) -> str:
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
+    elif (path / "config.json").exists():
+        here = f"this run has not saved yet. If it was stopped: python train.py {path.as_posix()}"
     runs = ", ".join(run.as_posix() for run in runs_with_steps())
     if runs:
         return f"{here}; runs with checkpoints: {runs}"

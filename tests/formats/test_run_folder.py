@@ -1,6 +1,7 @@
 """formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 from formats import files, run_folder, run_log
-from formats.files import error_message
 from formats.run_folder import CheckpointError
 from model import GPTConfig
 
@@ -48,6 +48,55 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, name, damage):
         file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
     folder, _, problems = run_folder.latest(tmp_path)
     assert folder.name == "step_00000001" and len(problems) == 1 and name in problems[0]
+
+
+def test_one_changed_digit_of_state_json_is_noticed(tmp_path):
+    path = save(tmp_path, 2) / "state.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+    with pytest.raises(CheckpointError, match="its values are not those it was saved with"):
+        run_folder.read_state(path.parent)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """The names that are flushed to the disk and renamed from here on, in order."""
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def flush(handle):
+        done.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+        fsync(handle)
+
+    def rename(old, new):
+        done.append(("rename", Path(new).name))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    return done
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_step_is_flushed_before_it_gets_its_name_and_its_name_after(tmp_path, events):
+    folder = save(tmp_path, 1)
+    named = events.index(("rename", folder.name))
+    flushed = {name for kind, name in events[:named] if kind == "flush"}
+    assert {f".{folder.name}.partial", "state.json", *run_folder.FILES} <= flushed
+    assert events[-1] == ("flush", tmp_path.name)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_a_small_file_is_flushed_before_it_gets_its_name_and_its_name_after(tmp_path, events):
+    files.write_json(tmp_path / "best.json", {})
+    name = ".best.json.partial"
+    assert events == [("flush", name), ("rename", "best.json"), ("flush", tmp_path.name)]
+
+
+def test_damaged_steps_beyond_the_one_that_continues_are_set_aside(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    run_folder.set_aside(tmp_path, 2)
+    assert [run_folder.step_of(folder) for folder in run_folder.steps(tmp_path)] == [1, 2]
+    assert len(list(tmp_path.glob("damaged_step_00000003_*"))) == 1
 
 
 def test_an_unfinished_save_is_no_checkpoint(tmp_path):
@@ -110,6 +159,11 @@ def test_what_cannot_be_read_just_now_is_not_damaged(tmp_path):
 def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint under checkpoints/"):
+        run_folder.find(None)
+    files.write_json(tmp_path / "config.json", {})
+    (tmp_path / "checkpoints/begun").mkdir(parents=True)
+    (tmp_path / "config.json").rename("checkpoints/begun/config.json")
+    with pytest.raises(CheckpointError, match=r"not saved yet.* python train.py checkpoints/begun"):
         run_folder.find(None)
     save(tmp_path / "checkpoints" / "old", 9)
     save(tmp_path / "checkpoints" / "new", 1)
@@ -181,11 +235,3 @@ def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
     assert run_folder.read_shape(Path("run"), {"model": shape}) == GPTConfig(**shape)
     with pytest.raises(CheckpointError, match=r"does not fit .* 'position'"):
         run_folder.read_shape(Path("run"), {"model": shape | {"position": "rotary"}})
-
-
-def test_an_error_of_the_system_is_a_sentence_without_its_number():
-    assert (
-        error_message(OSError(30, "Read-only file system", "a/b")) == "a/b: Read-only file system"
-    )
-    assert error_message(OSError(28, "No space left on device")) == "No space left on device"
-    assert error_message(OSError("it takes 5 MB")) == "it takes 5 MB"

@@ -1,0 +1,99 @@
+"""formats/files.py: files that are whole or absent, room on a disk, errors in one line."""
+
+import errno
+import os
+import shutil
+import stat
+from types import SimpleNamespace
+
+import pytest
+
+from formats import files
+from formats.files import check_room, error_message
+
+
+def test_a_file_that_fails_while_it_is_written_stays_as_it_was(tmp_path):
+    path = tmp_path / "a.txt"
+    files.write_text(path, "before")
+    with pytest.raises(RuntimeError), files.atomic_write(path) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_fails_while_it_is_written_stays_as_it_was(tmp_path):
+    path = tmp_path / "step"
+    with files.atomic_folder(path) as partial:
+        (partial / "a.txt").write_text("before")
+    with pytest.raises(RuntimeError), files.atomic_folder(path) as partial:
+        (partial / "a.txt").write_text("half")
+        raise RuntimeError
+    assert (path / "a.txt").read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_replaced_with_all_that_was_in_it(tmp_path):
+    path = tmp_path / "step"
+    for name in ("old", "new"):
+        with files.atomic_folder(path) as partial:
+            (partial / name).touch()
+    assert [file.name for file in path.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_keeps_its_characters_and_comes_back(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"name": "Größe", "file": "\udcff"})
+    assert '"Größe"' in path.read_text(encoding="utf-8")
+    assert files.read_json(path) == {"name": "Größe", "file": "\udcff"}
+
+
+@pytest.mark.parametrize("kind, fails", [("folder", False), ("file", True)])
+def test_only_a_folder_may_fail_to_be_flushed(tmp_path, monkeypatch, kind, fails):
+    """As on network mounts that flush no folders; a file that is not flushed is not written."""
+
+    def flush(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode) == (kind == "folder"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", flush)
+    try:
+        files.write_text(tmp_path / "a.txt", "text")
+    except OSError:
+        assert fails
+    else:
+        assert not fails
+    assert (tmp_path / "a.txt").exists() != fails
+
+
+def test_room_is_asked_for_with_two_per_cent_and_a_mebibyte_to_spare(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=52_048_576))
+    check_room(tmp_path, 50_000_000, "")
+    words = r"^it takes 50.1 MB, and 52.0 MB are free; make room, or lower it$"
+    with pytest.raises(OSError, match=words):
+        check_room(tmp_path, 50_060_000, "lower it")
+
+
+def caused(error, cause):
+    """An error with its cause."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(30, "Read-only file system", "a/b"), "a/b: Read-only file system"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("it takes 5 MB"), "it takes 5 MB"),
+        (ValueError("first\nsecond"), "first"),
+        (ValueError(), "ValueError"),
+        (caused(FileNotFoundError("https://host/a"), OSError("refused")), "refused"),
+        (caused(ValueError("no a at s3://b"), OSError("refused")), "no a at s3://b"),
+        (caused(ValueError("a"), OSError("refused")), "a"),
+        (FileNotFoundError("https://host/a"), "https://host/a"),
+    ],
+)
+def test_an_error_is_one_line(error, words):
+    assert error_message(error) == words
