@@ -86,10 +86,10 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def has_option(name, file):
-    """True if the source of a script, or of what its folder shares, names an option."""
-    shared = ["generating/arguments.py", "benchmarks/__init__.py", "benchmarks/nanogpt.py"]
-    return any(f'"--{name}"' in text_of(part) for part in [file, *shared])
+def has_option(name, *more):
+    """True if a setting has this name, or a source, or one of these files, names the option."""
+    sources = [*SOURCES, *more]
+    return name in config.SETTINGS or any(f'"--{name}"' in text_of(file) for file in sources)
 
 
 @pytest.fixture(params=BUDGETS)
@@ -124,30 +124,25 @@ def test_links_resolve(page):
 
 def test_commands_parse(page):
     for script, arguments in commands(page):
-        assert (ROOT / file_of(script)).is_file(), script
+        file = file_of(script)
+        assert (ROOT / file).is_file(), script
+        for option in re.findall(r"--([a-z]\w+)", arguments):
+            assert has_option(option, file), (script, option)
         try:
             words = shlex.split(arguments)
         except ValueError:  # a quotation with a # or | in it
             words = arguments.split()
-        of_a_run = words and words[0].startswith("checkpoints/")
-        if "--help" in words or "RUN" in arguments or of_a_run:
-            continue
-        if script in PARSERS:
+        of_a_run = "RUN" in arguments or words[:1] and words[0].startswith("checkpoints/")
+        if script in PARSERS and "--help" not in words and not of_a_run:
             PARSERS[script](words)
-            continue
-        source = text_of(file_of(script))
-        for option in re.findall(r"--([a-z]\w+)", arguments):
-            is_setting = option in config.SETTINGS and "parse_known_args" in source
-            assert is_setting or has_option(option, file_of(script)), (script, option)
 
 
 def test_presets_options_and_settings_exist(page):
-    sources = "\n".join(map(text_of, SOURCES))
     for preset in re.findall(r"\bconfig/[a-z]\w*\.py", text_of(page)):
         assert (ROOT / preset).is_file()
     for span in spans(page):
-        for option in re.findall(r"^--(?:no-)?([a-z]\w*)", span):
-            assert option in config.SETTINGS or f'"--{option}"' in sources, span
+        for option in re.findall(r"^--([a-z]\w*)", span):
+            assert has_option(option), span
         if re.match(r"[a-z]\w* = ", span):
             name, value = span.split(" = ")
             config.load(["--cost_per_hour=1", f"--{name}={ast.literal_eval(value)}"])
@@ -221,15 +216,3 @@ def test_help_and_messages_use_plain_words(file):
         if " " in node.value and id(node) not in docstrings
     ]
     assert [text for text in texts if STUMBLING.search(text)] == []
-
-
-def test_the_workflow_runs_what_make_demo_runs():
-    import yaml
-
-    text = text_of(".github/workflows/test.yml")
-    steps = [step.get("run", "") for step in yaml.safe_load(text)["jobs"]["test"]["steps"]]
-    demo = text_of("Makefile").partition("\ndemo:")[2].partition("\n\n")[0]
-    commands = re.findall(r"\$\(PY\) (.+)", demo)
-    assert len(commands) == 4
-    for command in commands:
-        assert any(step.startswith(f"python {command}") for step in steps), command
