@@ -23,6 +23,7 @@ import config as settings
 import hardware
 import startup
 from formats import files, run_log
+from preparing import InputError
 from tools import command
 from training.setup import build
 from training.trainer import Trainer
@@ -47,7 +48,9 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
 
 def run_main(name: str, main: Callable) -> None:
     """Run benchmarks/NAME.py; a mistake in its command line ends in a sentence."""
-    command.run(f"benchmarks.{name}", main, (settings.ConfigError, hardware.DeviceError))
+    command.run(
+        f"benchmarks.{name}", main, (settings.ConfigError, hardware.DeviceError, InputError)
+    )
 
 
 # -- measuring -------------------------------------------------------------------------------------
@@ -89,13 +92,22 @@ def seconds(work: Callable, device: torch.device, times: int = 20) -> float:
     return (time.perf_counter() - begun) / times
 
 
+def run_script(*words: str) -> None:
+    """Run a script of ours in a process of its own, as a user does."""
+    if status := subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
+        sys.exit(status)  # it has said why
+
+
 def train(*arguments: str) -> list[dict]:
-    """The log of one run of train.py, in a process of its own as a user's."""
+    """The log of one run of train.py, whose checkpoints are not kept."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "train.py", *arguments, f"--checkpoint_dir={folder}/run"]
-        if status := subprocess.run(words, cwd=ROOT).returncode:
-            sys.exit(status)  # it has said why
-        return run_log.read(Path(folder) / "run")
+        return train_in(Path(folder) / "run", *arguments)
+
+
+def train_in(folder: Path, *arguments: str) -> list[dict]:
+    """The log of one run of train.py; `folder` keeps its checkpoints."""
+    run_script("train.py", *arguments, f"--checkpoint_dir={folder}")
+    return run_log.read(folder)
 
 
 def open_trainer(arguments: list[str]) -> Trainer:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.time_to_loss [--task shakespeare|sources|gpt2_small] [--nanogpt PATH]
         [--seeds 3] [--key=value ...]
+    python -m benchmarks.time_to_loss --nanochat PATH [--data FOLDER] [--seconds 150] [--seeds 3]
+        [--key=value ...]
 
 On the same data and the same evaluation windows. `shakespeare` compares with nanoGPT's own recipe
 for a CPU (4 layers, 128 dim, context 64, 2,000 iterations of 12 sequences), trained by nanoGPT's
@@ -11,6 +13,10 @@ one; its data, 330 MB of Python, as `make .venv/dev` installs it:
 
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
         --out data/site_packages
+
+With --nanochat it compares config/laptop.py with nanochat in bits per byte of documents that
+neither has seen, at multiples of nanochat's rates, the best of which sets the aim.
+benchmarks/laptop.py says how; --key=value changes the shape and batch of both.
 
 Training counts, compilation included; evaluation and saving do not. Seeds alternate, so that a
 machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON.
@@ -29,11 +35,11 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, nanogpt, report, run_main, train
+from benchmarks import argument_parser, laptop, nanogpt, report, run_main, train
 from config import Config
 from formats.data_folder import read_meta
 from model import IGNORE
-from tools.command import count
+from tools.command import count, positive
 from training.dataset import Dataset
 
 # The settings that all of ours share in a task, and those of each contender.
@@ -160,57 +166,81 @@ def seconds_to(curve: list[tuple[float, float]], aim: float) -> float:
 # -- the command -----------------------------------------------------------------------------------
 
 
+def contenders(task: str, checkout: Path | None, extra: list[str]):
+    """What a task compares: curves as functions of a seed, command lines, settings of ours."""
+    commands = {}
+    for name in ("GPT-2", "modern"):
+        commands[name] = [*TASKS[task][name].split(), *TASKS[task]["shared"].split(), *extra]
+    curves = {name: partial(our_curve, words) for name, words in commands.items()}
+    c = settings.load(commands["GPT-2"])
+    if checkout:
+        words = NANOGPT[task].format(**vars(c), arguments=" ".join(nanogpt.arguments(c)))
+        commands["nanoGPT"] = words.split()
+        curves = {"nanoGPT": partial(nanogpt_curve, checkout, commands["nanoGPT"], c)} | curves
+    return curves, commands, c
+
+
 def main(argv):
     parser = argument_parser("time_to_loss", __doc__)
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
+    text = "checkout of nanochat to compare config/laptop.py with, instead of a task"
+    parser.add_argument("--nanochat", type=Path, metavar="PATH", help=text)
+    text = "with --nanochat: files to train on, each a text; default: the standard library"
+    parser.add_argument("--data", metavar="FOLDER", help=text)
+    text = "with --nanochat: of each run; default %(default)s"
+    parser.add_argument("--seconds", type=positive, default=150, help=text)
     parser.add_argument("--seeds", type=count, default=3)
     args, extra = parser.parse_known_args(argv)
-    task, commands = TASKS[args.task], {}
-    for name in ("GPT-2", "modern"):
-        commands[name] = [*task[name].split(), *task["shared"].split(), *extra]
-    contenders = {name: partial(our_curve, words) for name, words in commands.items()}
-    c = settings.load(commands["GPT-2"])
-    if args.nanogpt:
-        words = NANOGPT[args.task].format(**vars(c), arguments=" ".join(nanogpt.arguments(c)))
-        commands["nanoGPT"] = words.split()
-        theirs = partial(nanogpt_curve, args.nanogpt, commands["nanoGPT"], c)
-        contenders = {"nanoGPT": theirs} | contenders
-    curves = {name: [] for name in contenders}
-    for seed in range(1, args.seeds + 1):
-        for name, run in contenders.items():
-            curves[name].append(run(seed))
-            seconds, loss = curves[name][-1][-1]
-            print(f"seed {seed}, {name}: {loss:.4f} after {seconds:.1f} s", flush=True)
+    task, unit = args.task, "nats per token"
+    with tempfile.TemporaryDirectory() as folder:
+        if args.nanochat:
+            task, unit = "laptop", "bits per byte"
+            runs, commands, c = laptop.contenders(
+                args.nanochat, args.data, args.seconds, extra, Path(folder)
+            )
+        else:
+            runs, commands, c = contenders(task, args.nanogpt, extra)
+        curves = {name: [] for name in runs}
+        for seed in range(1, args.seeds + 1):
+            for name, run in runs.items():
+                curves[name].append(run(seed))
+                seconds, loss = curves[name][-1][-1]
+                print(f"seed {seed}, {name}: {loss:.4f} {unit} after {seconds:.1f} s", flush=True)
 
-    first = next(iter(curves))  # its final loss is the aim of all
+    ends = {}
+    for name, of_name in curves.items():
+        ends[name] = statistics.median(curve[-1][1] for curve in of_name)
+    rivals = [name for name in ends if name != laptop.OURS] if args.nanochat else list(ends)[:1]
+    first = min(rivals, key=ends.get)  # its final loss is the aim of all
     aims = [curve[-1][1] for curve in curves[first]]
     figures, reached = {}, {}
     for name, of_name in curves.items():
         reached[name] = list(map(seconds_to, of_name, aims))
         shares = map(operator.truediv, reached[name], reached[first])
+        figures[f"{name}: {unit} at the end"] = ends[name]
         figures[f"{name}: seconds to the aim"] = statistics.median(reached[name])
         figures[f"{name}: share of {first}'s time"] = statistics.median(shares)
     details = {"settings": commands, "aim": aims, "seconds_to_aim": reached, "curves": curves}
     device = hardware.find_device(c.device)
-    path = report(f"time_to_loss_{args.task}", figures, device, **details)
+    path = report(f"time_to_loss_{task}", figures, device, **details)
     if importlib.util.find_spec("matplotlib"):
-        draw(curves, statistics.median(aims), path.with_suffix(".png"))
+        draw(curves, first, unit, path.with_suffix(".png"))
 
 
-def draw(curves: dict[str, list], aim: float, path: Path) -> None:
-    """The curves of every seed, and the aim."""
+def draw(curves: dict[str, list], first: str, unit: str, path: Path) -> None:
+    """The curves of every seed, and the final loss of the first contender."""
     from matplotlib.figure import Figure
 
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel="seconds of training", ylabel="validation loss, nats per token")
+    aim = statistics.median(curve[-1][1] for curve in curves[first])
+    axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
     axes.set(ylim=(None, aim + 1.2))
-    for color, name in zip(("#0072B2", "#D55E00", "#009E73"), curves, strict=False):
+    for color, name in zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), curves, strict=False):
         for curve in curves[name]:
             (line,) = axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3)
         line.set_label(name)
-    first = next(iter(curves))
     axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -1,0 +1,162 @@
+"""config/laptop.py and nanochat on the same documents: curves of bits per byte over seconds.
+
+Each contender brings its tokenizer of VOCABULARY ids, its loader and its recipe, and trains for as
+many steps as take the seconds given, by the times of a short run. Their schedules therefore end
+when their time does. One function scores the weights of all.
+"""
+
+import itertools
+import math
+import random
+import re
+import shutil
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import config as settings
+import hardware
+from benchmarks import nanochat, run_script, train_in
+from config import Config
+from formats.run_folder import step_name
+from generating.load import load_model
+from model import IGNORE
+from preparing.sources import find_sources
+
+VOCABULARY = 4096
+RATES = (1, 4, 12)  # multiples of nanochat's, which are made for a batch 128 times as large
+# Files are cut at the ends of lines into documents of about a context: nanochat's loader trains on
+# the beginning of a longer one and drops the rest.
+DOCUMENT = re.compile(r"(?s).{1,1500}(?:\n|\Z)|.{1500}")
+HELD_OUT = 20  # of so many files one
+SCORED = 100  # documents
+SHORT, POINTS = 20, 10  # steps of a short run; points of a curve
+OURS = "config/laptop.py"
+OPTIONS = """
+    --data_dir={data} --compile=True --eval_interval=0 --save_minutes=0 --keep_last=100
+    --log_interval=1 --sample_prompts=[]
+"""
+
+
+def read_documents(data: str | None) -> tuple[list[str], list[str]]:
+    """Documents to train on, and SCORED of those held out, in an order that is always the same.
+
+    data: a folder of .txt files, or a glob; None: Python's standard library. A file is held out as
+    a whole. Raises InputError.
+    """
+    train, held_out = [], []
+    for i, source in enumerate(find_sources([data] if data else [])):
+        text = Path(source.path).read_text(encoding="utf-8", errors="replace")
+        (train if i % HELD_OUT else held_out).extend(DOCUMENT.findall(text))
+    for documents in (train, held_out):
+        random.Random(0).shuffle(documents)
+    return train, held_out[:SCORED]
+
+
+def bits_per_byte(
+    model: Callable, documents: list[list[int]], context: int, text_bytes: int
+) -> float:
+    """Bits per byte in windows of the context from each document's start.
+
+    model: ids, int64 [8, T] -> logits [8, T, V]. documents: the ids of each, after the one that a
+    document begins with. text_bytes: of all their text.
+    """
+    windows = []
+    for ids in documents:
+        windows += [ids[i : i + context + 1] for i in range(0, len(ids) - 1, context)]
+    nats = 0.0
+    for i in range(0, len(windows), 8):
+        rows = torch.full((8, context + 1), IGNORE)
+        for row, ids in zip(rows, windows[i : i + 8], strict=False):
+            row[: len(ids)] = torch.as_tensor(ids)
+        x, y = rows[:, :-1].clamp(min=0), rows[:, 1:].flatten()
+        with torch.inference_mode():
+            logits = model(x).flatten(0, 1).float().cpu()
+        nats += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
+    return nats / math.log(2) / text_bytes
+
+
+class Ours:
+    """Runs of config/laptop.py. command: the words of train.py. config: their settings."""
+
+    def __init__(self, folder: Path, documents: Path, extra: list[str]):
+        data = folder / "data"
+        options = [f"--vocab_size={VOCABULARY}", "--val_fraction=0", f"--out={data}"]
+        run_script("prepare_data.py", str(documents), *options)
+        self.folder = folder / "run"
+        self.command = [OURS, *OPTIONS.format(data=data).split(), *extra]
+        self.config = settings.load(self.command)
+        self.device = hardware.find_device(self.config.device)
+
+    def train(self, steps: int, save_every: int, seed: int) -> list[float]:
+        """Seconds of training after each step; every save_every-th and the last are saved."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        options = [f"--max_steps={steps}", f"--save_interval={save_every}", f"--seed={seed}"]
+        log = train_in(self.folder, *self.command, *options)
+        return [record["elapsed_s"] for record in log if "loss" in record]
+
+    def load(self, step: int) -> tuple[Callable, Callable]:
+        """The model of a saved step, ids -> logits, and its tokenizer, a document -> ids."""
+        model, tokenizer, _ = load_model(self.folder / step_name(step), self.device)
+        dtype = hardware.find_dtype(self.device, self.config.dtype)
+
+        def logits(ids):
+            with hardware.autocast(self.device, dtype):
+                return model(ids)
+
+        return logits, lambda text: [tokenizer.eot_id, *tokenizer.encode(text).tolist()]
+
+
+def contenders(
+    checkout: Path, data: str | None, seconds: float, extra: list[str], folder: Path
+) -> tuple[dict[str, Callable], dict[str, list[str]], Config]:
+    """nanochat at multiples of its rates, and config/laptop.py: curves as functions of a seed.
+
+    Also their command lines, and the settings of ours. seconds: of a run. extra: settings of ours;
+    nanochat takes shape and batch from them. folder: for all that is written.
+    """
+    import pyarrow as pa  # the other comparisons do without it
+    import pyarrow.parquet as pq
+
+    texts, held_out = read_documents(data)
+    train, val = folder / "train.parquet", folder / "val.parquet"
+    pq.write_table(pa.table({"text": texts}), train)
+    pq.write_table(pa.table({"text": held_out}), val)
+    copy, ours = folder / "nanochat", Ours(folder, train, extra)
+    nanochat.copy_checkout(checkout, copy, train, val, VOCABULARY)
+    c = ours.config
+    rivals = {f"nanochat, rates x {n}": nanochat.Run(copy, c, ours.device, n) for n in RATES}
+    runs = rivals | {OURS: ours}
+    steps = dict.fromkeys(rivals, steps_in(seconds, next(iter(rivals.values()))))
+    steps[OURS] = steps_in(seconds, ours)
+    curves, commands = {}, {}
+    for name, run in runs.items():
+        curves[name] = partial(curve, run, steps[name], held_out, c.block_size)
+        commands[name] = [*run.command, f"{steps[name]} steps"]
+    return curves, commands, c
+
+
+def steps_in(seconds: float, run) -> int:
+    """Steps that take so many seconds without compilation, by a short run."""
+    times = run.train(SHORT, SHORT, seed=0)
+    step = statistics.median(b - a for a, b in itertools.pairwise(times))
+    return max(POINTS, round(seconds / step))
+
+
+def curve(
+    run, steps: int, documents: list[str], context: int, seed: int
+) -> list[tuple[float, float]]:
+    """Seconds of training and bits per byte of the documents, at POINTS steps of a run."""
+    every = math.ceil(steps / POINTS)
+    seconds = run.train(steps, every, seed)
+    points = []
+    for step in [*range(every, steps, every), steps]:
+        model, encode = run.load(step)
+        size = sum(len(text.encode()) for text in documents)
+        bits = bits_per_byte(model, list(map(encode, documents)), context, size)
+        points.append((seconds[step - 1], bits))
+    return points
