@@ -1,4 +1,4 @@
-"""Speeds a GPU reaches at GPT-2 Small's shapes: products, a copy, attention, and 30 whole steps.
+"""Speeds a GPU reaches at GPT-2 Small's shapes: matrix products, a copy and attention.
 
     python -m benchmarks.rates [--key=value ...]
 
@@ -69,12 +69,6 @@ def attention(c: Config, random: Callable, device: torch.device) -> Iterator[tup
                 yield f"{label}, backward, TFLOP/s", 5 * flops / seconds(backward, device)
 
 
-def step_ms(arguments: list[str]) -> float:
-    """Milliseconds of a training step, the mean of 30."""
-    trainer = open_trainer(arguments)
-    return 1e3 * seconds(trainer.step, trainer.device.torch, 30)
-
-
 def profile_by_kernel(arguments: list[str]) -> str:
     """A table of two training steps by kernel."""
     trainer = open_trainer(arguments)
@@ -101,8 +95,6 @@ def main(argv):
 
     for name, value in itertools.chain(products(c, random, device), attention(c, random, device)):
         keep(name, value)
-    for preset in PRESETS:
-        keep(f"{preset}, ms a step", run_apart(step_ms, [preset, *extra]))
     for preset in PRESETS:
         print(run_apart(profile_by_kernel, [preset, *extra]), flush=True)
 
