@@ -1,5 +1,6 @@
 """saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
+import os
 import resource
 import shutil
 import subprocess
@@ -276,3 +277,41 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(c
     assert "continues at step 10" in result.stdout
     assert [run_folder.step_of(p) for p in run_folder.steps(folder)] == [30, 40]
     assert len(list(folder.glob("damaged_*"))) == 1
+
+
+def test_a_step_is_flushed_to_the_disk_before_it_has_its_name(char_data, tmp_path, monkeypatch):
+    flushed, unflushed = set(), {}
+
+    def flush(descriptor, fsync=os.fsync):
+        flushed.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    def rename(source, target, replace=os.replace):
+        unflushed[target.name] = {source, *source.glob("*.*")} - flushed
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    save(small_run(char_data, tmp_path), 1)
+    assert unflushed["step_00000001"] == set()
+    assert tmp_path in flushed  # which has the name
+
+
+def test_one_digit_changed_in_state_json_is_damage(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    save(run, 1)
+    save(run, 2)
+    path = tmp_path / run_folder.step_name(2) / "state.json"
+    path.write_text(path.read_text().replace('"seed": 1337', '"seed": 1338', 1))
+    folder, _, (problem,) = run_folder.latest(tmp_path)
+    assert folder.name == "step_00000001"
+    assert "state.json is damaged" in problem
+
+
+def test_a_checkpoint_counts_the_seconds_of_all_starts(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    run.trainer.step()
+    run.clock.before = 3600.0
+    save(run, 1)
+    again = small_run(char_data, tmp_path, "--max_hours=1")
+    assert again.clock.exceeded()
