@@ -16,6 +16,7 @@ EXACT = [
     "--log_interval=1",
     "--learning_rate=1e-3",
     "--min_lr=1e-3",
+    "--input_noise=0.1",
 ]
 
 

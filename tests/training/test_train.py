@@ -24,10 +24,15 @@ from training.state import Counters
 
 @pytest.fixture(scope="module")
 def finished(char_data, tmp_path_factory):
-    """A small run of 40 steps, with dropout and samples."""
+    """A small run of 40 steps, with dropout, noise and samples."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     result = train_small(
-        char_data, folder, "--max_steps=40", "--dropout=0.1", "--sample_prompts=The "
+        char_data,
+        folder,
+        "--max_steps=40",
+        "--dropout=0.1",
+        "--input_noise=0.1",
+        "--sample_prompts=The ",
     )
     assert result.returncode == 0, result.stderr
     return folder, result.stdout
@@ -100,7 +105,12 @@ def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
     folder, _ = finished
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"}
     result = train_small(
-        char_data, folder, "--max_steps=40", "--dropout=0.1", "--sample_prompts=The "
+        char_data,
+        folder,
+        "--max_steps=40",
+        "--dropout=0.1",
+        "--input_noise=0.1",
+        "--sample_prompts=The ",
     )
     assert result.returncode == 0 and "already finished" in result.stdout
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"} == before
@@ -109,7 +119,7 @@ def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
 def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_data, tmp_path):
     """Stopped at 23, in the middle of an epoch and between log lines, then continued to 40."""
     whole, part = finished[0], tmp_path / "part"
-    more = ["--dropout=0.1", "--sample_prompts=The ", "--save_interval=23"]
+    more = ["--dropout=0.1", "--input_noise=0.1", "--sample_prompts=The ", "--save_interval=23"]
     process = subprocess.Popen(
         [
             sys.executable,
