@@ -100,7 +100,8 @@ class Config:
     max_steps: int | None = setting(None, "steps in all; with epochs: whichever comes first", low=1)
     input_noise: float = setting(
         0.0,
-        "share of the input tokens replaced at random, falling with the learning rate",
+        "share of the input tokens replaced at random from the second epoch on, falling with the"
+        " learning rate",
         high=0.9,
     )
 

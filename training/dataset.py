@@ -92,16 +92,18 @@ class Dataset:
     def add_noise(self, x: torch.Tensor, first: int, seed: int, share: float) -> torch.Tensor:
         """Inputs with a share of their ids replaced by random ones, int64 [batch_size, block_size].
 
-        x: the inputs of the sequences number `first` and on. What is replaced, and by what, follows
-        from (seed, sequence) alone, as the order of the windows does.
+        x: the inputs of the sequences number `first` and on. Those of the first epoch stay as they
+        are. What is replaced, and by what, follows from (seed, sequence) alone, as the order of the
+        windows does.
         """
         B, T = x.shape
         counts = math.ceil(T / 4)  # Philox makes four numbers a count
         key = np.array([seed, NOISE_STREAM], dtype=np.uint64)
         random = np.random.Philox(key=key, counter=first * counts)
-        words = random.random_raw(B * counts * 4).reshape(B, -1)[:, :T]
-        chosen = (words >> 32) < share * 2**32
-        ids = (words & 0xFFFFFFFF) % self.meta.vocab_size
+        numbers = random.random_raw(B * counts * 4).reshape(B, -1)[:, :T]
+        is_repeated = np.arange(first, first + B)[:, None] >= self.windows
+        chosen = is_repeated & ((numbers >> 32) < share * 2**32)
+        ids = (numbers & 0xFFFFFFFF) % self.meta.vocab_size
         chosen, ids = map(torch.from_numpy, (chosen, ids.astype(np.int64)))
         return torch.where(self._send(chosen), self._send(ids), x)
 

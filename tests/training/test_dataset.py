@@ -54,16 +54,19 @@ def test_batches_are_the_same_in_ram_and_memory_mapped(tmp_path, monkeypatch, dt
         assert torch.equal(x, mapped_x) and torch.equal(y, mapped_y)
 
 
-def test_noise_replaces_a_share_of_the_inputs_and_follows_from_seed_and_sequence(tmp_path):
+def test_noise_replaces_a_share_of_repeated_inputs_by_seed_and_sequence(tmp_path):
     make(tmp_path / "data")
     data = train_split(tmp_path / "data")
-    x, _ = data.batch(40, 64, 7)
-    noisy = data.add_noise(x, 40, 7, 0.25)
-    assert 0.2 < (noisy != x).float().mean() < 0.3
+    first = data.windows - 8  # the last of the first epoch, and 56 of the second
+    x, _ = data.batch(first, 64, 7)
+    noisy = data.add_noise(x, first, 7, 0.25)
+    assert torch.equal(noisy[:8], x[:8])
+    assert 0.2 < (noisy != x)[8:].float().mean() < 0.3
     assert noisy.min() >= 0 and noisy.max() < data.meta.vocab_size
-    assert torch.equal(data.add_noise(x[16:48], 56, 7, 0.25), noisy[16:48])  # of another process
-    assert not torch.equal(data.add_noise(x, 40, 8, 0.25), noisy)
-    assert torch.equal(data.add_noise(x, 40, 7, 0), x)
+    of_another_process = data.add_noise(x[16:48], first + 16, 7, 0.25)
+    assert torch.equal(of_another_process, noisy[16:48])
+    assert not torch.equal(data.add_noise(x, first, 8, 0.25), noisy)
+    assert torch.equal(data.add_noise(x, first, 7, 0), x)
 
 
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
