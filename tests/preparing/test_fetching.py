@@ -44,23 +44,14 @@ def test_what_may_pass_is_tried_again(tmp_path, hub, fault):
     assert_whole(DownloadCache(found, tmp_path / "cache", limit=1e9), hub)
 
 
-def test_a_file_is_fetched_from_where_a_stopped_run_left_it(tmp_path, hub, monkeypatch):
+def test_a_file_is_fetched_from_where_a_stopped_run_left_it(tmp_path, hub):
     found = sources(hub)
-    cache = tmp_path / "cache"
-    path = DownloadCache(found, cache, limit=1e9).path(1)
-    os.truncate(path, remote.REQUEST_BYTES)
-    starts = []
-    read_block = remote._read_block
-    monkeypatch.setattr(
-        remote,
-        "_read_block",
-        lambda source, start: starts.append((source.path, start)) or read_block(source, start),
-    )
-    assert_whole(DownloadCache(found, cache, limit=1e9), hub)
-    assert [start for path, start in starts if path == found[1].path] == [
-        remote.REQUEST_BYTES,
-        2 * remote.REQUEST_BYTES,
-    ]
+    path = DownloadCache(found, tmp_path / "cache", limit=1e9).path(1)
+    begun = b"x" * remote.REQUEST_BYTES
+    path.write_bytes(begun)
+    whole = (hub.folder / "ORG/NAME/1.txt").read_bytes()
+    files = DownloadCache(found, tmp_path / "cache", limit=1e9)
+    assert files.path(1).read_bytes() == begun + whole[len(begun) :]
 
 
 def test_files_are_dropped_when_they_are_done_with(tmp_path, hub):
@@ -71,24 +62,13 @@ def test_files_are_dropped_when_they_are_done_with(tmp_path, hub):
         assert sum(path.stat().st_size for path in cache.iterdir()) <= 46e6
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path, hub):
+@pytest.mark.parametrize("size", [5, SIZES[0]])
+def test_a_file_that_changed_is_named(tmp_path, hub, size):
     found = sources(hub)
-    (hub.folder / "ORG/NAME/0.txt").write_bytes(b"short")
+    (hub.folder / "ORG/NAME/0.txt").write_bytes(os.urandom(size))
     files = DownloadCache(found, tmp_path / "cache", limit=1e9)
     with pytest.raises(InputError, match="changed at its source"):
         files.path(0)
-
-
-def test_a_process_that_ends_while_it_fetches_leaves_nothing_to_clean_up(tmp_path, hub):
-    code = (
-        "import multiprocessing, os, pathlib, sys; from preparing import remote, sources;"
-        " multiprocessing.set_start_method('spawn');"  # its semaphores have names in the system
-        " found = sources.find_sources(sys.argv[2:]);"
-        " files = remote.DownloadCache(found, pathlib.Path(sys.argv[1]), 1e9);"
-        " files.path(0); os.kill(os.getpid(), 9)"
-    )
-    result = run_script("-c", code, tmp_path / "cache", sources(hub)[0].path)
-    assert (result.returncode, result.stderr) == (-9, "")
 
 
 def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, hub):
