@@ -25,7 +25,11 @@ from benchmarks import ENVIRONMENT, RESULTS, argument_parser, nanogpt, run_apart
 from formats.files import read_json, write_json
 
 PARTS = {  # {part: (minutes, what follows `python`)}
-    "data": (3, "prepare_data.py '{packages}/**/*.py' --clean --gigabytes 0.1 --out data/gpu"),
+    "data": (
+        3,
+        "prepare_data.py '{packages}/**/*.py' --clean --gigabytes 0.1 --vocab_size 32000"
+        " --out data/gpu",
+    ),
     "rates": (5, "-m benchmarks.rates {settings}"),
     "generate": (5, "-m benchmarks.generate --rounds 2 {nanogpt} {settings}"),
     "gpt2_small": (9, "-m benchmarks.throughput --steps 100 {nanogpt} {settings}"),
