@@ -47,12 +47,7 @@ class GPTConfig:
         if self.arch not in ("gpt2", "qwen3"):
             raise ValueError(f"arch = {self.arch!r}: must be gpt2 or qwen3")
         if self.head_dim is None and self.n_embd % self.n_head:
-            divisors = [h for h in range(1, self.n_embd + 1) if self.n_embd % h == 0]
-            near = min(divisors, key=lambda h: abs(h - self.n_head))
-            raise ValueError(
-                f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}; "
-                f"the nearest that does is n_head = {near}"
-            )
+            raise ValueError(f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}")
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.arch == "gpt2":
