@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
-# counts. The speed of other GPUs is measured.
+# counts; other GPUs have no MFU.
 GPUS = {
     "H200": (989, 141),
     "H100 PCIe": (756, 80),
@@ -56,8 +55,8 @@ class Device:
     """The device of a run, and what is known of it; open_device looks it up once.
 
     torch: PyTorch's name of it. dtype: of matrix products. name: for banners and logs. memory:
-    bytes that a GPU may use. peak_flops: its floating-point operations a second, as sold or else
-    measured. Both are None on a CPU.
+    bytes that a GPU may use. peak_flops: its floating-point operations a second, as sold; None if
+    not known. Both are None on a CPU.
     """
 
     torch: torch.device
@@ -78,13 +77,13 @@ def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
     local_rank: the GPU that `cuda` and `auto` mean.
     """
     device = find_device(name, local_rank)
-    products = find_dtype(device, dtype)
+    name = describe(device)
     return Device(
         torch=device,
-        dtype=products,
-        name=describe(device),
+        dtype=find_dtype(device, dtype),
+        name=name,
         memory=gpu_memory(device),
-        peak_flops=peak_flops(device, products),
+        peak_flops=data_sheet_flops(name),
     )
 
 
@@ -199,31 +198,12 @@ def limit_threads_to_cgroup() -> None:
         torch.set_num_threads(min(torch.get_num_threads(), processors))
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Floating-point operations a second of a GPU, as sold or else measured; None for a CPU."""
-    if device.type == "cpu":
-        return None
-    return data_sheet_flops(describe(device)) or measured_flops(device, dtype)
-
-
 def data_sheet_flops(name: str) -> float | None:
     """Floating-point operations a second that a GPU is sold with; None if not known."""
     for key, (tflops, _) in GPUS.items():
         if re.search(rf"\b{key}\b(?!.*\b({VARIANTS})\b)", name):
             return tflops * 1e12
     return None
-
-
-def measured_flops(device: torch.device, dtype: torch.dtype, size: int = 4096) -> float:
-    """Floating-point operations a second of large matrix products."""
-    a, products = torch.randn(size, size, device=device).to(dtype), 20
-    for count in (1, products):  # the first warms up
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(count):
-            a @ a
-        synchronize(device)
-    return products * 2 * size**3 / (time.perf_counter() - start)
 
 
 def gpu_memory(device: torch.device) -> int | None:

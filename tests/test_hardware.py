@@ -116,10 +116,6 @@ def test_a_gpu_with_a_similar_name_is_not_taken_for_another(name):
     assert hardware.data_sheet_flops(f"NVIDIA {name}") is None
 
 
-def test_the_speed_of_an_unknown_gpu_is_measured():
-    assert hardware.measured_flops(CPU, torch.float32, 256) > 1e9
-
-
 # -- memory and processors -------------------------------------------------------------------------
 
 

@@ -26,10 +26,8 @@ def banner(run: Run) -> str:
         "data": data(run),
         "step": step(run),
     }
-    if c.init_from:
+    if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
-        if done:
-            lines["start"] += ", which a continued run does not read again"
     lines["run"] = f"{total:,} steps, {epoch:,.1f} an epoch"
     if done:
         lines["run"] += f"; continues at step {done:,}"
@@ -66,9 +64,6 @@ def device(run: Run) -> str:
     text = f"{count}{run.device.name}, {dtype}, {compiled}"
     if run.device.type == "cuda":
         text += f", {attention_backend(run.state.model.config, run.device)} attention"
-    peak = run.device.peak_flops
-    if peak and not hardware.data_sheet_flops(run.device.name):
-        text += f"; MFU is relative to a measured peak of {peak / 1e12:,.1f} TFLOP/s"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
     return f"{text}; {unused}" if unused else text
 

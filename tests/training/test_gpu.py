@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import config
-import hardware
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating import decode
@@ -282,10 +281,3 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
 def test_the_banner_names_the_attention(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run", "--device=cuda")
     assert re.search("(cudnn|flash|efficient) attention", banner(run))
-
-
-def test_the_gpu_is_known_or_its_mfu_is_not_claimed():
-    device = hardware.find_device("auto")
-    assert device.type == "cuda"
-    assert hardware.peak_flops(device, torch.bfloat16) > 0
-    assert hardware.find_dtype(device, "auto") in (torch.bfloat16, torch.float16)
