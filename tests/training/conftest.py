@@ -4,7 +4,10 @@ import subprocess
 import sys
 import time
 
+import torch
+
 import config
+from formats import run_folder
 from tests.conftest import ROOT, SMALL, run_script
 from training.setup import build
 
@@ -69,3 +72,14 @@ def same_losses(one, other):
         if any(abs(found[step] - expected[step]) >= 1e-4 for step in found):
             return False
     return True
+
+
+def last_weights(run):
+    """The tensors of a run's newest checkpoint."""
+    return run_folder.load_tensors(run_folder.steps(run)[-1] / "model.pt")
+
+
+def same_weights(one, other):
+    """True if the newest checkpoints of two runs hold the same tensors, bit for bit."""
+    a, b = last_weights(one), last_weights(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

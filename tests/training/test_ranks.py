@@ -16,7 +16,14 @@ import hardware
 from formats import run_folder, run_log
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, losses, run_script, train_small
-from tests.training.conftest import EXACT, same_losses, torchrun, train_on
+from tests.training.conftest import (
+    EXACT,
+    last_weights,
+    same_losses,
+    same_weights,
+    torchrun,
+    train_on,
+)
 from training.step import compile_layers, data_parallel
 
 
@@ -78,19 +85,14 @@ def test_two_processes_have_the_losses_of_one(char_data, tmp_path, alone):
     assert result.returncode == 0, result.stderr
     assert same_losses(losses(tmp_path / "run"), alone)
     # Only one wrote and printed; what is saved bears no wrapper's prefix.
-    assert (
-        result.stdout.count("finished: 50 steps") == 1
-        and "2 x cpu" in result.stdout
-        and not result.stderr
-    )
+    assert result.stdout.count("finished: 50 steps") == 1
+    assert "2 x cpu" in result.stdout
+    assert not result.stderr
     log = run_log.read(tmp_path / "run")
-    assert [r["step"] for r in log if "loss" in r] == list(range(1, 51)) and [
-        r["processes"] for r in log if r.get("event") == "start"
-    ] == [2]
-    assert {
-        k.split(".")[0]
-        for k in run_folder.load_tensors(tmp_path / "run" / "step_00000050" / "model.pt")
-    } == {"wte", "wpe", "h", "ln_f", "lm_head"}
+    assert [r["step"] for r in log if "loss" in r] == list(range(1, 51))
+    assert [r["processes"] for r in log if r.get("event") == "start"] == [2]
+    modules = {name.partition(".")[0] for name in last_weights(tmp_path / "run")}
+    assert modules == {"wte", "wpe", "h", "ln_f", "lm_head"}
 
 
 def test_a_run_goes_on_with_any_number_of_processes(char_data, tmp_path, alone):
@@ -104,16 +106,11 @@ def test_a_run_goes_on_with_any_number_of_processes(char_data, tmp_path, alone):
 def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_path):
     for folder, stops in (("whole", [20]), ("part", [10, 20])):
         for steps in stops:
-            result = train_on(
-                2, char_data, tmp_path / folder, f"--max_steps={steps}", "--dropout=0.2"
-            )
+            more = [f"--max_steps={steps}", "--dropout=0.2"]
+            result = train_on(2, char_data, tmp_path / folder, *more)
             assert result.returncode == 0, result.stderr
     assert losses(tmp_path / "part")[0] == losses(tmp_path / "whole")[0]
-    a, b = (
-        run_folder.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
-        for folder in ("whole", "part")
-    )
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert same_weights(tmp_path / "part", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("whom", ["rank 1", "torchrun"])
@@ -126,9 +123,7 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
     step = int(saved[0].replace(",", ""))
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [step]
     assert run_folder.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step
-    if (
-        whom == "rank 1"
-    ):  # torchrun names the status of each; where it is itself told to end, it says only that
+    if whom == "rank 1":  # torchrun names each status, but not where it is told to end itself
         assert set(re.findall(r"exitcode\s*:\s*(-?\d+)", err)) == {"143"}, err
     assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
@@ -137,14 +132,13 @@ def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path)
     process, pids = start(3, char_data, tmp_path / "run", "--batch_size=24")
     os.kill(pids[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
-    step = int(
-        re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1].replace(
-            ",", ""
-        )
-    )
-    assert process.returncode == 1 and 'train.py"' not in err, err
-    result = train_small(char_data, tmp_path / "run", "--dtype=float32", f"--max_steps={step + 10}")
-    assert result.returncode == 0 and f"continues at step {step:,}" in result.stdout, result.stderr
+    step = re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1]
+    assert process.returncode == 1, err
+    assert 'train.py"' not in err, err
+    longer = f"--max_steps={int(step.replace(',', '')) + 10}"
+    result = train_small(char_data, tmp_path / "run", "--dtype=float32", longer)
+    assert result.returncode == 0, result.stderr
+    assert f"continues at step {step}" in result.stdout
 
 
 def test_compiled_processes_have_the_losses_of_one(char_data, tmp_path, alone):

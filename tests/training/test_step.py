@@ -8,14 +8,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hardware
 from config import Config
 from formats import run_log
 from model import GPT, IGNORE, GPTConfig
 from tests.conftest import train_small
-from tests.training.conftest import small_run
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
 from training.step import compile_layers, evaluate, forward_backward
@@ -165,30 +163,6 @@ def test_the_memory_of_the_optimizer_can_be_taken_before_its_first_step(optimize
         for name, value in plain.items():
             assert value.dtype == reserved[name].dtype
             assert torch.equal(value, reserved[name])
-
-
-class Reads(TorchDispatchMode):
-    """The operations for which Python waits for the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if str(operation).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.unique")):
-            self.found.append(operation)
-        return operation(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("more", [[], ["--optimizer=muon", "--arch=qwen3"]])
-def test_a_step_reads_nothing_from_the_device(char_data, tmp_path, more):
-    run = small_run(char_data, tmp_path, *more)
-    run.trainer.step()
-    with Reads() as reads:
-        run.trainer.step()
-        assert reads.found == []
-        run.trainer.pop_loss()
-    assert reads.found
 
 
 # -- speed: what may not change, and what is shown ------------------------------------------------

