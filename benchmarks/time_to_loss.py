@@ -163,6 +163,11 @@ def seconds_to(curve: list[tuple[float, float]], aim: float) -> float:
     return math.inf
 
 
+def final_loss(curves: list[list[tuple[float, float]]]) -> float:
+    """The loss at the end of a contender's curves, the median over seeds."""
+    return statistics.median(curve[-1][1] for curve in curves)
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -208,18 +213,15 @@ def main(argv):
                 seconds, loss = curves[name][-1][-1]
                 print(f"seed {seed}, {name}: {loss:.4f} {unit} after {seconds:.1f} s", flush=True)
 
-    ends = {}
-    for name, of_name in curves.items():
-        ends[name] = statistics.median(curve[-1][1] for curve in of_name)
-    rivals = [name for name in ends if name != laptop.OURS] if args.nanochat else list(ends)[:1]
-    first = min(rivals, key=ends.get)  # its final loss is the aim of all
+    rivals = [name for name in curves if name != laptop.OURS] if args.nanochat else list(curves)[:1]
+    first = min(rivals, key=lambda name: final_loss(curves[name]))
     aims = [curve[-1][1] for curve in curves[first]]
-    figures, reached = {}, {}
-    for name, of_name in curves.items():
-        reached[name] = list(map(seconds_to, of_name, aims))
-        shares = map(operator.truediv, reached[name], reached[first])
-        figures[f"{name}: {unit} at the end"] = ends[name]
-        figures[f"{name}: seconds to the aim"] = statistics.median(reached[name])
+    reached = {name: list(map(seconds_to, of_name, aims)) for name, of_name in curves.items()}
+    figures = {}
+    for name, seconds in reached.items():
+        shares = map(operator.truediv, seconds, reached[first])
+        figures[f"{name}: {unit} at the end"] = final_loss(curves[name])
+        figures[f"{name}: seconds to the aim"] = statistics.median(seconds)
         figures[f"{name}: share of {first}'s time"] = statistics.median(shares)
     details = {"settings": commands, "aim": aims, "seconds_to_aim": reached, "curves": curves}
     device = hardware.find_device(c.device)
@@ -229,12 +231,12 @@ def main(argv):
 
 
 def draw(curves: dict[str, list], first: str, unit: str, path: Path) -> None:
-    """The curves of every seed, and the final loss of the first contender."""
+    """The curves of every seed, and the loss that `first` ends with, the aim of all."""
     from matplotlib.figure import Figure
 
     figure = Figure((8, 4.5), layout="constrained")
     axes = figure.subplots()
-    aim = statistics.median(curve[-1][1] for curve in curves[first])
+    aim = final_loss(curves[first])
     axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
     axes.set(ylim=(None, aim + 1.2))
     for color, name in zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), curves, strict=False):
