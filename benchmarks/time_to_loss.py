@@ -238,11 +238,11 @@ def draw(curves: dict[str, list], first: str, unit: str, path: Path) -> None:
     axes = figure.subplots()
     aim = final_loss(curves[first])
     axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
-    axes.set(ylim=(None, aim + 1.2))
     for color, name in zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), curves, strict=False):
         for curve in curves[name]:
             (line,) = axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3)
         line.set_label(name)
+    axes.set_ylim(top=aim + 1.2)
     axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
