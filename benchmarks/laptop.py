@@ -2,7 +2,8 @@
 
 Each contender brings its tokenizer of VOCABULARY ids, its loader and its recipe, and trains for as
 many steps as take the seconds given, by the times of a short run. Their schedules therefore end
-when their time does. One function scores the weights of all.
+when their time does, and PyTorch's cache has what it compiles for them. One function scores the
+weights of all.
 """
 
 import itertools
