@@ -1,10 +1,9 @@
-"""Draw the pictures of the pages that no other command draws.
+"""Draw docs/killed.svg: a training run that is killed with SIGKILL and continued.
 
     python -m docs.pictures
 
-docs/killed.svg: lines that a training run printed, which was killed with SIGKILL and continued, and
-the checksums of its weights and of those of a run that was left alone. docs/pipeline.svg: the
-commands, and what is on disk between them.
+It shows the lines that the run printed, and the checksums of its weights and of those of a run that
+was left alone.
 """
 
 import hashlib
@@ -20,25 +19,6 @@ STEPS, KILLED_AT = 60, 30
 SETTINGS = [f"--max_steps={STEPS}", "--save_interval=10", "--eval_interval=20", "--compile=False"]
 SHOWN = re.compile(r"step \d+ of|^run |^finished|^checkpoints ")
 LINE, LEFT, WIDTH = 19, 14, 860  # pixels
-# What is on disk, its files, and the commands that make it or use it.
-STAGES = [
-    ("your text", ".txt .jsonl .parquet .csv", []),
-    (
-        "data/mine/",
-        "train.bin val.bin tokenizer.json",
-        ["python prepare_data.py texts/", "  --out data/mine"],
-    ),
-    (
-        "checkpoints/laptop/",
-        "model.pt optimizer.pt state.json",
-        ["python train.py config/laptop.py", "python generate.py --prompt ..."],
-    ),
-    (
-        "laptop.gguf",
-        "llama.cpp Ollama transformers",
-        ["python -m tools.export", "  checkpoints/laptop --gguf ..."],
-    ),
-]
 
 
 def train(arguments: list[str], kill_at: int | None = None) -> list[str]:
@@ -95,30 +75,5 @@ def terminal(lines: list[str]) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def pipeline() -> str:
-    """An SVG of STAGES: boxes with arrows between them, and commands below."""
-    box, gap = 192, 30
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 104">',
-        "<style>text { font: 11px sans-serif; fill: #333; white-space: pre }"
-        " .name { font: bold 14px sans-serif } .command { font: 10px monospace }</style>",
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for n, (name, files, commands) in enumerate(STAGES):
-        x = n * (box + gap)
-        parts.append(
-            f'<rect x="{x + 1}" y="4" width="{box}" height="52" rx="6" fill="#eef4fa"'
-            ' stroke="#0072B2"/>'
-        )
-        parts.append(f'<text class="name" x="{x + 10}" y="26">{name}</text>')
-        parts.append(f'<text x="{x + 10}" y="44">{files}</text>')
-        for row, command in enumerate(commands):
-            parts.append(f'<text class="command" x="{x + 4}" y="{76 + 16 * row}">{command}</text>')
-        if n:
-            parts.append(f'<text x="{x - 24}" y="36" style="font-size: 20px">&#8594;</text>')
-    return "\n".join([*parts, "</svg>\n"])
-
-
 if __name__ == "__main__":
-    (ROOT / "docs/pipeline.svg").write_text(pipeline())
     (ROOT / "docs/killed.svg").write_text(terminal(killed_run()))
