@@ -37,7 +37,7 @@ SMALL = [
 collect_ignore = [
     "preparing/test_interruptions.py",
     "preparing/test_ray.py",
-    "test_gpu_parts.py",
+    "test_benchmarks.py",
     "test_startup.py",
     "test_tutorial.py",  # it needs bash and links, and takes a GPU that is there
     "training/test_conversations.py",  # it starts processes with torchrun

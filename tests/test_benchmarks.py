@@ -1,9 +1,14 @@
-"""benchmarks/laptop.py: the documents held out, and the one score of all contenders."""
+"""What benchmarks compute, and a part of `make gpu` on a CPU with the smallest of models."""
+
+import json
 
 import pytest
 import torch
 
+from benchmarks import ablation
 from benchmarks.laptop import bits_per_byte, read_documents
+from config import ConfigError
+from tests.conftest import SMALL, run_script
 
 VOCABULARY = 16
 
@@ -45,3 +50,31 @@ def test_a_file_is_held_out_as_a_whole(tmp_path):
     }
     assert len("".join(train + held_out)) == 40 * 400 * len("line of 00\n")
     assert "line of 20" not in "".join(train)
+
+
+def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
+    settings = (*SMALL, f"--data_dir={char_data}", "--n_layer=1", "--block_size=16")
+    result = run_script("-m", "benchmarks.gpu", "rates", *settings, BENCHMARK_RESULTS=str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    (folder,) = tmp_path.glob("gpu_*")
+    assert json.loads((folder / "parts.json").read_text())["rates"]["status"] == "done"
+    assert json.loads((folder / "rates_cpu.json").read_text())["figures"]["copy, TB/s"] > 0
+    assert "| rates_cpu: copy, TB/s |" in result.stdout
+
+
+def test_several_settings_are_combined():
+    assert ablation.variants(["epochs=2,4", "dropout=0"]) == [
+        ["--epochs=2", "--dropout=0"],
+        ["--epochs=4", "--dropout=0"],
+    ]
+    with pytest.raises(ConfigError, match="--set epochs has no values"):
+        ablation.variants(["epochs"])
+
+
+def test_a_difference_within_the_spread_of_seeds_is_not_clear():
+    rows = ablation.rows({"a": [2.0, 2.2], "b": [1.9, 2.1], "c": [1.5, 1.6]}, bits_a_nat=0.5)
+    assert [row[1:] for row in rows] == [
+        ["2", "2.1000", "0.2000", "1.0500", "", ""],
+        ["2", "2.0000", "0.2000", "1.0000", "-0.1000", "no"],
+        ["2", "1.5500", "0.1000", "0.7750", "-0.5500", "yes"],
+    ]
