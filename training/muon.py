@@ -98,12 +98,3 @@ def newton_schulz(x):
         quintic = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, quintic, x, beta=3.4445)
     return x
-
-
-def temporary_bytes(groups: list[dict], dtype: torch.dtype) -> int:
-    """Bytes that a step with products in `dtype` takes beyond gradients and state, at most, about.
-
-    Of the largest group: its update, and four tensors of the iteration.
-    """
-    sizes = [sum(p.numel() for p in g["params"]) for g in groups if g.get("num_fused")]
-    return (4 + 4 * dtype.itemsize) * max(sizes, default=0)

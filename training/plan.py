@@ -15,7 +15,7 @@ from config import Config
 from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
-from training import RunError, muon
+from training import RunError
 from training.dataset import GPU_SHARE
 from training.low_memory import loss_chunks
 from training.run import Run
@@ -75,11 +75,7 @@ def memory(config: Config, state: State, micro_batch: int, device: Device) -> di
     if micro_batch == config.batch_size:
         # Without accumulation the gradients appear while the activations go.
         in_backward = max(needed["gradients"], needed["activations"])
-    # The optimiser's step begins when the activations are gone.
-    stepping = muon.temporary_bytes(state.optimizer.param_groups, device.dtype)
-    in_update = needed["gradients"] + stepping
-    peak = needed["weights"] + needed["optimizer"] + max(in_backward, in_update)
-    return needed | {"peak": peak}
+    return needed | {"peak": needed["weights"] + needed["optimizer"] + in_backward}
 
 
 def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Device) -> int:
