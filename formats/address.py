@@ -150,16 +150,3 @@ def local_copy(there: Folder) -> Iterator[Path]:
     here.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(here.with_name(f".{here.name}.lock")):
         yield here
-
-
-def download_log(address: str) -> Path:
-    """A run's folder: of an address, the copy of its log and settings on this disk.
-
-    Raises AddressError where they cannot be read.
-    """
-    if not protocol_of(address):
-        return Path(address)
-    there = Folder(address)
-    with local_copy(there) as here:
-        there.get(("log.jsonl", "config.json"), here)
-    return here

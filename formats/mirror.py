@@ -39,6 +39,10 @@ class Mirror:
         """The steps that are there whole, oldest first."""
         return [step for step, is_whole in self.steps().items() if is_whole]
 
+    def state(self, step: int) -> bytes:
+        """The content of a step's state.json."""
+        return self.folder.read(f"{step_name(step)}/state.json")
+
     def check_same_run(self, run: Path) -> None:
         """Raises CheckpointError where this is the copy of another run: their logs differ then."""
         with contextlib.suppress(FileNotFoundError):
@@ -65,7 +69,7 @@ class Mirror:
         for step, folder in sorted(here.items(), reverse=True):
             # A step may be there from before the run went back, and came to it again.
             state = (folder / "state.json").read_bytes()
-            if not there.get(step) or self.folder.read(f"{folder.name}/state.json") != state:
+            if not there.get(step) or self.state(step) != state:
                 self.upload(folder)
         for name in ("config.json", run_log.NAME, "best.json"):
             if (run / name).exists():
@@ -138,26 +142,19 @@ class Mirror:
 
 
 def fetch_to_read(address: str) -> Path:
-    """A copy on this disk of a run's best step, else its newest, or of the step that is named.
+    """A copy on this disk of a run's best step, else its newest, without the optimiser's state.
 
-    The copy lacks the optimiser's state. Raises CheckpointError, AddressError, and OSError where
-    the disk does not take the copy.
+    Raises CheckpointError, AddressError, and OSError where the disk does not take the copy.
     """
-    parent, _, name = address.rstrip("/").rpartition("/")
-    named = STEP_NAME.fullmatch(name)
-    mirror = Mirror(parent if named else address)
+    mirror = Mirror(address)
     with local_copy(mirror.folder) as here:
         mirror.folder.get((run_log.NAME, "best.json"), here)
         whole = mirror.whole()
+        if not whole:
+            raise CheckpointError(f"no checkpoint at {address}; give the address of a run")
         best = run_folder.best_of(here)
-        step = best if best in whole else max(whole, default=None)
-        if named:
-            step = int(named[1])
-        if step not in whole:
-            there = ", ".join(map(step_name, whole)) or "no step that is whole"
-            raise CheckpointError(f"no checkpoint at {address}; {mirror.address} holds {there}")
+        step = best if best in whole else whole[-1]
         copy = here / step_name(step) / "state.json"
-        state = mirror.folder.read(f"{step_name(step)}/state.json")
-        if copy.exists() and copy.read_bytes() == state:
+        if copy.exists() and copy.read_bytes() == mirror.state(step):
             return copy.parent
         return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))

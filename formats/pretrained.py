@@ -5,7 +5,6 @@ disk first.
 """
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +78,9 @@ def resolve(path: str | Path | None) -> Path:
     """The folder with the weights that a path or an address means, on this disk.
 
     path: a run (its best step by validation loss, else its newest), a step of one, or a folder in
-    Hugging Face's format; the address of one, which is fetched; None: the run under checkpoints/
-    that was saved last. Raises CheckpointError that lists what there is, AddressError, and OSError
-    where the disk does not take the copy of an address.
+    Hugging Face's format; the address of a run or such a folder, which is fetched; None: the run
+    under checkpoints/ that was saved last. Raises CheckpointError that lists what there is,
+    AddressError, and OSError where the disk does not take the copy of an address.
     """
     if protocol_of(str(path)):
         return fetch(str(path))
@@ -98,12 +97,12 @@ def is_hf(folder: Path) -> bool:
 def fetch(address: str) -> Path:
     """Copy a folder in Hugging Face's format, or a step of a run, from an address to this disk.
 
-    One of several processes fetches it, and the others wait. Returns the folder. Raises as
-    resolve() does.
+    One of several processes fetches it, and the others wait. A folder in Hugging Face's format is
+    fetched once. Returns the folder. Raises as resolve() does.
     """
-    asked, there = time.time(), Folder(address)
+    there = Folder(address)
     with local_copy(there) as here:
-        if is_hf(here) and here.stat().st_mtime >= asked:  # another process has just fetched it
+        if is_hf(here):
             return here
         sizes = there.list()
         if "config.json" in sizes and "model_type" in json.loads(there.read("config.json")):

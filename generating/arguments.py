@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = (
         "a run (its best step by validation loss, else its newest), one step of it, or the address"
-        " of either; default: the newest run under checkpoints/"
+        " of a run; default: the newest run under checkpoints/"
     )
     add("--checkpoint", metavar="PATH", help=text)
     text = "the text to continue; several are one batch"

@@ -60,7 +60,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         description="Export a checkpoint as a folder for transformers, a GGUF file, or both.",
     )
     add = parser.add_argument
-    text = "a run (its best step by validation loss, else its newest), a step, or an address"
+    text = "a run (its best step by validation loss, else its newest), a step, or a run's address"
     add("checkpoint", metavar="CHECKPOINT", help=text)
     text = "folder for transformers and programs that read its format"
     add("--out", type=Path, metavar="FOLDER", help=text)

@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 
 from formats import files, run_log
-from formats.address import download_log, protocol_of
 from tools import command
 from tools.command import short
 from training.terminal import duration
@@ -326,16 +325,15 @@ def main(argv: list[str]) -> None:
         prog="python -m tools.report",
         description="Write one page with the curves, tables and samples of one or several runs.",
     )
-    text = "a run's folder, such as checkpoints/demo, or its address; several are compared"
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-    text = "default: report.html in the run's folder; for several runs or an address, here"
+    text = "a run's folder, such as checkpoints/demo; several are compared"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=text)
+    text = "default: report.html in the run's folder; for several runs, here"
     parser.add_argument("--out", type=Path, metavar="FILE.html", help=text)
     args = parser.parse_args(argv)
-    one_folder = len(args.runs) == 1 and not protocol_of(args.runs[0])
-    out = args.out or Path(args.runs[0] if one_folder else "", "report.html")
+    out = args.out or Path(args.runs[0] if len(args.runs) == 1 else "", "report.html")
     if out.suffix != ".html":
         parser.error(f"--out {out}: the name must end in .html")
-    runs = [read_history(download_log(run)) for run in args.runs]
+    runs = [read_history(run) for run in args.runs]
     comparison = compare_ends(runs)
     write_page(runs, comparison, out)
     for sentence in comparison:

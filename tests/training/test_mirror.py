@@ -219,8 +219,6 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(
     there = run_script(*generate, cwd=tmp_path)
     assert there.returncode == 0 and there.stdout == here.stdout
     assert "fetching" in there.stderr
-    report = run_script("-m", "tools.report", f"{where}/run", cwd=tmp_path)
-    assert report.returncode == 0 and (tmp_path / "report.html").exists(), report.stderr
     begin = [ROOT / "train.py", f"--data_dir={char_data}", *SMALL, "--max_steps=1"]
     tuned = run_script(*begin, "--checkpoint_dir=tuned", f"--init_from={where}/run", cwd=tmp_path)
     assert tuned.returncode == 0 and "the weights of" in tuned.stdout, tuned.stderr
@@ -231,7 +229,7 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(
     copy = resolve(f"{where}/run")
     assert not capsys.readouterr().err  # it is still there
     shutil.rmtree(tmp_path / "checkpoints")
-    assert resolve(f"{where}/run/step_00000020") == copy
+    assert resolve(f"{where}/run") == copy
     assert "fetching" in capsys.readouterr().err
     assert (copy.parent / "best.json").exists() and (copy.parent / "log.jsonl").exists()
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
