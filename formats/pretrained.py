@@ -74,6 +74,17 @@ def load(path: str | Path | None) -> Pretrained:
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 
 
+def load_run(path: str | Path | None) -> Pretrained:
+    """As load(), of a run or a step of ours. Raises CheckpointError for another folder, too."""
+    found = load(path)
+    if not found.state:
+        raise CheckpointError(
+            f"{found.path} is a folder in Hugging Face's format, as tools.export writes it; give"
+            " the run itself"
+        )
+    return found
+
+
 def resolve(path: str | Path | None) -> Path:
     """The folder with the weights that a path or an address means, on this disk.
 

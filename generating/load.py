@@ -8,7 +8,6 @@ import torch
 
 import hardware
 from formats import files, pretrained
-from formats.run_folder import CheckpointError
 from generating.cpu_kernels import pack
 from generating.decoder import Decoder, make_decoder
 from model import GPT
@@ -45,18 +44,13 @@ def open_checkpoint(
 ) -> LoadedModel:
     """The model of a run or step, at its fastest on this machine.
 
-    path: as in pretrained.resolve, but of a run or a step. dtype: of the weights, as --dtype of
-    generate.py takes it. Raises CheckpointError where there is no checkpoint, or none that is
-    whole.
+    path: as in pretrained.load_run. dtype: of the weights, as --dtype of generate.py takes it.
+    Raises CheckpointError where there is no checkpoint, or none that is whole.
     """
     on_cpu = device.type == "cpu"
     folder = pretrained.resolve(path)
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
     model, tokenizer, state = load_model(folder, device, weights_in)
-    if not state:
-        raise CheckpointError(
-            f"{folder} is in Hugging Face's format; generating takes a run of ours"
-        )
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = files.read_json(folder.parent / "best.json")
     if best and best["step"] == state["step"]:
@@ -75,6 +69,6 @@ def load_model(
 
     Raises CheckpointError for a folder that is not whole.
     """
-    weights = pretrained.load(folder)
+    weights = pretrained.load_run(folder)
     model = weights.model().to(device, dtype).eval()
     return model, weights.tokenizer, weights.state

@@ -30,7 +30,7 @@ from training.terminal import duration
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
-    source = pretrained.load(args.checkpoint)
+    source = pretrained.load_run(args.checkpoint)
     chat = saw_conversations(source.state)
     if args.gguf:
         from formats import gguf

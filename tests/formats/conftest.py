@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 SHAPE = {
     "vocab_size": 512,
@@ -20,6 +19,8 @@ SHAPE = {
 @pytest.fixture(scope="module")
 def hf_model():
     """A small GPT-2 of transformers with random weights, biases included."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # seconds, which the other tests save
+
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SHAPE)).eval()
     for p in model.parameters():
@@ -30,6 +31,8 @@ def hf_model():
 @pytest.fixture(scope="module", params=["as many heads", "grouped, tied"])
 def qwen3_model(request):
     """A small Qwen3 of transformers with random weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(0)
     grouped = request.param != "as many heads"
     shape = {

@@ -183,3 +183,11 @@ def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transfor
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "data/train.bin").read_bytes() == (bpe_data / "train.bin").read_bytes()
     assert Tokenizer.load(tmp_path / "data").same_as(theirs)
+
+
+@pytest.mark.parametrize("command", [["generate.py", "--checkpoint"], ["-m", "tools.export"]])
+def test_where_a_run_is_needed_a_folder_of_transformers_is_a_sentence(hf_model, tmp_path, command):
+    folder = saved(hf_model, tmp_path / "hf")
+    more = [] if "generate.py" in command else ["--out", tmp_path / "again"]
+    result = run_script(*command, folder, *more)
+    fails_clearly(result, "in Hugging Face's format", "the run itself")

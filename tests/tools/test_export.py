@@ -240,9 +240,7 @@ def test_commands_are_quoted(bpe_run, tmp_path):
 
 
 @pytest.mark.parametrize("option, name", [("--out", "folder"), ("--gguf", "file.gguf")])
-def test_a_disk_that_fills_up_in_the_middle_of_an_export_is_a_sentence(
-    bpe_run, tmp_path, option, name
-):
+def test_a_disk_that_fills_up_in_the_middle_is_a_sentence(bpe_run, tmp_path, option, name):
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))  # the tool inherits it
     try:
@@ -317,7 +315,5 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
 
 
 def test_no_checkpoint_to_export(tmp_path):
-    fails_clearly(
-        run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf"),
-        "no checkpoint at",
-    )
+    result = run_script("-m", "tools.export", tmp_path / "none", "--out", tmp_path / "hf")
+    fails_clearly(result, "no checkpoint at")
