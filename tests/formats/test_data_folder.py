@@ -74,6 +74,12 @@ def test_one_changed_digit_of_a_checksum_is_noticed(folder):
         read_tokens(folder, read_meta(folder), "train")
 
 
+def test_a_missing_file_is_named(folder):
+    (folder / "val.bin").unlink()
+    with pytest.raises(DataError, match=r"val\.bin is missing, though .*meta\.json names it"):
+        read_meta(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("val.bin", "6 bytes instead of 8 "), ("val.mask.bin", "2 bytes instead of 4 ")],
