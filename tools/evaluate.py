@@ -11,7 +11,6 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import contextlib
 import gzip
 import lzma
 import math
@@ -29,15 +28,13 @@ from formats import pretrained, run_folder
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
-from generating.cpu_kernels import pack
 from generating.load import load_model
-from model import IGNORE, GPTConfig
+from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.dataset import Dataset
 
-SEQUENCES = 8  # per forward, fewer if their logits exceed LOGITS_BYTES
-LOGITS_BYTES = 4e9
+TOKENS = 2048  # per forward: at most about 3 GB of logits, with Qwen3's vocabulary
 COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
 
 
@@ -48,17 +45,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         " standard error.",
     )
     add = parser.add_argument
-    text = "a run, a step, or the address of either"
+    text = "a run, a step, or the address of a run"
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help=text)
     text = "prepared folder, whose validation split is used; default: the data of the run"
     add("--data", metavar="FOLDER", help=text)
     text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)
-    text = (
-        "precision of the weights, as in generate.py on a CPU; default: float32, with products in"
-        " bfloat16 where the hardware has them"
-    )
-    add("--dtype", choices=list(hardware.DTYPES), help=text)
     add_device(parser)
     return parser.parse_args(argv)
 
@@ -68,8 +60,6 @@ def main(argv: list[str]) -> None:
     sys.stdout.reconfigure(errors="replace")
     args = parse_args(argv)
     device = hardware.find_device(args.device)
-    if args.dtype and device.type != "cpu":
-        raise hardware.DeviceError(f"--dtype is for CPUs; on {device} leave it out")
     models, compressors = {}, {}  # {label: function that computes the columns}
     for folder in map(pretrained.resolve, args.checkpoints):
         state = run_folder.read_state(folder, ())
@@ -77,7 +67,7 @@ def main(argv: list[str]) -> None:
         loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
         check_data(data_dir, loss_on, folder, state)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
-        models[label] = partial(evaluate, folder, data_dir, loss_on, device, args.dtype)
+        models[label] = partial(evaluate, folder, data_dir, loss_on, device)
         if loss_on == "all":
             for name, compress in COMPRESSORS.items():
                 compressors[f"{name} on {data_dir}"] = partial(compressed, data_dir, compress)
@@ -111,22 +101,16 @@ def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
         )
 
 
-def evaluate(
-    folder: Path, data_dir: str, loss_on: str, device: torch.device, dtype: str | None
-) -> str:
+def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) -> str:
     """Loss, perplexity and bits per byte of a validation split with their standard errors.
 
-    loss_on: as the setting. dtype: of the weights, packed for a CPU; None: as in training.
+    loss_on: as the setting.
     """
     model, _, _ = load_model(folder, device)
-    if dtype:
-        pack(model, dtype)
-        cast = contextlib.nullcontext
-    else:
-        cast = partial(hardware.autocast, device, hardware.find_dtype(device, "auto"))
     meta, context = read_meta(data_dir), model.config.block_size
     data = Dataset(data_dir, meta, "val", context, device, loss_on)
-    loss, error = validation_loss(model, data, cast)
+    with hardware.autocast(device, hardware.find_dtype(device, "auto")):
+        loss, error = validation_loss(model, data)
     perplexity, bits = math.exp(loss), meta.bits_per_byte(1.0, loss_on)
     return (
         f"{loss:,.4f} ±{error:.4f}".rjust(18)
@@ -135,7 +119,8 @@ def evaluate(
     )
 
 
-def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
+@torch.inference_mode()
+def validation_loss(model, data: Dataset) -> tuple[float, float]:
     """Mean loss over a whole split in nats a token, and the standard error of that mean.
 
     The error takes windows of block_size tokens as independent draws of unequal length (a ratio
@@ -143,24 +128,15 @@ def validation_loss(model, data: Dataset, cast) -> tuple[float, float]:
     window.
     """
     windows = []  # [2, B]: the sum of each window's losses, and how many they are
-    for x, y in data.evaluation(0, micro_batch(model.config)):
-        with torch.inference_mode(), cast():
-            logits = model(x)
-        losses = F.cross_entropy(
-            logits.flatten(0, 1).float(), y.flatten(), ignore_index=IGNORE, reduction="none"
-        )
+    for x, y in data.evaluation(0, max(1, TOKENS // model.config.block_size)):
+        logits = model(x).flatten(0, 1).float()
+        losses = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORE, reduction="none")
         windows.append(torch.stack([losses.view(y.shape).sum(1), (y != IGNORE).sum(1)]).cpu())
     sums, counts = torch.cat(windows, dim=1).double()  # on the CPU: some GPUs have no float64
     mean = sums.sum() / counts.sum()
     n = (counts > 0).sum()
     variance = ((sums - mean * counts) ** 2).sum() * n / (n - 1)
     return mean.item(), (variance.sqrt() / counts.sum()).item()
-
-
-def micro_batch(config: GPTConfig) -> int:
-    """Sequences in a forward. A logit takes 10 bytes: as given, in float32, and its logarithm."""
-    sequence = 10 * config.block_size * config.vocab_size
-    return int(min(max(1, LOGITS_BYTES // sequence), SEQUENCES))
 
 
 def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
