@@ -63,10 +63,9 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
     if writer.position.on_disk:
         megabytes = writer.position.on_disk / 1e6
         print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
-    is_limited = math.isfinite(work.most_bytes)
     if not writer.split_by and not writer.is_full:
         encode = functools.partial(encode_chunk, tokenizer, work.plan.options)
-        total = work.most_bytes if is_limited else work.input_size
+        total = work.most_bytes if math.isfinite(work.most_bytes) else work.input_size
         bar = Progress(total, "tokenising", writer.done)
         with work.map_text(encode, writer.position) as parts, bar:
             for part in parts:
@@ -81,9 +80,6 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
             f"no document is left of the input, which begins with {work.sources[0].path}"
             f" ({why or 'only white space'})"
         )
-    if is_limited and not writer.is_full:
-        found = writer.text_bytes / 1e9
-        print(f"the input has only {found:.3g} GB of text, and all of it is used", file=sys.stderr)
     return writer
 
 

@@ -7,7 +7,6 @@ tiktoken's, and tests/preparing/test_fast_bpe.py compares both.
 
 import contextlib
 import functools
-import importlib.metadata
 import itertools
 import json
 import os
@@ -125,12 +124,10 @@ def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
 
 
 def encoder_name(tokenizer: Tokenizer) -> str:
-    """Name what encodes text here: "gigatoken 0.10.0", "tiktoken", or "characters"."""
+    """Name what encodes text here."""
     if tokenizer.kind == "char":
         return "characters"
-    if fast_bpe(tokenizer).encoder:
-        return f"gigatoken {importlib.metadata.version('gigatoken')}"
-    return "tiktoken"
+    return "gigatoken" if fast_bpe(tokenizer).encoder else "tiktoken"
 
 
 # -- characters ------------------------------------------------------------------------------------

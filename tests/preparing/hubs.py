@@ -3,7 +3,6 @@
 layout() writes them; the documents that each name should give are what it returns.
 """
 
-import json
 import os
 
 import pyarrow
@@ -90,8 +89,3 @@ def begin(hub, *inputs, **flags):
 def fetch(hub, *inputs, **flags):
     """Run prepare_data.py to its end with a hub in the place of the real one."""
     return end(begin(hub, *inputs, **flags))
-
-
-def as_jsonl(path, rows):
-    """Write rows as JSON lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -30,10 +30,10 @@ def tokenizer():
     return Tokenizer.train([prose(), "你好。你好，Привет Привет हिन्दी 🙂 " * 20], 700)
 
 
-def read(path, start=None):
+def read(path, start=None, encoding=None):
     """All chunks of a file from `start` on."""
-    sources = find_sources([str(path)])
-    return list(read_chunks(sources, start or Position(), Options(), lambda _: path))
+    sources, options = find_sources([str(path)]), Options(encoding=encoding)
+    return list(read_chunks(sources, start or Position(), options, lambda _: path))
 
 
 def described(chunk):
@@ -101,6 +101,13 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
     for n in range(1, len(whole), 7):
         again = read(path, whole[n - 1].end)
         assert list(map(described, again)) == list(map(described, whole[n:]))
+
+
+def test_reading_on_in_another_encoding_gives_the_same_chunks(tmp_path):
+    (tmp_path / "a.txt").write_bytes(("Über die Brücke. " + prose() * 16).encode("utf-16"))
+    first, *others = read(tmp_path / "a.txt", encoding="utf-16")
+    again = read(tmp_path / "a.txt", first.end, encoding="utf-16")
+    assert others and list(map(described, again)) == list(map(described, others))
 
 
 def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ from tests.preparing.conftest import (
     start,
     write,
 )
-from tests.preparing.hub import Faults, Hub
-from tests.preparing.hubs import CHAT, as_jsonl, begin, fetch, layout, write_rows
+from tests.preparing.hub import Hub
+from tests.preparing.hubs import begin, fetch, layout, write_rows
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("fsspec")
@@ -51,16 +51,6 @@ def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
 
 def test_the_names_stand_in_the_help():
     assert ",".join(CATALOG) in "".join(ok(prepare(help=True)).stdout.split())
-
-
-def test_conversations_of_parquet_read_as_those_of_json_lines(tmp_path, tokenizer):
-    rows = [{"messages": CHAT * n, "source": "x"} for n in (1, 2, 3)]
-    write_rows(tmp_path / "a.parquet", rows)
-    as_jsonl(tmp_path / "a.jsonl", rows)
-    for kind in ("parquet", "jsonl"):
-        out = tmp_path / kind
-        ok(prepare(tmp_path / f"a.{kind}", tokenizer=tokenizer, val_fraction=0, out=out))
-    assert sha(tmp_path / "parquet") == sha(tmp_path / "jsonl")
 
 
 def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
@@ -94,12 +84,6 @@ def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
     assert sampled(40, 300, protocol="") == list(range(40))
 
 
-def test_a_connection_that_stalls_is_given_up(tmp_path, tokenizer, hub):
-    hub.faults = Faults(stall=0.3, stall_seconds=5, seed=3)
-    ok(fetch(hub, "hf://datasets/ORG/NAME", tokenizer=tokenizer, out=tmp_path / "out"))
-    assert len(documents(tmp_path / "out")) == len(BIG)
-
-
 def test_a_bad_network_and_kills_change_nothing(tmp_path):
     outcomes = torture.torture(tmp_path, runs=1, seed=1021)
     assert len(outcomes) == 1
@@ -118,9 +102,6 @@ def test_gigabytes_end_with_a_document_whatever_interrupts(tmp_path, hub, tokeni
     hub.bytes_a_second = 0
     ok(fetch(hub, "hf://datasets/ORG/NAME", workers=3, out=tmp_path / "two", **flags))
     assert sha(tmp_path / "one") == sha(tmp_path / "two")
-    flags["gigabytes"] = 1
-    result = ok(prepare(hub.folder / "ORG/NAME", out=tmp_path / "all", **flags))
-    assert "only" in result.stderr and "GB of text" in result.stderr
 
 
 def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, tokenizer, hub):
@@ -168,7 +149,7 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
-def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, hub):
+def test_a_full_disk_is_named(tmp_path, tokenizer, hub):
     import resource
 
     def limit_files():
@@ -177,11 +158,8 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, hub):
     words = command("hf://datasets/ORG/NAME", tokenizer=tokenizer, out=tmp_path / "out")
     environment = os.environ | hub.environment
     limited = start(words, env=environment, preexec_fn=limit_files)
-    fails_clearly(
-        end(limited), "File too large", "--cache_gb", "the same command continues", status=1
-    )
-    ok(end(start(words, env=environment)))
-    assert len(documents(tmp_path / "out")) == len(BIG)
+    advice = ("--cache_gb", "the same command continues")
+    fails_clearly(end(limited), "File too large", *advice, status=1)
 
 
 def test_s3(tmp_path, tokenizer, monkeypatch):
