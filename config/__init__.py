@@ -84,7 +84,9 @@ class Config:
     )
     warmup_steps: int = setting(200, "steps of linear warm-up")
     embedding_lr: float | None = setting(
-        None, "peak learning rate of an untied embedding and learned positions; None: learning_rate"
+        None,
+        "peak learning rate of an untied embedding and learned positions; None: learning_rate",
+        low=1e-9,
     )
     muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices")
     muon_momentum: float = setting(0.95, "Muon's momentum", high=0.9999)

@@ -32,7 +32,7 @@ def adamw_groups(model, config) -> list[dict]:
     kinds, scale, decay = by_kind(model), embedding_scale(config), config.weight_decay
     groups = [
         # AdamW decays by the learning rate times weight_decay: by as much as the other matrices.
-        {"params": kinds["embedding"], "scale": scale, "weight_decay": decay / (scale or 1.0)},
+        {"params": kinds["embedding"], "scale": scale, "weight_decay": decay / scale},
         {"params": kinds["matrix"] + kinds["head"], "scale": 1.0, "weight_decay": decay},
         {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
     ]

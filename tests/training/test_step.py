@@ -98,6 +98,13 @@ def one_step(micro_batch=8, grad_clip=1.0, poison=False, scaled=False, device="c
     return model, loss, optimizer_step(model, optimizer, scaler, 1e-2, grad_clip)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_lowers_the_loss_of_its_batch(optimizer):
+    model, loss, _ = one_step(optimizer=optimizer, learning_rate=1e-2)
+    _, x, y = model_and_batch()
+    assert model(x, y) < loss
+
+
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
 def test_accumulation_changes_nothing_but_the_memory(micro_batch):
     whole, loss, norm = one_step()
