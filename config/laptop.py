@@ -1,5 +1,5 @@
-# Your own text on your own machine: 10 to 100 MB, a model of 7 million parameters, up to two hours
-# on a CPU. Shorter text ends sooner, after two epochs: on 3 to 5 MB more were not worth the time.
+# Your own text on your own machine: up to 100 MB, a model of 7 million parameters, up to two hours
+# on a CPU. Short text ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"
@@ -20,7 +20,8 @@ beta2 = 0.5 ** (batch_size * block_size / 1_000_000)  # halves in 1_000_000 toke
 weight_decay = 0.0
 warmup_steps = 20
 lr_schedule = "wsd"
-epochs = 2
+epochs = 4
 max_steps = 6000  # 24.6 million tokens
+input_noise = 0.05  # of the tokens that it has seen before
 eval_interval = 500
 sample_prompts = ["The", "I"]
