@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preparing import chunks, readers
@@ -61,6 +61,7 @@ def test_encoding_both_sides_of_a_cut_is_encoding_the_whole(tokenizer, text, lim
 
 @settings(deadline=None, max_examples=200)
 @given(WORDS.map("".join), st.sampled_from([1 << 6, 1 << 8]))
+@example(f"{'word ' * 20}\n{EOT}\nshort\n{EOT}\nand another\n{EOT}\n", 1 << 6)
 def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
     with pytest.MonkeyPatch.context() as monkey, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"

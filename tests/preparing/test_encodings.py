@@ -57,7 +57,7 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     plain = {"tokenizer": tokenizer, "out": files / "out"}
     path = files / "in" / "latin-1.txt"
     fails_clearly(prepare(path, encoding="ascii", **plain), "is not ascii: byte 0xdc at offset 0")
-    fails_clearly(prepare(path, encoding="utf-16", **plain), "is not utf-16: UTF-16 stream")
+    fails_clearly(prepare(path, encoding="utf-16", **plain), "latin-1.txt is not utf-16: ")
     replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
     assert "not ascii: taken with U+FFFD: 1 document, 120 bytes" in replaced.stdout
     lines = files / "lines.jsonl"

@@ -89,6 +89,16 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
 
 
+def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokenizer, large):
+    with open(large, "ab") as file:
+        file.write(b"caf\xe9\n")
+    stopped = prepare(large, tokenizer=tokenizer, out=tmp_path / "out")
+    fails_clearly(stopped, "a.txt is not UTF-8", "--on_error skip")
+    for name in ("out", "whole"):
+        ok(prepare(large, tokenizer=tokenizer, on_error="skip", out=tmp_path / name))
+    assert sha(tmp_path / "out") == sha(tmp_path / "whole")
+
+
 def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
     out = tmp_path / "out"
     ok(prepare(large, out=out, tokenizer=tokenizer))

@@ -40,6 +40,15 @@ def test_a_single_document_is_split_at_its_end(tmp_path):
         assert words in result.stdout
 
 
+def test_training_gets_a_share_where_all_documents_are_for_validation(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS[:3])
+    flags = {"tokenizer": tokenizer, "val_fraction": 0.999, "out": tmp_path / "out"}
+    assert "the last 99.9% of the text" in ok(prepare(tmp_path / "a.jsonl", **flags)).stdout
+    ids = [np.fromfile(tmp_path / "out" / f"{name}.bin", np.uint16) for name in ("train", "val")]
+    assert 0 < len(ids[0]) < 5
+    assert Tokenizer.load(tokenizer).decode(np.concatenate(ids)) == EOT.join([*DOCUMENTS[:3], ""])
+
+
 def test_workers_do_not_change_the_bytes(tmp_path):
     (tmp_path / "a.txt").write_text((prose() + f"\n{EOT}\n") * 10 + prose() * 15, newline="\n")
     write(tmp_path / "b.jsonl.gz", "jsonl.gz", DOCUMENTS * 20)
