@@ -24,7 +24,7 @@ SPIN = "20000"
 
 
 def begin(*packages: str) -> None:
-    """From here on Ctrl-C ends the script without a traceback.
+    """From here on Ctrl-C and SIGTERM end the script quietly.
 
     An older Python, or a missing package, ends it now.
     """
@@ -47,8 +47,14 @@ def begin(*packages: str) -> None:
         if getattr(sys, name) is None:  # closed, as with >&-
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
     atexit.register(drop_unread)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
     tune_environment()
+
+
+def leave(signum: int, _) -> None:
+    """End the process at once, with the status of a signal."""
+    os._exit(128 + signum)
 
 
 def tune_environment() -> None:
@@ -81,6 +87,7 @@ def drop_unread() -> None:
 def end() -> None:
     """The script is ready: from here on Ctrl-C raises KeyboardInterrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(

@@ -31,7 +31,7 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     )
     wait_until(process, at_work.exists)
     process.terminate()
-    assert process.wait(timeout=60) == -signal.SIGTERM  # for a shell 143
+    assert process.wait(timeout=60) == 143
     assert not run_folder.steps(tmp_path / "run")
 
 
