@@ -164,7 +164,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BAD)
+@pytest.mark.parametrize(("name", "content", "words"), BAD, ids=[words for *_, words in BAD])
 def test_bad_files_are_named(tmp_path, tokenizer, name, content, words):
     (tmp_path / name).write_bytes(content)
     fails_clearly(prepare(tmp_path / name, tokenizer=tokenizer, out=tmp_path / "out"), words)
