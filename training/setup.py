@@ -168,6 +168,10 @@ def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
     # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
     complete = {record["step"] for record in log if "val_loss" in record}
     log = [r for r in log if "samples" not in r or r["step"] in complete]
+    # best.json knows of an evaluation whose record a full disk did not take.
+    named = files.read_json(folder / "best.json")
+    if named and named["step"] <= step:
+        evaluations.setdefault(named["step"], named)
     kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
     scored = [record for number, record in evaluations.items() if number in kept]
     return log, min(scored, key=lambda record: record["val_loss"], default=None)
