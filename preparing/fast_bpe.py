@@ -55,13 +55,18 @@ def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
 
 @contextlib.contextmanager
 def silenced():
-    """Take what Rust prints off the terminal: it writes to the descriptors."""
+    """Take what Rust prints off the terminal: it writes to the descriptors.
+
+    Python's own errors still reach it: Ctrl-C ends the command meanwhile, with a sentence.
+    """
     kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     try:
         with open(os.devnull, "w") as nowhere:
             for descriptor in kept:
                 os.dup2(nowhere.fileno(), descriptor)
-        yield
+        errors = open(kept[2], "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        with contextlib.redirect_stderr(errors):
+            yield
     finally:
         for descriptor, was in kept.items():
             os.dup2(was, descriptor)

@@ -103,3 +103,10 @@ def test_the_folder_is_the_same_without_gigatoken(tmp_path):
     assert plain.returncode == 0 and "with tiktoken" in plain.stdout, plain.stderr
     for name in ("train.bin", "val.bin", "tokenizer.json"):
         assert (tmp_path / "fast" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_only_what_rust_prints_is_silenced():
+    """A Ctrl-C while gigatoken trained ended the command without its sentence."""
+    code = "import os, sys\nfrom preparing.fast_bpe import silenced\nwith silenced():"
+    code += " os.write(2, b'of Rust'); print('of Python', file=sys.stderr)"
+    assert run_script("-c", code).stderr == "of Python\n"
