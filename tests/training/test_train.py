@@ -21,18 +21,14 @@ from training.state import Counters
 # -- whole runs -----------------------------------------------------------------------------------
 
 
+WHOLE = ["--dropout=0.1", "--input_noise=0.1", "--sample_prompts=The "]
+
+
 @pytest.fixture(scope="module")
 def finished(char_data, tmp_path_factory):
     """A small run of 40 steps, with dropout, noise and samples."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
-    result = train_small(
-        char_data,
-        folder,
-        "--max_steps=40",
-        "--dropout=0.1",
-        "--input_noise=0.1",
-        "--sample_prompts=The ",
-    )
+    result = train_small(char_data, folder, *WHOLE, "--max_steps=40")
     assert result.returncode == 0, result.stderr
     return folder, result.stdout
 
@@ -76,14 +72,7 @@ def test_weights_bear_no_prefix_of_a_wrapper(finished):
 def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
     folder, _ = finished
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"}
-    result = train_small(
-        char_data,
-        folder,
-        "--max_steps=40",
-        "--dropout=0.1",
-        "--input_noise=0.1",
-        "--sample_prompts=The ",
-    )
+    result = train_small(char_data, folder, *WHOLE, "--max_steps=40")
     assert result.returncode == 0 and "already finished" in result.stdout
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"} == before
 
@@ -91,7 +80,7 @@ def test_a_finished_run_says_so_and_changes_nothing(finished, char_data):
 def test_a_resumed_run_ends_in_the_same_weights_and_the_same_log(finished, char_data, tmp_path):
     """Stopped at 23, in the middle of an epoch and between log lines, then continued to 40."""
     whole, part = finished[0], tmp_path / "part"
-    more = ["--dropout=0.1", "--input_noise=0.1", "--sample_prompts=The ", "--save_interval=23"]
+    more = [*WHOLE, "--save_interval=23"]
     process = start(char_data, part, *more, "--max_steps=40")
     wait_until(process, (part / "step_00000023").exists)
     process.kill()
