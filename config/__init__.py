@@ -88,9 +88,12 @@ class Config:
         "peak learning rate of an untied embedding and learned positions; None: learning_rate",
         low=1e-9,
     )
-    muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices")
+    muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices", low=1e-9)
     muon_momentum: float = setting(0.95, "Muon's momentum", high=0.9999)
-    weight_decay: float = setting(0.1, "decoupled weight decay, on matrices only")
+    weight_decay: float | None = setting(
+        0.1,
+        "decoupled weight decay, on matrices only; None: by how often the run repeats its text",
+    )
     beta1: float = setting(0.9, "AdamW's momentum", high=0.9999)
     beta2: float = setting(
         0.95, "AdamW's second-moment decay per step; closer to 1 for small batches", high=0.99999

@@ -14,6 +14,7 @@ from config import Config
 from training.state import Counters
 
 DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
+DECAY_PER_REPEAT = 0.9  # an epoch leaves exp(-0.9) = 41% of the weights before it
 MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
 LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
 
@@ -36,6 +37,21 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
         return low + (high - low) * min(1.0, left)
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def weight_decay_at(total_steps: int, epochs: float, config) -> float:
+    """The setting weight_decay; where it is None, the one that suits a run of so many epochs.
+
+    Summed over the run, each step's times that step's learning rate, that one is
+    DECAY_PER_REPEAT for each epoch after the first.
+    """
+    if config.weight_decay is not None:
+        return config.weight_decay
+    peak = config.muon_lr if config.optimizer == "muon" else config.learning_rate
+    rates = sum(learning_rate_at(step, total_steps, config) for step in range(total_steps))
+    in_all = DECAY_PER_REPEAT * max(0.0, epochs - 1)
+    steps = max(rates / config.learning_rate, in_all)  # as many at the peak; no step flips weights
+    return in_all / (peak * steps) if in_all else 0.0
 
 
 class Schedule:

@@ -6,6 +6,7 @@ schedule. What does not fit is an error in a sentence.
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from training.optimizer import make_optimizer
 from training.run import Run
 from training.samples import check_prompts
 from training.saver import Saver
-from training.schedule import Clock, Schedule
+from training.schedule import Clock, Schedule, weight_decay_at
 from training.start import Start, find_start
 from training.state import Counters, State
 from training.trainer import Trainer
@@ -44,9 +45,9 @@ def build(config: Config) -> Run:
     data = open_data(config, device)
     check_prompts(data.tokenizer, config.sample_prompts)
     start.check(config, data.meta, data.tokenizer)
-    state = open_model(config, data, device, start)
-    log, best = read_past(folder, state.counters.step)
-    schedule = make_schedule(config, state.counters, data, log)
+    log, best = read_past(folder, start.counters.step)
+    schedule = make_schedule(config, start.counters, data, log)
+    state = open_model(config, data, device, start, schedule)
     check_same_on_all_ranks(config, schedule, data.meta)
     return Run(
         config=config,
@@ -109,15 +110,19 @@ def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
 # -- model -----------------------------------------------------------------------------------------
 
 
-def open_model(config: Config, data: Data, device: Device, start: Start) -> State:
+def open_model(
+    config: Config, data: Data, device: Device, start: Start, schedule: Schedule
+) -> State:
     """Model, optimiser and counters, as in `start` or new."""
     torch.manual_seed(config.seed)
     model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
-    optimizer = make_optimizer(model, config, device.torch)
+    epochs = schedule.total_steps * config.batch_size / data.train.windows
+    decay = weight_decay_at(schedule.total_steps, epochs, config)
+    optimizer = make_optimizer(model, replace(config, weight_decay=decay), device.torch)
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
-    state = State(model, optimizer, scaler, Counters())
+    state = State(model, optimizer, scaler, schedule.counters)
     start.load(state)
     return state
 

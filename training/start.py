@@ -31,6 +31,9 @@ class NewRun:
 
     changes = ""
 
+    def __init__(self):
+        self.counters = Counters()
+
     def settings(self, config: Config) -> Config:
         """The settings, with the shape of what the run starts from where it was not given."""
         return config
@@ -52,6 +55,7 @@ class Checkpoint:
     def __init__(self, folder: Path, saved: dict):
         self.folder, self.saved = folder, saved
         self.trained = run_folder.read_shape(folder, saved)
+        self.counters = Counters(**saved["progress"])
         self.changes = ""
         self.differences = []
 
@@ -79,7 +83,7 @@ class Checkpoint:
         return replace(self.trained, dropout=config.dropout)
 
     def load(self, state: State) -> None:
-        """Copy weights, the optimiser's state and the counters into the run's own.
+        """Copy weights and the optimiser's state into the run's own.
 
         The optimiser's are matched by the parameters' names, and its settings stay as set. Its
         state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
@@ -101,7 +105,6 @@ class Checkpoint:
                 f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
                 f" {self.folder} to continue from an older one"
             ) from None
-        state.counters = Counters(**self.saved["progress"])
 
 
 class Weights:
@@ -111,6 +114,7 @@ class Weights:
 
     def __init__(self, found: pretrained.Pretrained):
         self.found = found
+        self.counters = Counters()
 
     def settings(self, config: Config) -> Config:
         """A shorter context is fine: of learned positions the first are kept."""

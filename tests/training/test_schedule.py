@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from config import Config
-from training.schedule import Clock, Schedule, learning_rate_at
+from training.schedule import Clock, Schedule, learning_rate_at, weight_decay_at
 from training.state import Counters
 
 CPU = torch.device("cpu")
@@ -53,6 +53,24 @@ def test_wsd_of_a_step_or_two_ends_at_its_minimum():
     config = Config(learning_rate=1.0, warmup_steps=0, lr_schedule="wsd")
     assert rates(config, 1) == [0.0]
     assert rates(config, 2) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("steps", [100, 3000])
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("optimizer, peak", [("muon", 0.03), ("adamw", 4e-3)])
+def test_a_weight_decay_that_is_not_set_follows_from_the_epochs(steps, schedule, optimizer, peak):
+    config = Config(weight_decay=None, optimizer=optimizer, muon_lr=0.03, learning_rate=4e-3)
+    config.lr_schedule = schedule
+    decay = weight_decay_at(steps, 4.0, config) * peak / 4e-3
+    in_all = sum(decay * rate for rate in rates(config, steps))
+    assert in_all == pytest.approx(3 * 0.9)
+    assert weight_decay_at(steps, 0.5, config) == 0.0
+
+
+def test_no_step_of_a_very_short_run_flips_its_weights():
+    config = Config(weight_decay=None, warmup_steps=0, lr_schedule="wsd")
+    for steps in (1, 2, 3):
+        assert weight_decay_at(steps, 8.0, config) * config.learning_rate <= 1
 
 
 def make_schedule(step=0, total_steps=100, evaluated=0, **settings):
