@@ -29,25 +29,11 @@ def test_each_id_is_predicted_from_the_one_before_it_across_windows_too():
     assert bits_per_byte(count_up, [list(range(11))], 4, 10) < 1e-6
 
 
-def test_a_window_does_not_see_the_one_before_it():
-    seen = []
-
-    def model(ids):
-        seen.append(ids[:3].tolist())
-        return count_up(ids)
-
-    bits_per_byte(model, [list(range(6)), [7, 8]], 4, 1)
-    assert [row[0] for row in seen[0]] == [0, 4, 7]
-
-
 def test_a_file_is_held_out_as_a_whole(tmp_path):
     for i in range(40):
         (tmp_path / f"{i:02}.txt").write_text(f"line of {i:02}\n" * 400)
     train, held_out = read_documents(str(tmp_path))
-    assert {line for document in held_out for line in document.splitlines()} == {
-        "line of 00",
-        "line of 20",
-    }
+    assert set("".join(held_out).splitlines()) == {"line of 00", "line of 20"}
     assert len("".join(train + held_out)) == 40 * 400 * len("line of 00\n")
     assert "line of 20" not in "".join(train)
 

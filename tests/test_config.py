@@ -110,7 +110,7 @@ def test_a_mistake_on_the_command_line_is_a_sentence(line, words):
 
 
 def test_a_revision_of_a_repository_is_no_login():
-    assert config.load(["--init_from=hf://openai-community/gpt2@main"]).init_from
+    assert config.load(["--init_from=hf://gpt2@main"]).init_from
 
 
 @pytest.mark.parametrize("file", ["meta.json", "state.json"])
