@@ -4,16 +4,14 @@
 
 cosmic-ray makes the changes: another operator, another number, no `not`. A change that no test
 notices is printed as a diff: write the test that notices it, or leave it where the program does the
-same. Works on clones of the last commit, one for each of `--workers`.
+same. Works on a clone of the last commit.
 """
 
 import argparse
-import queue
 import random
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -38,33 +36,23 @@ def mutations(module: str, folder: Path) -> list:
     ]
 
 
-def survivors(module: str, tests: list[str], sample: int | None, workers: int) -> tuple[list, int]:
+def survivors(module: str, tests: list[str], sample: int | None) -> tuple[list, int]:
     """The diffs that no test notices, and how many changes were tried."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = mutations(module, Path(folder))
         if sample and sample < len(chosen):
             chosen = random.Random(1).sample(chosen, sample)
-        clones = queue.Queue()
-        for n in range(workers):
-            clone = Path(folder, "clones", str(n), "repository")
-            subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-            clones.put(clone)
-
-        def unnoticed(mutation):
-            clone = clones.get()
-            try:
-                files = " ".join(str(clone / test) for test in tests)
-                pytest = f"{sys.executable} -m pytest -x -c {clone}/pyproject.toml {files}"
-                there = attrs.evolve(mutation, module_path=clone / module)
-                result = mutate_and_test([there], pytest, TIMEOUT_S)
-                return None if result.is_killed else result.diff or result.output
-            finally:
-                clones.put(clone)
-
-        with ThreadPoolExecutor(workers) as pool:
-            results = pool.map(unnoticed, chosen)
-            diffs = list(tqdm(results, module, len(chosen)))
-    return [diff for diff in diffs if diff], len(chosen)
+        clone = Path(folder, "repository")
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        files = " ".join(str(clone / test) for test in tests)
+        pytest = f"{sys.executable} -m pytest -x -c {clone}/pyproject.toml {files}"
+        diffs = []
+        for mutation in tqdm(chosen, module):
+            there = attrs.evolve(mutation, module_path=clone / module)
+            result = mutate_and_test([there], pytest, TIMEOUT_S)
+            if not result.is_killed:
+                diffs.append(result.diff or result.output)
+    return diffs, len(chosen)
 
 
 def main() -> None:
@@ -72,9 +60,8 @@ def main() -> None:
     parser.add_argument("module", help="such as training/schedule.py")
     parser.add_argument("tests", nargs="+", help="test files that are to notice")
     parser.add_argument("--sample", type=int, help="changes to try, drawn at random; default: all")
-    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    diffs, tried = survivors(args.module, args.tests, args.sample, args.workers)
+    diffs, tried = survivors(args.module, args.tests, args.sample)
     print(*diffs, sep="\n\n")
     print(f"{args.module}: {tried - len(diffs)} of {tried} changes noticed")
 

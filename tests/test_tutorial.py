@@ -4,21 +4,10 @@ import re
 import shlex
 import subprocess
 
-import pytest
-
 from tests.conftest import LLAMA_CPP, ROOT, run_script
 
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SMALL = ["--n_embd=64", "--block_size=64", "--eval_batches=2", "--device=cpu"]
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """A folder with the code and nothing else, as a new clone has it."""
-    for path in ROOT.iterdir():
-        if path.name not in ("data", "checkpoints", "exported"):
-            (tmp_path / path.name).symlink_to(path)
-    return tmp_path
 
 
 def run(line, clone, max_steps, text_file):
@@ -29,9 +18,8 @@ def run(line, clone, max_steps, text_file):
     if program == "node":
         if not (LLAMA_CPP / "node_modules").exists():
             return ""
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=clone, capture_output=True, text=True, timeout=120
-        )
+        command = ["bash", "-c", line]
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=120)
     else:
         if "--vocab_size" in words:
             words += [text_file, "--vocab_size=512"]
@@ -42,14 +30,17 @@ def run(line, clone, max_steps, text_file):
     return done.stdout
 
 
-def test_the_tutorial_works_from_its_first_command_to_its_last(clone, text_file):
+def test_the_tutorial_works_from_its_first_command_to_its_last(tmp_path, text_file):
     printed = []
+    for path in ROOT.iterdir():  # the code and nothing else, as a new clone has it
+        if path.name not in ("data", "checkpoints", "exported"):
+            (tmp_path / path.name).symlink_to(path)
     for kind, text in FENCE.findall((ROOT / "docs/tutorial.md").read_text(encoding="utf-8")):
         if kind == "python":
-            (clone / "data/conversations.py").write_text(text, encoding="utf-8")
+            (tmp_path / "data/conversations.py").write_text(text, encoding="utf-8")
             continue
         for line in text.splitlines():  # each start of a run trains on from the one before
-            printed.append(run(line, clone, len(printed), text_file))
+            printed.append(run(line, tmp_path, len(printed), text_file))
     assert "continues at step" in "".join(printed)
-    assert (clone / "checkpoints/tutorial/report.html").exists()
-    assert (clone / "exported/chat.gguf").exists()
+    assert (tmp_path / "checkpoints/tutorial/report.html").exists()
+    assert (tmp_path / "exported/chat.gguf").exists()
