@@ -11,7 +11,7 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbclient.exceptions import DeadKernelError
 
 from formats import run_folder, run_log
 from tests.conftest import ROOT, SMALL
@@ -115,16 +115,6 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     assert "The name's" in said(notebook, "write")
     assert (home / "exported/first/model.safetensors").exists()
     assert (home / "exported/first.gguf").exists()
-
-
-def test_the_address_of_the_code_is_asked_for(machine):
-    content, environment = machine
-    (content / "gpt2_code").rename(content / "elsewhere")
-    notebook = opened(use_drive=False, project=str(content / "first"))
-    notebook.cells = notebook.cells[:3]
-    place = {"metadata": {"path": str(content)}}
-    with pytest.raises(CellExecutionError, match="stopped: fill in the field repository"):
-        NotebookClient(notebook, timeout=300, resources=place).execute(env=environment)
 
 
 def kill_kernel_while_training(folder):

@@ -4,14 +4,12 @@ import html
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from formats import run_log
-from tests.conftest import ROOT, SMALL, fails_clearly, run_script, train_small
+from tests.conftest import SMALL, fails_clearly, run_script, train_small
 from tools.report import History, compare_ends, plot, read_history
 
 
@@ -202,22 +200,18 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path, arguments, words):
     fails_clearly(run_script("-m", "tools.report", *arguments, cwd=tmp_path), words)
 
 
-def without_matplotlib(code, *arguments):
-    """Run code with arguments where matplotlib is not installed."""
-    code = f"import runpy, sys; sys.modules['matplotlib'] = None; {code}"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+NO_MATPLOTLIB = "import runpy, sys; sys.modules['matplotlib'] = None; "
 
 
 def test_a_missing_matplotlib_is_named(runs):
     tool = "runpy.run_module('tools.report', run_name='__main__')"
-    result = without_matplotlib(tool, runs / "bpe")
+    result = run_script("-c", NO_MATPLOTLIB + tool, runs / "bpe")
     fails_clearly(result, "matplotlib is missing; pip install matplotlib", status=1)
 
 
 def test_a_run_without_matplotlib_advises_what_works(char_data, tmp_path):
     where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    run = "sys.argv[0] = 'train.py'; runpy.run_path('train.py', run_name='__main__')"
-    result = without_matplotlib(run, *where, *SMALL, "--max_steps=20")
+    script = "runpy.run_path('train.py', run_name='__main__')"
+    result = run_script("-c", NO_MATPLOTLIB + script, *where, *SMALL, "--max_steps=20")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"  python -m tools.evaluate {tmp_path / 'run'}"
