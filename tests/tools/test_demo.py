@@ -48,6 +48,7 @@ def url(folder):
 def page(browser, url):
     """The page, opened. Afterwards nothing was asked of the internet, and no script failed."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(120_000)  # milliseconds: the machine may be busy
     asked, failed = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: failed.append(str(error)))
@@ -76,7 +77,7 @@ def generate(page, prompt, *models):
     """The texts that models write to a prompt, once all of them is there."""
     click_generate(page, prompt, *models)
     finished = re.compile(r"^\d+ tokens, [\d,]+ tokens/s, (?!\.\.\.)")
-    page.get_by_text(finished).nth(len(models) - 1).wait_for(timeout=30_000)
+    page.get_by_text(finished).nth(len(models) - 1).wait_for()
     boxes = ("first", "second")[: len(models)]
     return [page.get_by_label(box, exact=True).input_value() for box in boxes]
 
