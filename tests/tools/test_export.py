@@ -31,13 +31,7 @@ from generating import decode
 from generating.chat import reply_prompt
 from generating.load import LoadedModel, load_model
 from model import GPT, GPTConfig
-from tests.conftest import (
-    LLAMA_CPP,
-    fails_clearly,
-    run_script,
-    train_small,
-    write_conversations,
-)
+from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small, write_conversations
 from tests.formats.conftest import logits_agree
 from tokenizer_bpe import EOT, Tokenizer
 
