@@ -196,7 +196,8 @@ def test_every_loss_may_be_nan(runs, tmp_path):
 def test_what_cannot_be_drawn_is_a_sentence(tmp_path, arguments, words):
     for name in ("empty", "run"):
         (tmp_path / name).mkdir()
-        run_log.write(tmp_path / name, [{"step": 0, "event": "start"}])
+        run_log.write(tmp_path / name, [{"step": 0, "event": "start", "total_steps": 9}])
+        (tmp_path / name / "config.json").write_text('{"n_layer": 2}')
     fails_clearly(run_script("-m", "tools.report", *arguments, cwd=tmp_path), words)
 
 
