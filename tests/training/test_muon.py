@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import hardware
 from config import Config
 from model import GPT, GPTConfig
 from training.muon import Muon, orthogonalize
@@ -12,7 +11,7 @@ from training.optimizer import make_optimizer
 
 def optimizer_of(params, **more):
     """Muon for parameters of one shape."""
-    group = {"params": params, "num_fused": 1, "momentum": 0.95, "weight_decay": 0.0}
+    group = {"params": params, "num_fused": 1, "momentum": 0.95, "weight_decay": 0.1}
     group |= {"dtype": torch.float32} | more
     return Muon([group], lr=0.02, fused=True)
 
@@ -28,20 +27,6 @@ def set_gradients(params, seed):
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def groups_of(model, config):
-    """The groups of Muon's parameters."""
-    groups = make_optimizer(model, config, torch.device("cpu")).param_groups
-    return [group for group in groups if group["num_fused"]]
-
-
-@pytest.mark.parametrize("shape", [(3, 64, 64), (2, 32, 128), (2, 128, 32)])
-def test_singular_values_come_near_one(shape):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    low, high = torch.linalg.svdvals(orthogonalize(x)).aminmax()
-    assert high < 1.3
-    assert low > 0.3 or shape[1] == shape[2]  # square ones have some near 0
-
-
 @pytest.mark.parametrize(
     ("dtype", "near"), [(torch.float16, 0.01), (torch.bfloat16, 0.03), (torch.float32, 0.005)]
 )
@@ -53,18 +38,11 @@ def test_iterates_in_16_bits_on_momentum_of_any_size(dtype, near):
     assert (rounded - exact).norm() < near * exact.norm()
 
 
-def test_iterates_in_the_precision_of_the_run():
-    model = GPT(GPTConfig(100, 16, 2, 2, 32))
-    for name, dtype in hardware.DTYPES.items():
-        groups = groups_of(model, Config(optimizer="muon", dtype=name))
-        assert {group["dtype"] for group in groups} == {dtype}
-
-
 @pytest.mark.parametrize("shape", [(64, 32), (32, 64)])
 def test_steps_as_pytorch_does(shape):
     ours, theirs = parameters(shape, shape), parameters(shape, shape)
     start = [p.detach().clone() for p in ours]
-    optimizer = optimizer_of(ours, weight_decay=0.1)
+    optimizer = optimizer_of(ours)
     reference = torch.optim.Muon(
         theirs, lr=0.02, momentum=0.95, weight_decay=0.1, adjust_lr_fn="original"
     )
@@ -90,7 +68,7 @@ def test_query_key_and_value_are_three_matrices():
 
 def test_gradients_are_divided_by_the_scale():
     ours, plain = parameters((32, 32)), parameters((32, 32))
-    clipped, optimizer = optimizer_of(ours, weight_decay=0.1), optimizer_of(plain, weight_decay=0.1)
+    clipped, optimizer = optimizer_of(ours), optimizer_of(plain)
     for seed in range(2):
         set_gradients(ours, seed)
         set_gradients(plain, seed)
@@ -103,7 +81,7 @@ def test_gradients_are_divided_by_the_scale():
 
 def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
     (p,) = parameters((32, 32))
-    optimizer = optimizer_of([p], weight_decay=0.1)
+    optimizer = optimizer_of([p])
     set_gradients([p], 0)
     optimizer.step()
     momentum = optimizer.state[p]["momentum_buffer"]
@@ -115,26 +93,25 @@ def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
     assert torch.equal(before[1], momentum)
 
 
-@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("shape", "fused"),
     [
         ({}, [3, 1, 1, 1]),
-        ({"arch": "qwen3"}, [3, 1, 2, 1]),
+        ({"arch": "qwen3", "tie_weights": False}, [3, 1, 2, 1]),
         ({"arch": "qwen3", "n_kv_head": 1}, [4, 1, 2, 1]),
     ],
 )
-def test_every_parameter_has_one_group(tied, shape, fused):
-    model = GPT(GPTConfig(100, 16, 2, 2, 32, tie_weights=tied, **shape))
-    config = Config(optimizer="muon")
-    groups = make_optimizer(model, config, torch.device("cpu")).param_groups
-    found = [p for group in groups for p in group["params"]]
+def test_every_parameter_has_one_group(shape, fused):
+    model = GPT(GPTConfig(100, 16, 2, 2, 32, **shape))
+    made = make_optimizer(model, Config(optimizer="muon", dtype="bfloat16"), torch.device("cpu"))
+    groups = [group for group in made.param_groups if group["num_fused"]]
+    found = [p for group in made.param_groups for p in group["params"]]
     assert len(found) == len(set(found)) == len(list(model.parameters()))
-    for group in groups:
+    assert [group["num_fused"] for group in groups] == fused
+    for group in made.param_groups:
         muon = bool(group["num_fused"])
         assert group["scale"] == pytest.approx(0.02 / 3e-4 if muon else 1)
         assert group["weight_decay"] == (0.1 if muon else 0)
-    for group, count in zip(groups_of(model, config), fused, strict=True):
-        (shape,) = {p.shape for p in group["params"]}
-        assert group["num_fused"] == count and shape[0] % count == 0
+    for group in groups:
+        assert group["dtype"] == torch.bfloat16
         assert len(group["params"]) == 2  # one per layer
