@@ -1,19 +1,16 @@
 """Less memory for the same model: neither what is learned nor what is saved changes."""
 
-import copy
-
 import pytest
 import torch
 
 from config import Config
 from hardware import Device
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import losses, train_small
 from training import low_memory
 from training.step import compile_layers
 
 SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
-ARCHS = [{"arch": "gpt2"}, {"arch": "qwen3", "tie_weights": False}]
+ARCHS = [{"arch": "gpt2", "dropout": 0.2}, {"arch": "qwen3", "tie_weights": False}]
 
 
 def model_and_batch(**changes):
@@ -29,6 +26,7 @@ def model_and_batch(**changes):
 def loss_and_gradients(model, x, y):
     """The loss in float32, and each parameter's gradient by name."""
     model.zero_grad()
+    torch.manual_seed(1)
     loss = model(x, y)
     loss.backward()
     return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -43,25 +41,21 @@ def assert_same(one, other, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
-@pytest.mark.parametrize("chunks", [2, 5])
-def test_a_loss_in_chunks_is_the_same(arch, chunks):
+def test_a_loss_in_chunks_is_the_same(arch):
     model, x, y = model_and_batch(**arch)
     plain = loss_and_gradients(model, x, y)
-    keys, logits = model.state_dict().keys(), model(x)
-    low_memory.use_chunked_loss(model, chunks)
-    assert_same(plain, loss_and_gradients(model, x, y))
-    assert model.state_dict().keys() == keys
+    names, logits = model.state_dict().keys(), model.eval()(x)
+    low_memory.use_chunked_loss(model, 5)
     assert torch.equal(model(x), logits)
+    assert_same(plain, loss_and_gradients(model.train(), x, y))
+    assert model.state_dict().keys() == names
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=["gpt2", "qwen3"])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_checkpointed_activations_give_the_same_gradients(arch, dropout):
-    model, x, y = model_and_batch(dropout=dropout, **arch)
-    torch.manual_seed(1)
+def test_checkpointed_activations_give_the_same_gradients(arch):
+    model, x, y = model_and_batch(**arch)
     plain = loss_and_gradients(model, x, y)
     low_memory.use_activation_checkpointing(model)
-    torch.manual_seed(1)
     assert_same(plain, loss_and_gradients(model, x, y))
 
 
@@ -86,12 +80,6 @@ def test_chunks_and_checkpoints_compile():
     assert_same(plain, (loss.item(), gradients), 1e-5)
 
 
-def test_copies_of_a_model_are_still_possible():
-    model, x, y = model_and_batch()
-    low_memory.use_chunked_loss(model, 2)
-    assert copy.copy(model)(x, y).item() == model(x, y).item()
-
-
 @pytest.mark.parametrize(
     ("gigabytes", "micro_batch", "chunks"), [(None, 64, 1), (80, 64, 1), (16, 64, 8), (16, 8, 1)]
 )
@@ -100,13 +88,3 @@ def test_the_loss_comes_in_chunks_where_its_logits_fill_the_gpu(gigabytes, micro
     device = Device(torch.device("cuda"), torch.bfloat16, "a GPU", memory, None)
     config = Config(batch_size=64, micro_batch_size=micro_batch, block_size=512)
     assert low_memory.loss_chunks(config, 32_000, device) == chunks
-
-
-def test_a_run_with_checkpointed_activations_learns_the_same(char_data, tmp_path):
-    for name, value in (("plain", False), ("saving", True)):
-        more = ["--max_steps=10", "--dtype=float32", f"--activation_checkpointing={value}"]
-        result = train_small(char_data, tmp_path / name, *more)
-        assert result.returncode == 0, result.stderr
-    plain, saving = losses(tmp_path / "plain"), losses(tmp_path / "saving")
-    assert saving[0] == pytest.approx(plain[0], abs=1e-4)
-    assert saving[1] == pytest.approx(plain[1], abs=1e-4)
