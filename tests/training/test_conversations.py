@@ -12,20 +12,16 @@ import torch
 import hardware
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from model import GPT, IGNORE, GPTConfig, cross_entropy
-from tests.conftest import conversations, fails_clearly, losses, run_script, write_conversations
+from tests.conftest import losses, run_script
 from tests.training.conftest import EXACT, same_losses, train_on
 from training.dataset import Dataset
-from training.low_memory import use_chunked_loss
-from training.step import evaluate, forward_backward
+from training.step import forward_backward
 
 CPU = torch.device("cpu")
 
 
 def open_split(folder, split, block_size=32, loss_on="assistant"):
     return Dataset(folder, read_meta(folder), split, block_size, CPU, loss_on)
-
-
-# -- batches ---------------------------------------------------------------------------------------
 
 
 def test_sequences_begin_at_turns_and_replies_are_their_targets(chat_data):
@@ -61,27 +57,17 @@ def test_an_evaluation_counts_each_token_of_a_reply_once(chat_data):
     assert count == read_meta(chat_data).splits["val"].mask.tokens
 
 
-def test_batches_are_the_same_in_ram_and_memory_mapped(tmp_path, monkeypatch):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.txt").write_text("Plain text is in no conversation. " * 400)
-    write_conversations(tmp_path / "in/b.jsonl", conversations(150))
-    flags = ["--tokenizer", "char", "--val_fraction", "0", "--out", tmp_path / "data"]
-    result = run_script("prepare_data.py", tmp_path / "in/*", *flags)
-    assert result.returncode == 0, result.stderr
-    data = {}
-    for location, free in (("ram", 1 << 30), ("mmap", 1 << 10)):
-        monkeypatch.setattr(hardware, "free_ram", lambda free=free: free)
-        data[location] = open_split(tmp_path / "data", "train")
-        assert data[location].location == location
-    for first in (0, 100, data["ram"].windows - 4):
-        x, y = data["ram"].batch(first, 16, 7)
-        mapped_x, mapped_y = data["mmap"].batch(first, 16, 7)
+def test_batches_are_the_same_in_ram_and_memory_mapped(chat_data, monkeypatch):
+    in_ram = open_split(chat_data, "train")
+    monkeypatch.setattr(hardware, "free_ram", lambda: 1 << 10)
+    mapped = open_split(chat_data, "train")
+    assert (in_ram.location, mapped.location) == ("ram", "mmap")
+    for first in (0, 100, mapped.windows - 4):
+        x, y = in_ram.batch(first, 16, 7)
+        mapped_x, mapped_y = mapped.batch(first, 16, 7)
         assert torch.equal(x, mapped_x)
         assert torch.equal(y, mapped_y)
         assert (y != IGNORE).any()
-
-
-# -- means -----------------------------------------------------------------------------------------
 
 
 def uneven_batch():
@@ -93,9 +79,8 @@ def uneven_batch():
     return x, y
 
 
-@pytest.mark.parametrize("head", ["plain", "chunked"])
-@pytest.mark.parametrize("micro_batch", [1, 2, 4, 8])
-def test_unequal_micro_batches_make_the_mean_of_one_batch(micro_batch, head):
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_unequal_micro_batches_make_the_mean_of_one_batch(micro_batch):
     torch.manual_seed(0)
     model = GPT(GPTConfig(50, 16, 2, 2, 32))
     x, y = uneven_batch()
@@ -103,8 +88,6 @@ def test_unequal_micro_batches_make_the_mean_of_one_batch(micro_batch, head):
     loss.backward()
     other = copy.deepcopy(model)
     other.zero_grad()
-    if head == "chunked":
-        use_chunked_loss(other, 3)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     count = (y != IGNORE).sum()
     found = forward_backward(other, x, y, micro_batch, contextlib.nullcontext, scaler, count)
@@ -119,21 +102,6 @@ def test_where_nothing_counts_loss_and_gradients_are_zero():
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
-
-
-def test_an_evaluation_does_not_depend_on_its_micro_batch(chat_data):
-    torch.manual_seed(0)
-    model, data = GPT(GPTConfig(512, 32, 1, 2, 32)), open_split(chat_data, "val")
-    sums = []
-    for micro_batch in (1, 7, 64):
-        batches = data.evaluation(0, micro_batch)
-        total, count = evaluate(model, batches, contextlib.nullcontext)
-        assert count == read_meta(chat_data).splits["val"].mask.tokens
-        sums.append(total.item())
-    assert sums == pytest.approx([sums[0]] * 3, rel=1e-5)
-
-
-# -- runs ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +141,3 @@ def test_the_tool_finds_the_loss_of_the_replies_and_their_bits_per_byte(chat_dat
     everything = run_script("-m", "tools.evaluate", chat_run[0], "--loss_on=all").stdout
     assert "replies" not in everything
     assert "gzip" in everything
-
-
-def test_text_without_conversations_is_refused_with_the_command(bpe_data, tmp_path):
-    result = run_script(
-        "train.py", f"--data_dir={bpe_data}", f"--checkpoint_dir={tmp_path}", "--loss_on=assistant"
-    )
-    fails_clearly(result, "no mask", "python prepare_data.py CONVERSATIONS.jsonl --tokenizer")
