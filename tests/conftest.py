@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,21 +19,10 @@ from tests import warm_start
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
-SHAKESPEARE = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
-SMALL = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=32",
-    "--block_size=32",
-    "--batch_size=8",
-    "--compile=False",
-    "--device=cpu",
-    "--eval_interval=10",
-    "--eval_batches=2",
-    "--log_interval=5",
-    "--warmup_steps=5",
-    "--learning_rate=3e-3",
-]
+SMALL = shlex.split(
+    "--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=8 --compile=False --device=cpu"
+    " --eval_interval=10 --eval_batches=2 --log_interval=5 --warmup_steps=5 --learning_rate=3e-3"
+)
 # These need signals, limits of memory and /proc, as Linux has them.
 collect_ignore = [
     "preparing/test_interruptions.py",
@@ -136,14 +126,10 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        quiet = [
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ]
+        quiet = shlex.split(
+            "--no-sandbox --disable-gpu --disable-quic --disable-background-networking"
+            " --disable-component-update --disable-sync"
+        )
         chromium = playwright.chromium.launch(executable_path=found[0], args=quiet)
         yield chromium
         chromium.close()
@@ -169,30 +155,30 @@ def text_file(tmp_path_factory):
     return path
 
 
+def prepare(text, out, *options):
+    """Prepare a file with the script; returns the folder."""
+    result = run_script("prepare_data.py", text, "--out", out, *options)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
 @pytest.fixture(scope="session")
 def char_data(tmp_path_factory, text_file):
     """A prepared folder at character level."""
-    out = tmp_path_factory.mktemp("data") / "char"
-    result = run_script("prepare_data.py", text_file, "--tokenizer", "char", "--out", out)
-    assert result.returncode == 0, result.stderr
-    return out
+    return prepare(text_file, tmp_path_factory.mktemp("data") / "char", "--tokenizer", "char")
 
 
 @pytest.fixture(scope="session")
 def bpe_data(tmp_path_factory, text_file):
     """A prepared folder with a byte-level BPE of 512."""
-    out = tmp_path_factory.mktemp("data") / "bpe"
-    result = run_script("prepare_data.py", text_file, "--vocab_size", 512, "--out", out)
-    assert result.returncode == 0, result.stderr
-    return out
+    return prepare(text_file, tmp_path_factory.mktemp("data") / "bpe", "--vocab_size", 512)
 
 
 @pytest.fixture(scope="session")
 def bpe_run(tmp_path_factory, bpe_data):
     """A barely trained run on bpe_data, with steps 10 and 20."""
     folder = tmp_path_factory.mktemp("runs") / "bpe"
-    result = train_small(bpe_data, folder, "--max_steps=20")
-    assert result.returncode == 0, result.stderr
+    trained(bpe_data, folder, "--max_steps=20")
     return folder
 
 
@@ -201,10 +187,8 @@ def chat_data(tmp_path_factory):
     """A prepared folder of conversations, with a byte-level BPE of 512."""
     folder = tmp_path_factory.mktemp("data")
     write_conversations(folder / "chat.jsonl", conversations(300))
-    flags = ["--vocab_size", 512, "--val_fraction", 0.2, "--out", folder / "chat"]
-    result = run_script("prepare_data.py", folder / "chat.jsonl", *flags)
-    assert result.returncode == 0, result.stderr
-    return folder / "chat"
+    options = ["--vocab_size", 512, "--val_fraction", 0.2]
+    return prepare(folder / "chat.jsonl", folder / "chat", *options)
 
 
 def train_small(data, folder, *more, **options):
@@ -214,9 +198,16 @@ def train_small(data, folder, *more, **options):
     )
 
 
+def trained(data, folder, *more, **options):
+    """Train a small model; returns the finished process, which must succeed."""
+    result = train_small(data, folder, *more, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
 def losses(folder):
     """{step: loss} and {step: val_loss} of a run's log."""
     log = run_log.read(folder)
-    return {r["step"]: r["loss"] for r in log if "loss" in r}, {
-        r["step"]: r["val_loss"] for r in log if "val_loss" in r
-    }
+    training = {record["step"]: record["loss"] for record in log if "loss" in record}
+    validation = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
+    return training, validation

@@ -7,14 +7,15 @@ strikes imports, compilation, steps, evaluations and saves alike; saves come oft
 """
 
 import argparse
+import contextlib
 import random
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import NamedTuple
+from time import monotonic
 
 import torch
 
@@ -22,57 +23,27 @@ from formats import run_folder, run_log
 from tools.command import count
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = [
-    "--n_layer=2",
-    "--n_head=2",
-    "--n_embd=64",
-    "--block_size=32",
-    "--batch_size=8",
-    "--micro_batch_size=4",
-    "--dropout=0.1",
-    "--compile=False",
-    "--device=cpu",
-    "--learning_rate=3e-3",
-    "--warmup_steps=5",
-    "--log_interval=3",
-    "--eval_interval=25",
-    "--eval_batches=2",
-    "--save_interval=4",
-    "--save_minutes=0.005",
-    "--keep_last=2",
-    "--sample_prompts=The ",
-]
+SETTINGS = shlex.split(
+    "--n_layer=2 --n_head=2 --n_embd=64 --block_size=32 --batch_size=8 --micro_batch_size=4"
+    " --dropout=0.1 --compile=False --device=cpu --learning_rate=3e-3 --warmup_steps=5"
+    " --log_interval=3 --eval_interval=25 --eval_batches=2 --save_interval=4 --save_minutes=0.005"
+    " --keep_last=2 '--sample_prompts=The '"
+)
 CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
 
 
-class Outcome(NamedTuple):
-    """Runs that were killed, and how many kills struck while a save was being written."""
-
-    runs: int
-    in_save: int
-
-
-def run_once(data, folder, steps, kill_after=None):
-    """Start train.py; SIGKILL after `kill_after` seconds, if any. Whether it ended by itself."""
-    command = [
-        sys.executable,
-        "train.py",
-        f"--data_dir={data}",
-        f"--checkpoint_dir={folder}",
-        f"--max_steps={steps}",
-        *SETTINGS,
-    ]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        process.wait(kill_after)
-    except subprocess.TimeoutExpired:
+def run_once(data, folder, steps, kill_when=None, *more):
+    """Run train.py; SIGKILL once `kill_when(process)` returns. Whether it ended by itself."""
+    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}", f"--max_steps={steps}"]
+    command = [sys.executable, "train.py", *where, *SETTINGS, *more]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=subprocess.PIPE, text=True)
+    if kill_when:
+        kill_when(process)
         process.kill()
-        process.communicate()
-        return False
-    assert process.returncode == 0, process.stderr.read()
-    return True
+    _, errors = process.communicate()
+    assert process.returncode in (0, -9), errors
+    return process.returncode == 0
 
 
 def log_without_clocks(folder):
@@ -97,62 +68,56 @@ def check_same(whole, killed):
     assert same, "the weights differ"
 
 
-def torture(data, folder, kills, steps, seed=0):
+def torture(data, folder, kills, steps):
     """Train once undisturbed, then again and again with kills at random moments.
 
-    Until `kills` have struck; each run goes on to its end, and is compared there.
+    Until `kills` have struck; each run goes on to its end, and is compared there. Returns the
+    number of these runs, and of kills that struck while a save was being written.
     """
-    start = time.monotonic()
+    begun = monotonic()
     assert run_once(data, folder / "whole", steps)
-    usual = time.monotonic() - start
-    chance = random.Random(seed)
+    usual = monotonic() - begun
+    dice = random.Random(0)
     struck = in_save = runs = 0
+
+    def at_random(process):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(dice.uniform(0, 0.9 * usual))
+
     while struck < kills:
         killed = folder / f"killed_{runs}"
-        ended = False
-        while not ended:
-            kill_after = chance.uniform(0, 0.9 * usual) if struck < kills else None
-            ended = run_once(data, killed, steps, kill_after)
-            if not ended:
-                struck += 1
-                in_save += any(killed.glob(".step_*.partial"))
-                print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
+        while not run_once(data, killed, steps, at_random if struck < kills else None):
+            struck += 1
+            in_save += any(killed.glob(".step_*.partial"))
+            print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
         check_same(folder / "whole", killed)
         shutil.rmtree(killed)
         runs += 1
-    return Outcome(runs, in_save)
+    return runs, in_save
 
 
 def prepare_this_file(out):
     """A prepared folder made of this file."""
-    command = [sys.executable, "prepare_data.py", "tests/torture.py"]
-    command += ["--tokenizer", "char", "--out", out]
-    quiet = subprocess.DEVNULL
-    subprocess.run(command, cwd=ROOT, check=True, stdout=quiet, stderr=quiet)
+    command = [sys.executable, "prepare_data.py", "tests/torture.py", "--tokenizer", "char"]
+    subprocess.run([*command, "--out", out], cwd=ROOT, check=True, capture_output=True)
     return out
 
 
-def main(argv):
+def main():
     """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.torture", description=__doc__.splitlines()[0]
-    )
+    page = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=page)
     parser.add_argument("--kills", type=count, default=100)
-    parser.add_argument(
-        "--steps", type=count, default=200, help="length of a run; default %(default)s"
-    )
-    parser.add_argument("--data", help="prepared folder; default: one made of this file")
-    args = parser.parse_args(argv)
+    parser.add_argument("--steps", type=count, default=200, help="of a run; default %(default)s")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        data = args.data or prepare_this_file(folder / "data")
-        outcome = torture(data, folder, args.kills, args.steps)
+        data = prepare_this_file(Path(temporary, "data"))
+        runs, in_save = torture(data, Path(temporary), args.kills, args.steps)
     print(
-        f"{args.kills} kills over {outcome.runs} runs, {outcome.in_save} of them while a save was"
-        " being written: every run ended in the log and the weights of an undisturbed one, bit for"
-        " bit"
+        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written:"
+        " every run ended in the log and the weights of an undisturbed one, bit for bit"
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

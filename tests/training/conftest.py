@@ -1,26 +1,31 @@
 """Shared by the tests of training: runs in this process, in another, and in several."""
 
+import shlex
 import subprocess
 import sys
 import time
 
+import pytest
 import torch
 
 import config
 from formats import run_folder
-from tests.conftest import ROOT, SMALL, run_script
+from tests.conftest import ROOT, SMALL, prepare, prose, run_script
 from training.setup import build
 
 # A run whose losses do not depend on how many processes it has.
-EXACT = [
-    *SMALL,
-    "--dtype=float32",
-    "--eval_batches=0",
-    "--log_interval=1",
-    "--learning_rate=1e-3",
-    "--min_lr=1e-3",
-    "--input_noise=0.1",
-]
+EXACT = SMALL + shlex.split(
+    "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
+    " --input_noise=0.1"
+)
+
+
+@pytest.fixture(scope="session")
+def little_data(tmp_path_factory):
+    """So little text, at character level, that 40 steps come to a second epoch: noise begins."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "little.txt").write_text(prose()[:8000])
+    return prepare(folder / "little.txt", folder / "little", "--tokenizer", "char")
 
 
 def small_run(data, folder, *more):
@@ -31,19 +36,11 @@ def small_run(data, folder, *more):
 
 
 def start(data, folder, *more, before=(), **options):
-    """Begin training a small model; returns the process."""
-    command = [
-        *before,
-        sys.executable,
-        "train.py",
-        f"--data_dir={data}",
-        f"--checkpoint_dir={folder}",
-        *SMALL,
-        *more,
-    ]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    """Begin training a small model, `before` the words of its command; returns the process."""
+    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
+    command = [*before, sys.executable, "train.py", *where, *SMALL, *more]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
 
 
 def wait_until(process, condition):
@@ -59,9 +56,11 @@ def torchrun(processes, *command):
 
 
 def train_on(processes, data, folder, *more):
-    """Train a small model on that number of processes."""
+    """Train a small model on that number of processes; returns torchrun's, which must succeed."""
     where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    return torchrun(processes, "train.py", *where, *EXACT, *more)
+    result = torchrun(processes, "train.py", *where, *EXACT, *more)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def same_losses(one, other):

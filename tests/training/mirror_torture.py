@@ -9,53 +9,16 @@ takes the machine's disk with it. After each, the newest step of the mirror must
 import argparse
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from formats import mirror, run_folder
-from tests.conftest import ROOT
-from tests.torture import SETTINGS, check_same, prepare_this_file, run_once
+from tests.torture import check_same, prepare_this_file, run_once
 from tests.training.store import Store
 from tools.command import count
 
 UPLOAD_S = 0.15  # that each file takes, so that there is time to be killed in
-
-
-class Outcome(NamedTuple):
-    """Runs that were compared, kills that left half an upload, starts that lacked their disk."""
-
-    runs: int
-    halves: int
-    emptied: int
-
-
-def run_until_killed(store, data, folder, steps, dice):
-    """Start train.py; SIGKILL in an upload, if there are dice to choose it. Whether it ended."""
-    command = [
-        sys.executable,
-        "train.py",
-        f"--data_dir={data}",
-        f"--checkpoint_dir={folder}",
-        f"--max_steps={steps}",
-        "--mirror=s3://bucket/runs",
-        *SETTINGS,
-    ]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=subprocess.PIPE, text=True)
-    for _ in range(dice.randrange(1, 12) if dice else 0):
-        store.arrived.clear()
-        while process.poll() is None and not store.arrived.wait(0.05):
-            pass
-    if dice:
-        time.sleep(dice.uniform(0, 2 * UPLOAD_S))
-        process.kill()
-    _, errors = process.communicate()
-    assert process.returncode in (0, -9), errors
-    return process.returncode == 0
 
 
 def look_at(there, folder):
@@ -68,17 +31,30 @@ def look_at(there, folder):
 
 
 def torture(data, folder, kills, steps, seed=0):
-    """Train once undisturbed, then with kills in uploads, until `kills` have struck."""
+    """Train once undisturbed, then with kills in uploads, until `kills` have struck.
+
+    Returns the numbers of runs that were compared, of kills that left half an upload, and of starts
+    that lacked their disk.
+    """
     assert run_once(data, folder / "whole", steps)
     dice = random.Random(seed)
     struck = halves = emptied = runs = 0
+
+    def in_an_upload(process):
+        for _ in range(dice.randrange(1, 12)):
+            store.arrived.clear()
+            while process.poll() is None and not store.arrived.wait(0.05):
+                pass
+        time.sleep(dice.uniform(0, 2 * UPLOAD_S))
+
     with Store() as store:
         store.slow_s = UPLOAD_S
         while struck < kills:
             run = folder / f"killed_{runs}"
             there = mirror.Mirror(f"s3://bucket/runs/{run.name}")
             until = min(kills, struck + 10)
-            while not run_until_killed(store, data, run, steps, dice if struck < until else None):
+            where = "--mirror=s3://bucket/runs"
+            while not run_once(data, run, steps, in_an_upload if struck < until else None, where):
                 struck += 1
                 halves += look_at(there, folder / "look")
                 if dice.random() < 0.5:
@@ -88,26 +64,25 @@ def torture(data, folder, kills, steps, seed=0):
             check_same(folder / "whole", run)
             assert max(there.whole()) == steps
             runs += 1
-    return Outcome(runs, halves, emptied)
+    return runs, halves, emptied
 
 
-def main(argv):
+def main():
     """The command line's work."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.training.mirror_torture", description=__doc__.splitlines()[0]
-    )
+    name, page = "python -m tests.training.mirror_torture", __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog=name, description=page)
     parser.add_argument("--kills", type=count, default=30)
     parser.add_argument("--steps", type=count, default=60, help="of a run; default %(default)s")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        outcome = torture(prepare_this_file(folder / "data"), folder, args.kills, args.steps)
+        data = prepare_this_file(Path(temporary, "data"))
+        runs, halves, emptied = torture(data, Path(temporary), args.kills, args.steps)
     print(
-        f"{args.kills} kills over {outcome.runs} runs, {outcome.halves} of them with half an upload"
-        f" in the mirror, {outcome.emptied} that took the disk too: every run ended in the log and"
-        " the weights of an undisturbed one, bit for bit"
+        f"{args.kills} kills over {runs} runs, {halves} of them with half an upload in the mirror,"
+        f" {emptied} that took the disk too: every run ended in the log and the weights of an"
+        " undisturbed one, bit for bit"
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

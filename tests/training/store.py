@@ -23,8 +23,7 @@ class Store:
     def __init__(self):
         self.s3 = moto_server.DomainDispatcherApplication(moto_server.create_backend_app)
         self.dice = random.Random(1)
-        self.failing = self.slow_s = 0
-        self.failed = 0
+        self.failing = self.slow_s = self.failed = 0
         self.arrived = threading.Event()
 
     def __call__(self, environ, start_response):
@@ -46,15 +45,14 @@ class Store:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         import boto3
 
-        self.environment = {
+        self.before = dict(os.environ)
+        os.environ |= {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server.server_port}",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
             "NO_PROXY": "127.0.0.1",
         }
-        self.before = dict(os.environ)
-        os.environ.update(self.environment)
         s3fs.S3FileSystem.clear_instance_cache()  # those of another store
         boto3.client("s3").create_bucket(Bucket="bucket")
         return self
