@@ -65,7 +65,7 @@ def test_no_logits_are_kept_for_the_backward_pass():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         model(x, y)
-    assert max(t.numel() for t in kept) <= 4096 * 32  # the head's gradient
+    assert not [t.shape for t in kept if 4096 in t.shape]
 
 
 def test_chunks_and_checkpoints_compile():
