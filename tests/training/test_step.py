@@ -11,7 +11,7 @@ import torch
 from config import Config
 from formats import run_log
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import train_small
+from tests.conftest import trained
 from training import profiling
 from training.optimizer import make_optimizer, optimizer_step, reserve_state
 from training.step import evaluate, forward_backward
@@ -27,6 +27,11 @@ def test_weight_decay_falls_on_matrices_only():
         for p in group["params"]:
             assert group["weight_decay"] == (0.3 if p.dim() == 2 else 0.0)
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_the_averages_are_as_long_as_the_settings_say():
+    made = make_optimizer(GPT(GPTConfig(50, 8, 1, 2, 16)), Config(beta1=0.5, beta2=0.6), CPU)
+    assert {group["betas"] for group in made.param_groups} == {(0.5, 0.6)}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -147,8 +152,7 @@ def test_the_memory_of_the_optimizer_can_be_taken_before_its_first_step(optimize
 
 
 def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
-    result = train_small(char_data, tmp_path, "--max_steps=12", "--profile=True")
-    assert result.returncode == 0, result.stderr
+    result = trained(char_data, tmp_path, "--max_steps=12", "--profile=True")
     names = "data|forward|backward|optimizer|other|step"
     rows = re.findall(rf"^({names}) +([\d.]+) ms", result.stdout, re.MULTILINE)
     milliseconds = {name: float(value) for name, value in rows}
