@@ -1,17 +1,10 @@
-"""What a GPU would be given to do: one graph for training and evaluation, and which kernels."""
-
-import json
-import os
-import sys
+"""What a GPU would be given to do: one graph for training and evaluation, and no pauses."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import config
-from benchmarks.fake_device import missing
-from tests.conftest import ROOT, SMALL, run_script
-from training.setup import build
+from tests.training.conftest import small_run
 
 FORMS = [
     pytest.param([], id="gpt2"),
@@ -30,24 +23,17 @@ class NoReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def make_trainer(data, folder, more):
-    c = config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more])
-    return build(c).trainer
-
-
 @pytest.mark.parametrize("more", FORMS)
 def test_the_whole_model_is_one_graph_compiled_once(char_data, tmp_path, more):
-    trainer, graphs = make_trainer(char_data, tmp_path, more), []
+    trainer, graphs = small_run(char_data, tmp_path, *more).trainer, []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
-    # fullgraph: a graph break is an error
-    trainer.forward = torch.compile(
-        trainer.state.model, backend=backend, dynamic=False, fullgraph=True
-    )
+    options = {"backend": backend, "dynamic": False, "fullgraph": True}  # no graph break
+    trainer.forward = trainer.parallel = torch.compile(trainer.state.model, **options)
     for _ in range(2):
         trainer.step()
         trainer.evaluate(interrupted=lambda: False)
@@ -56,23 +42,7 @@ def test_the_whole_model_is_one_graph_compiled_once(char_data, tmp_path, more):
 
 @pytest.mark.parametrize("more", FORMS)
 def test_a_step_reads_nothing_from_the_device(char_data, tmp_path, more):
-    trainer = make_trainer(char_data, tmp_path, more)
+    trainer = small_run(char_data, tmp_path, *more).trainer
     trainer.step()
     with NoReads():
         trainer.step()
-
-
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-@pytest.mark.parametrize(
-    ("preset", "gigabytes"),
-    [("config/gpt2_small.py", 41.5), ("config/gpt2_small_modern.py", 45.0)],
-)
-def test_kernels_for_a_gpu_compile_and_move_no_more_than_they_did(preset, gigabytes, tmp_path):
-    command = ["-m", "benchmarks.lowering", "--preset", preset, "--gpu", "H200"]
-    paths = os.pathsep.join([str(ROOT), *sys.path])  # where triton may be
-    result = run_script(*command, PYTHONPATH=paths, BENCHMARK_RESULTS=str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    found = json.loads((tmp_path / "lowering_step_cpu.json").read_text())[preset]["H200"]
-    assert found["elementwise"]["gigabytes"] < gigabytes
-    assert found["compiled"] > 20
-    assert found["faults"] == []
