@@ -6,7 +6,7 @@ import pytest
 
 from config import Config
 from formats import run_log
-from tests.conftest import train_small
+from tests.conftest import trained
 from training.loggers import Loggers
 
 
@@ -15,8 +15,7 @@ def test_loggers_continue_across_starts(char_data, tmp_path):
 
     for steps in (20, 40):
         settings = [f"--max_steps={steps}", "--tensorboard=True", "--wandb=trial"]
-        result = train_small(char_data, tmp_path, *settings, WANDB_MODE="offline")
-        assert result.returncode == 0, result.stderr
+        result = trained(char_data, tmp_path, *settings, WANDB_MODE="offline")
         assert "failed" not in result.stderr, result.stderr
 
     log = run_log.read(tmp_path)
@@ -43,8 +42,7 @@ def test_a_logger_that_fails_is_reported_once(tmp_path, capsys):
 
 def test_a_run_prints_readable_lines(char_data, tmp_path):
     more = ["--max_steps=20", "--sample_prompts=The ", "--cost_per_hour=8"]
-    result = train_small(char_data, tmp_path, *more)
-    assert result.returncode == 0, result.stderr
+    result = trained(char_data, tmp_path, *more)
     line = (
         r"step 10 of 20, epoch 0\.\d\d: training loss [\d.]+, validation loss [\d.]+, [\d.]+ bits"
         r" per byte, best [\d.]+, [\d,]+ tokens/s, cost [\d.]+, \d+ s left\n  \| The"
