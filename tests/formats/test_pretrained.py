@@ -15,85 +15,71 @@ from formats.address import Folder
 from formats.run_folder import CheckpointError
 from generating.load import load_model
 from tests.conftest import SMALL, fails_clearly, run_script
-from tests.formats.conftest import logits_agree, saved
+from tests.formats.conftest import logits_agree, saved, small_qwen3
 from tokenizer_bpe import Tokenizer
 
 
-def without_shape():
-    """The small settings, the shape left to the weights."""
-    return [s for s in SMALL if not s.startswith(("--n_", "--block_size"))]
+def train(data, run, source, *more):
+    """Train in the folder `run` from the weights at `source`, in their shape."""
+    where = [f"--data_dir={data}", f"--checkpoint_dir={run}", f"--init_from={source}"]
+    small = [s for s in SMALL if not s.startswith(("--n_", "--block_size"))]
+    return run_script("train.py", *where, *small, *more)
+
+
+def tuned(data, run, source):
+    """The model after two steps of the preset for fine-tuning, which change no weight."""
+    quick = ["config/finetune.py", "--max_steps=2", "--learning_rate=0"]
+    result = train(data, run, source, *quick)
+    assert result.returncode == 0, result.stderr
+    model, _, _ = load_model(run_folder.find(run), torch.device("cpu"))
+    return model
 
 
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
-    def train(*more):
-        return run_script(
-            "train.py",
-            f"--data_dir={bpe_data}",
-            f"--checkpoint_dir={tmp_path / 'run'}",
-            *without_shape(),
-            *more,
-        )
-
-    start = shutil.copytree(bpe_run, tmp_path / "start")
-    first = train(f"--init_from={start}", "--block_size=16", "--learning_rate=0", "--max_steps=1")
-    assert first.returncode == 0 and f"the weights of {start}" in first.stdout, first.stderr
-    ours, theirs = pretrained.load(tmp_path / "run"), pretrained.load(start)
+    start, run = shutil.copytree(bpe_run, tmp_path / "start"), tmp_path / "run"
+    changes = ["--block_size=16", "--learning_rate=0", "--max_steps=1"]
+    first = train(bpe_data, run, start, *changes)
+    assert first.returncode == 0, first.stderr
+    assert f"the weights of {start}" in first.stdout
+    ours, theirs = pretrained.load(run), pretrained.load(start)
     assert ours.config == dataclasses.replace(theirs.config, block_size=16)
-    assert all(torch.equal(t, ours.tensors[name]) for name, t in theirs.cut_to(16).items())
+    for name, tensor in theirs.cut_to(16).items():
+        assert torch.equal(tensor, ours.tensors[name])
 
     shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
-    second = train(f"--init_from={start}", "--block_size=16", "--max_steps=2")
-    assert second.returncode == 0 and "continues at step 1" in second.stdout, second.stderr
+    second = train(bpe_data, run, start, "--block_size=16", "--max_steps=2")
+    assert second.returncode == 0, second.stderr
+    assert "continues at step 1" in second.stdout
 
 
 def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch):
     from tests.training.store import Store
 
     monkeypatch.chdir(tmp_path)
-    folder = saved(hf_model, tmp_path / "hf")
-    hf_model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
-    (folder / "flax_model.msgpack").write_text("not needed")
+    hf_model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    (tmp_path / "hf/flax_model.msgpack").write_text("not needed")
     with Store():
-        for name in ("hf", "shards"):
-            there = Folder(f"s3://bucket/{name}")
-            for file in (tmp_path / name).iterdir():
-                there.put(file, file.name)
-            found = pretrained.load(f"s3://bucket/{name}")
-            here = pretrained.load(tmp_path / name)
-            assert found.config == here.config and found.tensors.keys() == here.tensors.keys()
-            assert all(torch.equal(t, here.tensors[n]) for n, t in found.tensors.items())
-        assert not (found.path.parent / "hf/flax_model.msgpack").exists()
+        there = Folder("s3://bucket/hf")
+        for file in (tmp_path / "hf").iterdir():
+            there.put(file, file.name)
+        found, here = pretrained.load("s3://bucket/hf"), pretrained.load(tmp_path / "hf")
+        assert found.config == here.config
+        assert found.tensors.keys() == here.tensors.keys()
+        for name, tensor in found.tensors.items():
+            assert torch.equal(tensor, here.tensors[name])
+        assert not (found.path / "flax_model.msgpack").exists()
         with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
             pretrained.load("s3://bucket/none")
-    assert pretrained.load("s3://bucket/hf").path == found.path.parent / "hf"  # fetched once
+    assert pretrained.load("s3://bucket/hf").path == found.path  # fetched once
 
 
 def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp_path):
-    saved(hf_model, tmp_path / "hf")
-    shutil.copy(bpe_data / "tokenizer.json", tmp_path / "hf")
-    where = [
-        f"--data_dir={bpe_data}",
-        f"--checkpoint_dir={tmp_path / 'run'}",
-        f"--init_from={tmp_path / 'hf'}",
-    ]
-    quick = [
-        "--batch_size=4",
-        "--max_steps=3",
-        "--eval_batches=1",
-        "--compile=False",
-        "--warmup_steps=1",
-        "--learning_rate=0",
-        "--dtype=float32",
-        "--log_interval=1",
-    ]
-    result = run_script("train.py", "config/finetune.py", *where, *quick)
-    assert result.returncode == 0, result.stderr
-    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
-    logits_agree(model, hf_model, 512)
+    folder = saved(hf_model, tmp_path / "hf")
+    shutil.copy(bpe_data / "tokenizer.json", folder)
+    logits_agree(tuned(bpe_data, tmp_path / "run", folder), hf_model, 512)
 
 
-@pytest.mark.parametrize("qwen3_model", ["grouped, tied"], indirect=True)
-def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, text_file, tmp_path):
+def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp_path):
     hf_tokenizer = HFTokenizer(models.BPE())
     hf_tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(gguf.QWEN2_PATTERN), "isolated")
@@ -106,67 +92,40 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(qwen3_model, t
     )
     hf_tokenizer.train([str(text_file)], trainer)
     hf_tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    folder = saved(qwen3_model, tmp_path / "hf")
+    folder = saved(small_qwen3(), tmp_path / "hf")
     hf_tokenizer.save(str(folder / "tokenizer.json"))
     text = "Cafe\u0301 na\u00efve, it's 1234 o'clock\n\n  \u4f60\u597d\uff01"
     assert Tokenizer.load(folder).encode(text).tolist() == hf_tokenizer.encode(text).ids
 
-    result = run_script(
-        "prepare_data.py", text_file, "--tokenizer", folder, "--out", tmp_path / "data"
-    )
+    data = tmp_path / "data"
+    result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", data)
     assert result.returncode == 0, result.stderr
-    where = [
-        f"--data_dir={tmp_path / 'data'}",
-        f"--checkpoint_dir={tmp_path / 'run'}",
-        f"--init_from={folder}",
-    ]
-    quick = [
-        "--batch_size=4",
-        "--max_steps=2",
-        "--eval_batches=1",
-        "--compile=False",
-        "--learning_rate=0",
-        "--dtype=float32",
-    ]
-    result = run_script("train.py", "config/finetune.py", *where, *quick)
-    assert result.returncode == 0, result.stderr
-    assert f"{qwen3_model.num_parameters():,}" in result.stdout
-    model, _, _ = load_model(run_folder.find(tmp_path / "run"), torch.device("cpu"))
-    logits_agree(model, qwen3_model, 512)
+    logits_agree(tuned(data, tmp_path / "run", folder), small_qwen3(), 512)
 
 
 def test_contradictions_are_listed_and_other_tokenizers_explained(
     hf_model, bpe_run, char_data, bpe_data, tmp_path
 ):
-    def train(data, source, *more):
-        return run_script(
-            "train.py",
-            f"--data_dir={data}",
-            f"--checkpoint_dir={tmp_path / 'run'}",
-            f"--init_from={source}",
-            *without_shape(),
-            *more,
-        )
-
+    run = tmp_path / "run"
     fails_clearly(
-        train(bpe_data, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"),
+        train(bpe_data, run, bpe_run, "--n_layer=3", "--block_size=64", "--n_embd=32"),
         "n_layer: 2 in the weights, 3 now",
         "block_size: 32 in the weights, 64",
         "shorter",
     )
-    fails_clearly(train(char_data, bpe_run), "another tokenizer", "--tokenizer")
-    fails_clearly(train(char_data, saved(hf_model, tmp_path / "hf")), "another tokenizer", "512")
-    fails_clearly(train(bpe_data, tmp_path), "no checkpoint at")
-    assert not (tmp_path / "run").exists()
+    fails_clearly(train(char_data, run, bpe_run), "another tokenizer", "--tokenizer")
+    folder = saved(hf_model, tmp_path / "hf")
+    fails_clearly(train(char_data, run, folder), "another tokenizer", "512")
+    fails_clearly(train(bpe_data, run, tmp_path), "no checkpoint at")
+    assert not run.exists()
 
 
 def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transformers(
     bpe_run, bpe_data, text_file, tmp_path
 ):
     assert run_script("-m", "tools.export", bpe_run, "--out", tmp_path / "hf").returncode == 0
-    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(
-        tmp_path / "saved"
-    )  # as transformers itself writes it
+    # as transformers itself writes it
+    AutoTokenizer.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")
     model = json.loads((tmp_path / "hf" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
@@ -177,12 +136,11 @@ def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transfor
     theirs = Tokenizer.load(bpe_data)
     for source in ("saved", "old"):
         assert Tokenizer.load(tmp_path / source).same_as(theirs)
-    result = run_script(
-        "prepare_data.py", text_file, "--tokenizer", bpe_run, "--out", tmp_path / "data"
-    )
+    data = tmp_path / "data"
+    result = run_script("prepare_data.py", text_file, "--tokenizer", bpe_run, "--out", data)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "data/train.bin").read_bytes() == (bpe_data / "train.bin").read_bytes()
-    assert Tokenizer.load(tmp_path / "data").same_as(theirs)
+    assert (data / "train.bin").read_bytes() == (bpe_data / "train.bin").read_bytes()
+    assert Tokenizer.load(data).same_as(theirs)
 
 
 @pytest.mark.parametrize("command", [["generate.py", "--checkpoint"], ["-m", "tools.export"]])
