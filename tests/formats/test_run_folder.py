@@ -1,8 +1,6 @@
 """formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
-import json
 import os
-import pickle
 import shutil
 from pathlib import Path
 
@@ -27,7 +25,8 @@ def save(run, step, value=1.0):
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     folder = save(tmp_path, 7)
-    assert folder.name == "step_00000007" and not list(tmp_path.glob(".*"))
+    assert folder.name == "step_00000007"
+    assert not list(tmp_path.glob(".*"))
     assert run_folder.read_state(folder)["step"] == 7
     assert torch.equal(run_folder.load_tensors(folder / "model.pt")["w"], torch.ones(100))
     optimizer = run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]
@@ -40,14 +39,18 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, name, damage):
     save(tmp_path, 1)
     file = save(tmp_path, 2) / name
     data = bytearray(file.read_bytes())
+    middle = len(data) // 2
     if damage == "remove":
         file.unlink()
+    elif damage == "cut":
+        file.write_bytes(data[:middle])
     else:
-        if damage == "flip":
-            data[len(data) // 2] ^= 0x40
-        file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+        data[middle] ^= 0x40
+        file.write_bytes(data)
     folder, _, problems = run_folder.latest(tmp_path)
-    assert folder.name == "step_00000001" and len(problems) == 1 and name in problems[0]
+    assert folder.name == "step_00000001"
+    assert len(problems) == 1
+    assert name in problems[0]
 
 
 def test_one_changed_digit_of_state_json_is_noticed(tmp_path):
@@ -60,6 +63,8 @@ def test_one_changed_digit_of_state_json_is_noticed(tmp_path):
 @pytest.fixture
 def events(monkeypatch):
     """The names that are flushed to the disk and renamed from here on, in order."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc")
     done, fsync, replace = [], os.fsync, os.replace
 
     def flush(handle):
@@ -75,7 +80,6 @@ def events(monkeypatch):
     return done
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_step_is_flushed_before_it_gets_its_name_and_its_name_after(tmp_path, events):
     folder = save(tmp_path, 1)
     named = events.index(("rename", folder.name))
@@ -84,7 +88,6 @@ def test_a_step_is_flushed_before_it_gets_its_name_and_its_name_after(tmp_path, 
     assert events[-1] == ("flush", tmp_path.name)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_a_small_file_is_flushed_before_it_gets_its_name_and_its_name_after(tmp_path, events):
     files.write_json(tmp_path / "best.json", {})
     name = ".best.json.partial"
@@ -132,7 +135,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
 def test_a_run_may_have_a_name_that_ends_like_a_steps(tmp_path):
     run = tmp_path / "warm_step_2"
     folder = save(run, 100)
-    assert run_folder.find(run) == folder and run_folder.find(folder) == folder
+    assert run_folder.find(run) == folder
+    assert run_folder.find(folder) == folder
 
 
 @pytest.mark.parametrize("mounted", [True, False])
@@ -160,9 +164,8 @@ def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match="no checkpoint under checkpoints/"):
         run_folder.find(None)
-    files.write_json(tmp_path / "config.json", {})
     (tmp_path / "checkpoints/begun").mkdir(parents=True)
-    (tmp_path / "config.json").rename("checkpoints/begun/config.json")
+    files.write_json(tmp_path / "checkpoints/begun/config.json", {})
     with pytest.raises(CheckpointError, match=r"not saved yet.* python train.py checkpoints/begun"):
         run_folder.find(None)
     save(tmp_path / "checkpoints" / "old", 9)
@@ -187,34 +190,16 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
         def __reduce__(self):
             return open, (str(tmp_path / "executed"), "w")
 
-    for name, write in (
-        ("plain", lambda f: pickle.dump({"w": Evil()}, f)),
-        ("torch", lambda f: torch.save({"w": Evil()}, f)),
-    ):
-        with open(tmp_path / name, "wb") as f:
-            write(f)
-        with pytest.raises(CheckpointError, match="cannot be loaded"):
-            run_folder.load_tensors(tmp_path / name)
+    torch.save({"w": Evil()}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        run_folder.load_tensors(tmp_path / "model.pt")
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_log_keeps_every_character_of_a_sample(tmp_path):
-    record = {
-        "step": 1,
-        "samples": [{"prompt": "a", "text": "line\u2028paragraph\u2029next\x85\x0c\x1c\udcff"}],
-    }
+    record = {"step": 1, "samples": ["line\u2028paragraph\u2029next\x85\x0c\x1c\r\udcff"]}
     run_log.append(tmp_path, record, {"step": 2})
     assert run_log.read(tmp_path) == [record, {"step": 2}]
-
-
-def test_a_log_cut_in_mid_line_is_read_up_to_there(tmp_path):
-    for step in (1, 2, 3):
-        run_log.append(tmp_path, {"step": step, "loss": 0.1 * step})
-    log = tmp_path / "log.jsonl"
-    log.write_bytes(log.read_bytes()[:-6])
-    assert [r["step"] for r in run_log.read(tmp_path)] == [1, 2]
-    run_log.write(tmp_path, run_log.read(tmp_path))
-    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
 
 
 def test_a_small_file_that_is_damaged_counts_as_none(tmp_path):
@@ -225,9 +210,10 @@ def test_a_small_file_that_is_damaged_counts_as_none(tmp_path):
 
 
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
-    lines = ["[1]", "5", '{"loss": 1}', '{"step": 1, "lo']
-    (tmp_path / "log.jsonl").write_text("\n".join([*lines, '{"step": 2, "loss": null}\n']))
-    assert run_log.read(tmp_path) == [{"step": 2, "loss": None}]
+    lines = ["[1]", "5", '{"loss": 1}', '{"step": 1, "lo', '{"step": 2, "loss": null}', '{"ste']
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    run_log.append(tmp_path, {"step": 3})
+    assert run_log.read(tmp_path) == [{"step": 2, "loss": None}, {"step": 3}]
 
 
 def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
