@@ -10,17 +10,10 @@ def small_gpt2(tied=True):
     """A small GPT-2 of transformers with random weights, biases included."""
     from transformers import GPT2Config, GPT2LMHeadModel  # seconds, which the other tests save
 
-    shape = {
-        "vocab_size": 512,
-        "n_layer": 2,
-        "n_head": 2,
-        "n_embd": 32,
-        "n_positions": 32,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}
+    ids = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(**shape, tie_word_embeddings=tied)).eval()
+    model = GPT2LMHeadModel(GPT2Config(**shape, **ids, tie_word_embeddings=tied)).eval()
     for p in model.parameters():
         p.data.normal_(std=0.1)
     return model
@@ -30,20 +23,13 @@ def small_qwen3(tied=True):
     """A small Qwen3 of transformers with random weights; two queries share keys if it is tied."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shape = {
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "head_dim": 16,
-        "num_key_value_heads": 2 if tied else 4,
-        "intermediate_size": 96,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": tied,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    }
+    shape = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2 if tied else 4, "head_dim": 16}
+    sizes = {"vocab_size": 512, "max_position_embeddings": 64, "tie_word_embeddings": tied}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape)).eval()
+    config = Qwen3Config(**shape, **heads, **sizes, rope_parameters=rope)
+    model = Qwen3ForCausalLM(config).eval()
     for name, p in model.named_parameters():
         p.data.normal_(mean=float("norm" in name), std=0.1)
     return model

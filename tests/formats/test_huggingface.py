@@ -27,8 +27,10 @@ def test_a_folder_of_transformers_loads_in_every_form(tmp_path, arch, tied, form
     assert source.config.arch == arch
     assert source.config.tie_weights == tied
     assert source.tokenizer is None
+    ours = source.model().eval()
+    assert (ours.lm_head.weight is ours.wte.weight) == tied
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    logits_agree(source.model().eval(), theirs.eval(), 512)
+    logits_agree(ours, theirs.eval(), 512)
 
 
 def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):

@@ -26,15 +26,6 @@ def train(data, run, source, *more):
     return run_script("train.py", *where, *small, *more)
 
 
-def tuned(data, run, source):
-    """The model after two steps of the preset for fine-tuning, which change no weight."""
-    quick = ["config/finetune.py", "--max_steps=2", "--learning_rate=0"]
-    result = train(data, run, source, *quick)
-    assert result.returncode == 0, result.stderr
-    model, _, _ = load_model(run_folder.find(run), torch.device("cpu"))
-    return model
-
-
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
     start, run = shutil.copytree(bpe_run, tmp_path / "start"), tmp_path / "run"
     changes = ["--block_size=16", "--learning_rate=0", "--max_steps=1"]
@@ -73,12 +64,6 @@ def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monk
     assert pretrained.load("s3://bucket/hf").path == found.path  # fetched once
 
 
-def test_the_preset_trains_from_a_folder_of_transformers(hf_model, bpe_data, tmp_path):
-    folder = saved(hf_model, tmp_path / "hf")
-    shutil.copy(bpe_data / "tokenizer.json", folder)
-    logits_agree(tuned(bpe_data, tmp_path / "run", folder), hf_model, 512)
-
-
 def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp_path):
     hf_tokenizer = HFTokenizer(models.BPE())
     hf_tokenizer.normalizer = normalizers.NFC()
@@ -100,7 +85,11 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp
     data = tmp_path / "data"
     result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", data)
     assert result.returncode == 0, result.stderr
-    logits_agree(tuned(data, tmp_path / "run", folder), small_qwen3(), 512)
+    run = tmp_path / "run"
+    tuned = train(data, run, folder, "config/finetune.py", "--learning_rate=0", "--max_steps=2")
+    assert tuned.returncode == 0, tuned.stderr
+    model, _, _ = load_model(run_folder.find(run), torch.device("cpu"))
+    logits_agree(model, small_qwen3(), 512)
 
 
 def test_contradictions_are_listed_and_other_tokenizers_explained(
