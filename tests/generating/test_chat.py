@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from generating.chat import Conversation, reply_prompt
+from generating.chat import reply_prompt
 from generating.load import LoadedModel
 from generating.terminal import shown
 from generating.text import Completion
@@ -26,10 +26,6 @@ class Terminal:
 
         self.handle, child = pty.openpty()
         command = [sys.executable, "generate.py", *map(str, arguments)]
-        own = {
-            "start_new_session": True,
-            "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        }  # so that Ctrl-C reaches it
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -37,18 +33,18 @@ class Terminal:
             stdout=child,
             stderr=child,
             env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
-            **own,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
         )
         os.close(child)
         self.unread = ""
 
-    def until(self, words, timeout=120):
+    def until(self, words):
         """Read until `words` came; returns what came before them."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + 120
         while words not in self.unread:
-            assert select.select([self.handle], [], [], max(0, end - time.monotonic()))[0], (
-                self.unread
-            )
+            left = max(0, end - time.monotonic())
+            assert select.select([self.handle], [], [], left)[0], self.unread
             self.unread += os.read(self.handle, 1024).decode(errors="replace")
         got, self.unread = self.unread.split(words, 1)
         return got
@@ -56,6 +52,11 @@ class Terminal:
     def type(self, text):
         """Keys pressed."""
         os.write(self.handle, text.encode())
+
+    def ends(self):
+        """Ctrl-D ends it."""
+        self.type("\x04")
+        assert self.process.wait(60) == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
@@ -69,8 +70,7 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
     terminal.type("snow ☃\n")
     terminal.until("U+2603")
     terminal.until("\r\n> ")
-    terminal.type("\x04")
-    assert terminal.process.wait(60) == 0
+    terminal.ends()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
@@ -82,8 +82,7 @@ def test_a_chat_starts_again_when_asked(bpe_run):
         terminal.type(line + "\n")
         replies.append(terminal.until("\r\n> ").replace(line, "", 1).split("\r\n[")[0])
     assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
-    terminal.type("\x04")
-    assert terminal.process.wait(60) == 0
+    terminal.ends()
 
 
 def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversations(bpe_run):
@@ -97,34 +96,40 @@ def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversation
 def test_each_piped_line_of_a_chat_is_answered(bpe_run):
     ask = ["generate.py", "--checkpoint", bpe_run, "--chat", "--max_new_tokens=2"]
     result = run_script(*ask, stdin="Hi\nWho are you?\n")
-    assert result.returncode == 0 and result.stderr.count("2 tokens, ") == 2, result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("2 tokens, ") == 2
 
 
 def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):
     reply = Completion("User: Hi\n\nAssistant:", byte_tokenizer, 9, [])
     for next_id in byte_tokenizer.encode(" Hello\n\n"):
         reply.add(next_id, 1.0)
-    assert shown(reply, chat=True) == "Hello" and shown(reply, chat=False).endswith(" Hello\n\n")
+    assert shown(reply, chat=True) == "Hello"
+    assert shown(reply, chat=False).endswith(" Hello\n\n")
 
 
-def test_a_conversation_is_written_as_prepared_data_has_it_and_forgets_its_beginning(
-    byte_tokenizer,
+SYSTEM = {"role": "system", "content": "Be brief."}
+SAID = [
+    {"role": "user", "content": " Hi. "},
+    {"role": "assistant", "content": " Hello! "},
+    {"role": "user", "content": " How? "},
+]
+LONG = [{"role": "user", "content": "long " * 50}]
+WHOLE = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("messages", "context", "prompt"),
+    [
+        (SAID, 256, WHOLE),
+        ([SYSTEM, *SAID], 256, f"System: Be brief.\n\n{WHOLE}"),
+        (SAID, 64, "User: How?\n\nAssistant:"),
+        ([SYSTEM, *SAID], 100, "System: Be brief.\n\nUser: How?\n\nAssistant:"),
+        (LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:"),
+    ],
+)
+def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
+    byte_tokenizer, messages, context, prompt
 ):
-    said = [
-        {"role": role, "content": f" {content} "}
-        for role, content in (("user", "Hi."), ("assistant", "Hello!"), ("user", "How?"))
-    ]
-    whole = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
-    wide = LoadedModel("wide", GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer)
-    assert reply_prompt(said, wide) == whole
-    narrow = LoadedModel("narrow", GPT(GPTConfig(258, 64, 1, 1, 8)), byte_tokenizer)
-    assert reply_prompt(said, narrow) == "User: How?\n\nAssistant:"
-    long = [said[0] | {"content": "long " * 50}]
-    assert len(reply_prompt(long, narrow)) > 250
-    assert len(said) == 3
-    system = {"role": "system", "content": "Be brief."}
-    assert reply_prompt([system, *said], wide) == f"System: Be brief.\n\n{whole}"
-    middle = LoadedModel("middle", GPT(GPTConfig(258, 100, 1, 1, 8)), byte_tokenizer)
-    kept = "System: Be brief.\n\nUser: How?\n\nAssistant:"
-    assert reply_prompt([system, *said], middle) == kept
-    assert Conversation(wide, "Be brief.").prompt("How?") == kept
+    loaded = LoadedModel("name", GPT(GPTConfig(258, context, 1, 1, 8)), byte_tokenizer)
+    assert reply_prompt(messages, loaded) == prompt
