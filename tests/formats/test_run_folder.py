@@ -99,6 +99,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
     files.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
+    (tmp_path / "step_00000003 (copy)").mkdir()  # which is the user's
     run_folder.rotate(tmp_path, 2)
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 4, 5]
     assert run_folder.find(tmp_path).name == "step_00000002"
