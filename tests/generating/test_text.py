@@ -2,6 +2,7 @@
 
 import torch
 
+from generating import decode
 from generating.text import Completion, complete
 from model import GPT, GPTConfig
 
@@ -43,6 +44,16 @@ def test_what_is_held_back_for_a_stop_text_comes_after_all(byte_tokenizer):
     _, row = grown(byte_tokenizer, "one\n\nUse", stop=["\n\nUser:"])
     assert row.text == "one\n\nUse"
     assert row.ended == "end of text"
+
+
+def test_a_text_that_has_ended_grows_no_more(byte_tokenizer, monkeypatch):
+    end, (a, b) = byte_tokenizer.eot_id, byte_tokenizer.encode("ab").tolist()
+    drawn = [[a, a], [end, b], [b, b]]
+    monkeypatch.setattr(decode, "generate", lambda *_, **settings: drawn)
+    model = GPT(GPTConfig(258, 8, 1, 1, 8))
+    *_, (short, long) = complete(model, byte_tokenizer, ["", ""], 3)
+    assert short.text == "a"
+    assert long.text == "abb"
 
 
 def test_padded_ids_are_never_written(byte_tokenizer):
