@@ -98,19 +98,19 @@ def test_with_bfloat16_between_the_layers_the_loss_is_the_same(shape, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("device", "autocast", "between"),
+    ("device", "enabled", "dtype", "between"),
     [
-        ("cuda", torch.bfloat16, torch.bfloat16),
-        ("cuda", torch.float16, torch.float32),
-        ("cuda", None, torch.float32),
-        ("cpu", torch.bfloat16, torch.float32),
+        ("cuda", True, torch.bfloat16, torch.bfloat16),
+        ("cuda", True, torch.float16, torch.float32),
+        ("cuda", False, torch.bfloat16, torch.float32),
+        ("cpu", True, torch.bfloat16, torch.float32),
     ],
 )
 def test_between_the_layers_is_bfloat16_on_a_gpu_with_autocast_to_it(
-    monkeypatch, device, autocast, between
+    monkeypatch, device, enabled, dtype, between
 ):
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: autocast is not None)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: autocast)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: enabled)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: dtype)
     with FakeTensorMode():
         assert stream_dtype(torch.empty(2, 3, device=device)) == between
 
