@@ -15,13 +15,15 @@ import tokenizer_bpe
 from tests.conftest import prose
 from tokenizer_bpe import EOT, Tokenizer, TokenizerError, safe_cut
 
-BPE = Tokenizer.train([prose()], 600)
+OTHER_SCRIPTS = "你好。你好，Привет हिन्दी 🙂 " * 20
+BPE = Tokenizer.train([prose(), OTHER_SCRIPTS], 700)
 CHARS = Tokenizer.characters(prose() + "é\u4e2d\U0001f600")
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PARTS = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x00", "\x1c", "\u200d", "\ufeff"]
 PARTS += ["'s", "'LL", "word", " Word", "12", " 345", "...", "!?", EOT]
-PARTS += ["é", "e\u0301", "\u4e2d\u6587", "\U0001f600", "\u093c"]
+PARTS += ["é", "e\u0301", "你好", "。", "，", "Привет", "हिन्दी", "🙂", "½", "_", "\u093c"]
 TRICKY = st.lists(st.sampled_from(PARTS), max_size=20).map("".join)
+ANY_TEXT = ANY_TEXT | TRICKY
 
 
 def known_to_both(text):
@@ -33,10 +35,9 @@ def known_to_both(text):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(ANY_TEXT, TRICKY))
+@given(ANY_TEXT)
 def test_every_string_comes_back(text):
-    assert BPE.decode(BPE.encode(text)) == text
-    assert BPE.decode_bytes(BPE.encode(text).tolist()) == text.encode()
+    assert BPE.decode_bytes(BPE.encode(text)) == text.encode()
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +53,15 @@ def test_ids_are_those_of_tokenizers(saved):
     hf = HFTokenizer.from_file(str(saved / "bpe.json"))
 
     @settings(max_examples=300, deadline=None)
-    @given(st.one_of(ANY_TEXT, TRICKY).filter(lambda t: EOT not in t and known_to_both(t)))
+    @given(ANY_TEXT.filter(lambda t: EOT not in t and known_to_both(t)))
     def check(text):
         assert BPE.encode(text).tolist() == hf.encode(text).ids
 
     check()
     assert BPE.encode(prose()).tolist() == hf.encode(prose()).ids
-    assert hf.token_to_id(EOT) == BPE.eot_id == 0 and hf.get_vocab_size() == BPE.vocab_size == 600
+    assert hf.encode(f"one {EOT} two").ids == [*BPE.encode("one "), 0, *BPE.encode(" two")]
+    assert BPE.eot_id == 0
+    assert hf.get_vocab_size() == BPE.vocab_size == 700
 
 
 def test_character_ids_are_those_of_tokenizers(saved):
@@ -66,19 +69,25 @@ def test_character_ids_are_those_of_tokenizers(saved):
     text = prose()[:3000] + "é\u4e2d\U0001f600"
     assert CHARS.encode(text).tolist() == hf.encode(text).ids
     assert CHARS.decode(CHARS.encode(text)) == text == hf.decode(hf.encode(text).ids)
-    assert CHARS.kind == "char" and CHARS.eot_id == 0 and hf.get_vocab_size() == CHARS.vocab_size
+    assert hf.get_vocab_size() == CHARS.vocab_size
 
 
 def test_what_is_loaded_is_what_was_saved(saved):
     for name, tokenizer in (("bpe", BPE), ("char", CHARS)):
         loaded = Tokenizer.load(saved / f"{name}.json")
-        assert (loaded.kind, loaded.vocab_size, loaded.eot_id, loaded.to_json()) == (
-            tokenizer.kind,
-            tokenizer.vocab_size,
-            0,
-            tokenizer.to_json(),
-        )
-        assert loaded.encode("The text")[:3].tolist() == tokenizer.encode("The text")[:3].tolist()
+        assert (loaded.kind, loaded.vocab_size) == (tokenizer.kind, tokenizer.vocab_size)
+        assert loaded.to_json() == tokenizer.to_json()
+        assert loaded.encode("The text").tolist() == tokenizer.encode("The text").tolist()
+
+
+def test_special_tokens_may_stand_outside_of_the_vocabulary():
+    """As in the tokenizer.json of Llama and Qwen."""
+    description = json.loads(BPE.to_json())
+    del description["model"]["vocab"][EOT]
+    description["added_tokens"][0]["id"] = 700
+    tokenizer = Tokenizer(description)
+    assert (tokenizer.eot_id, tokenizer.vocab_size) == (700, 701)
+    assert tokenizer.encode("The text").tolist() == BPE.encode("The text").tolist()
 
 
 @pytest.mark.parametrize("bad", ["x", "é", "\U0010ffff", "\x00"])
@@ -96,7 +105,7 @@ def test_a_lone_surrogate_is_a_sentence():
 
 def test_end_of_text_in_a_text_is_text():
     ids = BPE.encode(f"a{EOT}b")
-    assert BPE.eot_id not in ids and BPE.decode(ids) == f"a{EOT}b"
+    assert BPE.eot_id not in ids
     assert BPE.decode([BPE.eot_id]) == EOT
 
 
@@ -117,13 +126,12 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
-    with pytest.raises(TokenizerError) as error:
+    place = tmp_path / "data" / "r50k_base.tiktoken"
+    with pytest.raises(TokenizerError, match=tokenizer_bpe.GPT2_URL) as error:
         Tokenizer.gpt2()
-    assert tokenizer_bpe.GPT2_URL in str(error.value) and str(
-        tmp_path / "data" / "r50k_base.tiktoken"
-    ) in str(error.value)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "r50k_base.tiktoken").write_text("something else")
+    assert str(place) in str(error.value)
+    place.parent.mkdir()
+    place.write_text("something else")
     with pytest.raises(TokenizerError, match=r"cannot be read from data/r50k_base\.tiktoken"):
         Tokenizer.gpt2()
 
@@ -162,20 +170,24 @@ def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change,
         Tokenizer.load(tmp_path)
 
 
-def test_no_tokenizer_or_no_json(tmp_path):
-    with pytest.raises(TokenizerError, match="no tokenizer at"):
-        Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="cannot be read as a tokenizer"):
-        Tokenizer.load(tmp_path)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.one_of(ANY_TEXT, TRICKY, st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80)),
-    st.integers(1, 80),
-)
+@settings(max_examples=300, deadline=None)
+@given(ANY_TEXT | st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80), st.integers(1, 80))
 def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
     at = safe_cut(text, limit)
     assert 0 <= at <= limit
     assert [*BPE.encode(text[:at]), *BPE.encode(text[at:])] == BPE.encode(text).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "cut"),
+    [
+        ("one two three", 12, 7),
+        ("one two three", 6, 3),
+        ("a line.\n*another*", 17, 8),
+        ("你好，世界。", 4, 2),
+        (f"one two{'.' * 100_000}", 100_000, 3),
+        ("one, two. 345  six", 18, 0),
+    ],
+)
+def test_text_is_cut_at_the_last_safe_place(text, limit, cut):
+    assert safe_cut(text, limit) == cut

@@ -1,5 +1,6 @@
 """Cutting and sampling text: properties, on files."""
 
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from preparing import chunks, readers
+from preparing import InputError, chunks, readers
 from preparing.chunks import Options, Position
 from preparing.copies import Seen
 from preparing.readers import read_chunks
@@ -17,7 +18,7 @@ from preparing.sources import find_sources
 from preparing.tokenizers import spread_sample
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, write
-from tokenizer_bpe import EOT, Tokenizer, safe_cut
+from tokenizer_bpe import EOT, Tokenizer
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0", "\n    ", "\n\t"]
 WORDS = [*SPACES, "a", "word", "12", "'s", "don't", ".", "...", "。", "，", "你好", "é", "e\u0301"]
@@ -49,47 +50,59 @@ def chunks_of(size, monkey):
     monkey.setattr(chunks, "UNCUT_BYTES", 16 * size)
 
 
-@settings(deadline=None, max_examples=300)
-@given(WORDS.map("".join), st.integers(0, 60))
-def test_encoding_both_sides_of_a_cut_is_encoding_the_whole(tokenizer, text, limit):
-    cut = safe_cut(text, min(limit, len(text)))
-    assert 0 <= cut <= limit
-    assert [*tokenizer.encode(text[:cut]), *tokenizer.encode(text[cut:])] == tokenizer.encode(
-        text
-    ).tolist()
+def documents_in(text):
+    """The documents of a text, line by line."""
+    documents = [""]
+    for line in re.split("(?<=\n)", text):
+        if line.rstrip(" \t\r\n") == EOT:
+            documents.append("")
+        else:
+            documents[-1] += line
+    return [document for document in documents if document.strip()]
 
 
 @settings(deadline=None, max_examples=200)
 @given(WORDS.map("".join), st.sampled_from([1 << 6, 1 << 8]))
 @example(f"{'word ' * 20}\n{EOT}\nshort\n{EOT}\nand another\n{EOT}\n", 1 << 6)
+@example(f"an indented\n\t{EOT}\nand {EOT}\n", 1 << 6)
 def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
+    text += "x"
     with pytest.MonkeyPatch.context() as monkey, tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.txt"
-        path.write_bytes((text + "x").encode())
         chunks_of(size, monkey)
+        path = Path(folder, "a.txt")
+        path.write_bytes(text.encode())
         found = read(path)
-        assert b"".join(chunk.data for chunk in found) == (text + "x").encode()
-        documents, parts = [], []
-        for chunk in found:
-            texts = [document.text for document in documents_of(chunk, Options())[0]]
-            if chunk.whole:
-                documents += [tokenizer.encode(t).tolist() for t in texts]
-            else:
-                parts += [i for t in texts for i in tokenizer.encode(t).tolist()]
-                if not chunk.end.inside:
-                    documents.append(parts)
-                    parts = []
-        lines, expected = (text + "x").split("\n"), [[]]
-        for n, line in enumerate(lines):
-            if line.rstrip(" \t\r") == EOT:
-                expected.append([])
-            else:
-                expected[-1].append(line + ("\n" if n + 1 < len(lines) else ""))
-        whole = [tokenizer.encode("".join(e)).tolist() for e in expected if "".join(e).strip()]
-        if not any(
-            len("".join(e).encode()) > 16 * size for e in expected
-        ):  # such a long one may be cut where a token crosses
-            assert documents == whole
+    assert b"".join(chunk.data for chunk in found) == text.encode()
+    expected = documents_in(text)
+    if any(len(document.encode()) > 16 * size for document in expected):
+        return  # it may be cut where a token crosses
+    ids = []
+    end = [tokenizer.eot_id]
+    for chunk in found:
+        for document in documents_of(chunk, Options())[0]:
+            ids += [*tokenizer.encode(document.text).tolist(), *(end if chunk.whole else [])]
+        if not chunk.whole and not chunk.end.inside and ids[-1:] != end:
+            ids += end
+    assert ids == [i for text in expected for i in (*tokenizer.encode(text).tolist(), *end)]
+
+
+@pytest.mark.parametrize("format", ["txt", "jsonl"])
+def test_chunks_are_about_as_large_as_asked(tmp_path, monkeypatch, format):
+    chunks_of(1 << 12, monkeypatch)
+    path = tmp_path / f"a.{format}"
+    write(path, format, DOCUMENTS)
+    sizes = [chunk.size for chunk in read(path)]
+    assert max(sizes) <= 1 << 12
+    assert len(sizes) < 1.5 * sum(sizes) / (1 << 12)
+
+
+def test_a_line_too_long_to_be_a_record_is_named(tmp_path, monkeypatch):
+    """Such as a whole array in a file that is called .jsonl."""
+    chunks_of(1 << 12, monkeypatch)
+    monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
+    write(tmp_path / "a.jsonl", "json", [prose()] * 6)
+    with pytest.raises(InputError, match=r"a.jsonl, line 1: longer than 1 MB; .* \(jq -c"):
+        read(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize("format", ["txt", "jsonl", "jsonl.gz", "parquet"])
