@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
-from preparing.chunks import Chunk, Options, Position
-from preparing.encoder import encode_chunk
 from tests.conftest import conversations, fails_clearly, write_conversations
-from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, write
+from tests.preparing.conftest import DOCUMENTS, ok, prepare, write
 from tokenizer_bpe import Tokenizer
 
+NFC = {"type": "NFC"}
 SAID = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": " Hello?\n\nAssistant: this is quoted.\n\nUser: and this\n"},
     {"role": "assistant", "content": "Good day!\n\nHow are you?"},
     {"role": "user", "content": "Fine."},
-    {"role": "assistant", "content": "I'm glad."},
+    {"role": "assistant", "content": "I'm glad. "},
 ]
 
 
@@ -47,8 +46,7 @@ def test_a_mask_has_what_the_assistant_says_and_what_ends_it(tmp_path, tokenizer
     ]
     first = ["System", "User", "User", "User", "System", "User"]
     begins = parts_in(out, "train", TURN_BEGINS)
-    assert len(begins) == 6
-    assert all(name.startswith(part) for name, part in zip(first, begins, strict=True))
+    assert [name[: len(part)] for name, part in zip(first, begins, strict=True)] == begins
     mask = read_meta(out).splits["train"].mask
     replies = parts_in(out, "train", IN_REPLY)
     assert mask.text_bytes == len("".join(replies).replace("<|endoftext|>", ""))
@@ -63,24 +61,19 @@ def test_a_mask_follows_what_cleaning_and_composing_change(tmp_path, tokenizer):
         {"role": "assistant", "content": "Half of \ud83d it."},
     ]
     write_conversations(tmp_path / "a.jsonl", [said])
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "replace"}
-    for clean, replies in (
-        (False, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd it."]),
-        (True, ["Voilà, a café it is.", "Half of  it."]),
+    composing = tmp_path / "composing.json"
+    composing.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"normalizer": NFC}))
+    for name, flags, replies in (
+        ("as it is", {}, ["Voila\u0300, a cafe\u0301 it is.", "Half of \ufffd it."]),
+        ("clean", {"clean": True}, ["Voilà, a café it is.", "Half of  it."]),
+        ("composed", {"tokenizer": composing}, ["Voilà, a café it is.", "Half of \ufffd it."]),
     ):
-        out = tmp_path / str(clean)
-        ok(prepare(tmp_path / "a.jsonl", out=out, **flags, **({"clean": True} if clean else {})))
-        assert parts_in(out, "train", IN_REPLY) == [
+        flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "replace"} | flags
+        ok(prepare(tmp_path / "a.jsonl", out=tmp_path / name, **flags))
+        assert parts_in(tmp_path / name, "train", IN_REPLY) == [
             f" {replies[0]}\n\nUser:",
             f" {replies[1]}\n\n<|endoftext|>",
         ]
-    composing = Tokenizer.load(tokenizer)
-    composing.composes = True
-    line = json.dumps({"messages": said[:2]}).encode()
-    chunk = Chunk("a.jsonl", "jsonl", line, len(line), Position(), Position())
-    encoded = encode_chunk(composing, Options(), chunk)
-    reply = composing.decode(encoded.ids[encoded.mask & IN_REPLY > 0])
-    assert reply == " Voilà, a café it is.\n\n<|endoftext|>"
 
 
 def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
@@ -90,34 +83,28 @@ def test_text_without_conversations_has_no_mask(tmp_path, tokenizer):
     assert '"mask"' not in (tmp_path / "out" / "meta.json").read_text()
 
 
-def test_masks_do_not_depend_on_workers_and_are_verified(tmp_path, tokenizer):
-    write_conversations(tmp_path / "a.jsonl", conversations(1500))
-    write(tmp_path / "b.jsonl", "jsonl", DOCUMENTS * 3)
-    inputs = (tmp_path / "b.jsonl", tmp_path / "a.jsonl")
-    flags = {"tokenizer": tokenizer, "val_fraction": 0.2}
-    for workers in (1, 3):
-        out = tmp_path / str(workers)
-        ok(prepare(*inputs, workers=workers, dedupe=True, out=out, **flags))
-    one = tmp_path / "1"
-    assert sha(one) == sha(tmp_path / "3") and (one / "val.mask.bin").exists()
-    assert "train.bin, train.mask.bin, val.bin" in ok(prepare(verify=one)).stdout
-    data = bytearray((one / "val.mask.bin").read_bytes())
+def test_masks_are_verified(tmp_path, tokenizer):
+    write_conversations(tmp_path / "a.jsonl", conversations(100))
+    out = tmp_path / "out"
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.2, out=out))
+    assert "train.bin, train.mask.bin, val.bin, val.mask.bin" in ok(prepare(verify=out)).stdout
+    data = bytearray((out / "val.mask.bin").read_bytes())
     data[100] ^= 1
-    (one / "val.mask.bin").write_bytes(data)
-    fails_clearly(prepare(verify=one), "val.mask.bin is damaged")
-    (one / "val.mask.bin").write_bytes(data[:-1])
-    fails_clearly(prepare(verify=one), "val.mask.bin", "cut off")
+    (out / "val.mask.bin").write_bytes(data)
+    fails_clearly(prepare(verify=out), "val.mask.bin is damaged")
+    (out / "val.mask.bin").write_bytes(data[:-1])
+    fails_clearly(prepare(verify=out), "val.mask.bin", "cut off")
 
 
 def test_a_single_conversation_is_split_with_its_mask(tmp_path, tokenizer):
     said = [turn for messages in conversations(40) for turn in messages]
     write_conversations(tmp_path / "a.jsonl", [said])
-    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    ok(prepare(tmp_path / "a.jsonl", val_fraction=0.25, **flags))
-    ok(prepare(tmp_path / "a.jsonl", val_fraction=0, tokenizer=tokenizer, out=tmp_path / "whole"))
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.25, out=out))
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0, out=whole))
     for form in ("bin", "mask.bin"):
-        train, val = (
-            (tmp_path / "out" / f"{name}.{form}").read_bytes() for name in ("train", "val")
-        )
-        assert train + val == (tmp_path / "whole" / f"train.{form}").read_bytes() and val
-    ok(prepare(verify=tmp_path / "out"))
+        train = (out / f"train.{form}").read_bytes()
+        val = (out / f"val.{form}").read_bytes()
+        assert val
+        assert train + val == (whole / f"train.{form}").read_bytes()
+    ok(prepare(verify=out))
