@@ -5,8 +5,10 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -29,16 +31,17 @@ def command(*inputs, **flags):
     return words
 
 
-def start(words, **options):
-    """Begin a command; returns the process."""
+def start(*inputs, hub=None, variables=(), preexec_fn=None, **flags):
+    """Begin prepare_data.py; returns the process. hub: takes the place of the real one."""
     return subprocess.Popen(
-        words,
+        command(*inputs, **flags),
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
+        env=os.environ | (hub.environment if hub else {}) | dict(variables),
+        preexec_fn=preexec_fn,
     )
 
 
@@ -46,6 +49,30 @@ def end(process):
     """Wait for a process."""
     output, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def wait_for_progress(process, out):
+    """Wait until a run has recorded more than it began with, or has ended."""
+    journal = out / ".partial/progress.json"
+    before = journal.read_bytes() if journal.exists() else None
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes() != before:
+            return
+        time.sleep(0.01)
+
+
+def kill_midway(process, out):
+    """Kill a run after a record of how far it is."""
+    wait_for_progress(process, out)
+    process.kill()
+    process.communicate()
+
+
+def files_up_to(size):
+    """A preexec_fn for a process that may write no file above `size` bytes."""
+    import resource  # which Windows lacks
+
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def prepare(*inputs, text="", **flags):

@@ -14,8 +14,6 @@ import re
 import socket
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -25,62 +23,36 @@ TREE = re.compile(r"/api/datasets/([^/]+/[^/]+)/tree/[^/]+(?:/(.+))?$")
 PATHS = re.compile(r"/api/datasets/([^/]+/[^/]+)/paths-info/[^/]+$")
 FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)$")
 BLOCK = 1 << 16  # bytes written at a time
-
-
-@dataclass
-class Faults:
-    """The faults of a server, each with a probability a request.
-
-    cut: the connection breaks in the middle of a reply. stall: nothing comes for stall_seconds.
-    too_many, broken: replies 429 and 500. seed: of the dice.
-    """
-
-    cut: float = 0
-    stall: float = 0
-    too_many: float = 0
-    broken: float = 0
-    stall_seconds: float = 5
-    seed: int = 0
-    dice: random.Random = field(init=False)
-
-    def __post_init__(self):
-        self.dice = random.Random(self.seed)
-
-    def draw(self) -> str:
-        """The name of what goes wrong with a request; "" for nothing."""
-        value = self.dice.random()
-        for name in ("cut", "stall", "too_many", "broken"):
-            value -= getattr(self, name)
-            if value < 0:
-                return name
-        return ""
+STALL_SECONDS = 3
+FAILURES = {"too_many": 429, "broken": 500}  # the status of each
 
 
 class Hub(ThreadingHTTPServer):
     """The server. It runs in a thread from `with` to the end of it.
 
-    bytes_a_second: of all replies together. token: any other is refused. gated: the repositories
-    whose terms nobody has accepted. ranges: whether files are given in parts. files_at: the address
-    of another hub, to which requests for files are redirected. asked: how often each path was.
-    tokens: those that came with requests.
+    bytes_a_second: of all replies together; 0 for no limit. faults: {what goes wrong: how probable
+    that is at a request}; cut: the connection breaks in the middle of a reply; stall: nothing comes
+    for STALL_SECONDS; too_many, broken: replies 429 and 500. token: any other is refused. gated:
+    the repositories whose terms nobody has accepted. ranges: whether files are given in parts.
+    files_at: the address of another hub, to which requests for files are redirected. tokens: those
+    that came with requests.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, bytes_a_second: float = 0, faults: Faults | None = None):
+    def __init__(self, folder: Path):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
-        self.bytes_a_second = bytes_a_second
-        self.faults = faults or Faults()
+        self.bytes_a_second = 0
+        self.faults = {}
+        self.dice = random.Random(1)
         self.token = ""
         self.gated = set()
         self.ranges = True
         self.files_at = ""
         self.tokens = set()
-        self.asked = Counter()
         self.pace = threading.Lock()
         self.free_at = 0.0
-        self.tags = {}
 
     @property
     def address(self) -> str:
@@ -110,14 +82,6 @@ class Hub(ThreadingHTTPServer):
     def handle_error(self, request, client_address) -> None:
         """Clients may go away at any time."""
 
-    def tag(self, path: Path) -> str:
-        """The checksum of a file, read once for each state of it."""
-        stat = path.stat()
-        key = (path, stat.st_size, stat.st_mtime_ns)
-        if key not in self.tags:
-            self.tags[key] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return self.tags[key]
-
     def wait_for_turn(self, size: int) -> None:
         """Wait until `size` more bytes may leave."""
         if not self.bytes_a_second:
@@ -128,6 +92,12 @@ class Hub(ThreadingHTTPServer):
         time.sleep(max(0, wait))
 
 
+def tag_of(path: Path) -> str:
+    """What stands for the content of a file, in the form of a checksum."""
+    stat = path.stat()
+    return hashlib.sha256(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
@@ -136,28 +106,17 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *words) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        size = int(self.headers.get("Content-Length", 0))
-        self._answer(parse_qs(self.rfile.read(size).decode()))
-
-    def _answer(self, form=None):
         """Find what is asked for, and let go wrong what has to."""
+        self.form = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         path = urlsplit(self.path).path
         hub = self.server
-        hub.asked[unquote(path)] += 1
-        self.fault = hub.faults.draw()
-        if self.fault == "too_many":
-            return self._error(429, "")
-        if self.fault == "broken":
-            return self._error(500, "")
+        chances = hub.faults | {"": 1 - sum(hub.faults.values())}
+        (self.fault,) = hub.dice.choices(list(chances), list(chances.values()))
+        if self.fault in FAILURES:
+            return self._error(FAILURES[self.fault])
         if self.fault == "stall":
-            time.sleep(hub.faults.stall_seconds)
+            time.sleep(STALL_SECONDS)
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         hub.tokens.add(given)
         if given and given != hub.token:
@@ -174,14 +133,16 @@ class Handler(BaseHTTPRequestHandler):
                     return self._error(404, "RepoNotFound")
                 if unquote(found[1]) in hub.gated and reply != self._information:
                     return self._error(403, "GatedRepo")
-                return reply(repository, found, form)
+                return reply(repository, found)
         return self._error(404, "EntryNotFound")
 
-    def _information(self, repository, found, form):
+    do_HEAD = do_POST = do_GET
+
+    def _information(self, repository, found):
         """The reply about a repository."""
         self._json({"id": found[1], "sha": "0" * 40, "tags": [], "siblings": [], "gated": False})
 
-    def _tree(self, repository, found, form):
+    def _tree(self, repository, found):
         """The reply about the files in a folder of a repository, or also in those below it."""
         folder = repository / unquote(found[2] or "")
         if not folder.is_dir():
@@ -190,9 +151,9 @@ class Handler(BaseHTTPRequestHandler):
         paths = sorted(folder.rglob("*") if recursive else folder.glob("*"))
         return self._json([self._entry(repository, path) for path in paths])
 
-    def _paths(self, repository, found, form):
+    def _paths(self, repository, found):
         """Some paths of a repository."""
-        paths = [repository / name for name in form.get("paths", [])]
+        paths = [repository / name for name in parse_qs(self.form).get("paths", [])]
         self._json([self._entry(repository, path) for path in paths if path.exists()])
 
     def _entry(self, repository, path):
@@ -201,14 +162,14 @@ class Handler(BaseHTTPRequestHandler):
         if path.is_dir():
             return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name}
         size = path.stat().st_size
-        tag = self.server.tag(path)
+        tag = tag_of(path)
         lfs = {"oid": tag, "size": size, "pointerSize": 134}
         return {"type": "file", "oid": tag[:40], "size": size, "path": name, "lfs": lfs}
 
-    def _file(self, repository, found, form):
+    def _file(self, repository, found):
         """A file, or a range of it."""
         if self.server.files_at:
-            return self._redirect(self.server.files_at + self.path)
+            return self._without_content(302, {"Location": self.server.files_at + self.path})
         path = repository / unquote(found[2])
         if not path.is_file():
             return self._error(404, "EntryNotFound")
@@ -223,7 +184,7 @@ class Handler(BaseHTTPRequestHandler):
         if partial:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
         self.send_header("Content-Length", str(end - start))
-        self.send_header("ETag", f'"{self.server.tag(path)}"')
+        self.send_header("ETag", f'"{tag_of(path)}"')
         self.send_header("Accept-Ranges", "bytes" if self.server.ranges else "none")
         self.end_headers()
         if self.command != "HEAD":
@@ -235,7 +196,7 @@ class Handler(BaseHTTPRequestHandler):
         """The next `size` bytes of a file, or fewer."""
         reach = size
         if self.fault == "cut":
-            reach = self.server.faults.dice.randrange(size + 1)
+            reach = self.server.dice.randrange(size + 1)
         while reach > 0 and (block := file.read(min(BLOCK, reach))):
             self.server.wait_for_turn(len(block))
             self.wfile.write(block)
@@ -248,13 +209,6 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
-
-    def _redirect(self, address):
-        """A reply that names another place."""
-        self.send_response(302)
-        self.send_header("Location", address)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
 
     def _json(self, value):
         """A reply of JSON."""
@@ -269,12 +223,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.command != "HEAD":
             self.wfile.write(data)
 
-    def _error(self, status, code, message=""):
+    def _error(self, status, code="", message=""):
         """A reply that says what is wrong, in the headers in which the hub says it."""
+        self._without_content(status, {"X-Error-Code": code, "X-Error-Message": message})
+
+    def _without_content(self, status, headers):
         self.send_response(status)
-        if code:
-            self.send_header("X-Error-Code", code)
-        if message:
-            self.send_header("X-Error-Message", message)
+        for name, value in headers.items():
+            if value:
+                self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()

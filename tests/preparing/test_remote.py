@@ -9,12 +9,12 @@ from preparing.catalog import CATALOG
 from preparing.sources import Source
 from preparing.tokenizers import sources_to_sample
 from tests.conftest import fails_clearly
-from tests.preparing import torture
 from tests.preparing.conftest import (
     DOCUMENTS,
-    command,
     documents,
     end,
+    files_up_to,
+    kill_midway,
     ok,
     prepare,
     sha,
@@ -22,7 +22,8 @@ from tests.preparing.conftest import (
     write,
 )
 from tests.preparing.hub import Hub
-from tests.preparing.hubs import begin, fetch, layout, write_rows
+from tests.preparing.hubs import layout
+from tests.preparing.torture import torture
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("fsspec")
@@ -32,45 +33,50 @@ BIG = [text * 20 + str(n) for n, text in enumerate(DOCUMENTS * 2)]  # 5 MB
 @pytest.fixture
 def hub(tmp_path):
     """A hub with one repository: two files of 2.5 MB."""
-    root = tmp_path / "hub"
+    folder = tmp_path / "hub/ORG/NAME"
+    folder.mkdir(parents=True)
     for n in (0, 1):
-        (root / "ORG/NAME").mkdir(parents=True, exist_ok=True)
-        write(root / f"ORG/NAME/{n}.jsonl", "jsonl", BIG[n::2])
-    with Hub(root) as hub:
+        write(folder / f"{n}.jsonl", "jsonl", BIG[n::2])
+    with Hub(tmp_path / "hub") as hub:
         yield hub
+
+
+def fetch(hub, *inputs, **flags):
+    """Run prepare_data.py to its end with this hub."""
+    return end(start(*inputs, hub=hub, **flags))
 
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
-    expected = layout(tmp_path / "hub")[name]
+    expected = layout(tmp_path / "hub", name)
     with Hub(tmp_path / "hub") as hub:
         result = ok(fetch(hub, name, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
     assert documents(tmp_path / "out") == expected
     assert CATALOG[name].licence in result.stderr
 
 
-def test_the_names_stand_in_the_help():
-    assert ",".join(CATALOG) in "".join(ok(prepare(help=True)).stdout.split())
-
-
 def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
-    flags = {"vocab_size": 600, "sample_bytes": 1e5}
     ok(prepare(hub.folder / "ORG/NAME", tokenizer="char", out=tmp_path / "local"))
     ok(fetch(hub, "hf://datasets/ORG/NAME", tokenizer="char", out=tmp_path / "remote"))
     assert sha(tmp_path / "local") == sha(tmp_path / "remote")
     assert not (tmp_path / "remote/.partial").exists()
-    result = ok(fetch(hub, "hf://datasets/ORG/NAME/**.jsonl", out=tmp_path / "bpe", **flags))
+
+
+def test_a_tokenizer_is_trained_on_remote_text(tmp_path, hub):
+    flags = {"vocab_size": 600, "sample_bytes": 1e5, "out": tmp_path / "out"}
+    result = ok(fetch(hub, "hf://datasets/ORG/NAME/**.jsonl", **flags))
     assert "trained on" in result.stdout
-    web = f"{hub.address}/datasets/ORG/NAME/resolve/main/"
-    inputs = [f"{web}{n}.jsonl?download=true" for n in (0, 1)]
-    ok(fetch(hub, *inputs, tokenizer="char", out=tmp_path / "web"))
-    assert sha(tmp_path / "local") == sha(tmp_path / "web")
+
+
+def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
+    web = f"{hub.address}/datasets/ORG/NAME/resolve/main"
     for key in ("abc", "def"):
-        inputs = [f"{web}{n}.jsonl?token={key}" for n in (0, 1)]
-        result = ok(fetch(hub, *inputs, tokenizer="char", out=tmp_path / "keys"))
-        expected = [f"{web}{n}.jsonl?token=..." for n in (0, 1)]
-        assert [source["path"] for source in read_meta(tmp_path / "keys").sources] == expected
+        inputs = [f"{web}/{n}.jsonl?token={key}" for n in (0, 1)]
+        result = ok(fetch(hub, *inputs, tokenizer=tokenizer, out=tmp_path / "out"))
     assert "is finished already" in result.stdout
+    found = [source["path"] for source in read_meta(tmp_path / "out").sources]
+    assert found == [f"{web}/{n}.jsonl?token=..." for n in (0, 1)]
+    assert len(documents(tmp_path / "out")) == len(BIG)
 
 
 def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
@@ -85,8 +91,7 @@ def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
 
 
 def test_a_bad_network_and_kills_change_nothing(tmp_path):
-    outcomes = torture.torture(tmp_path, runs=1, seed=1021)
-    assert len(outcomes) == 1
+    torture(tmp_path, runs=1, seed=1021)
 
 
 def test_gigabytes_end_with_a_document_whatever_interrupts(tmp_path, hub, tokenizer):
@@ -95,27 +100,41 @@ def test_gigabytes_end_with_a_document_whatever_interrupts(tmp_path, hub, tokeni
     sizes = [len(text.encode()) for text in documents(tmp_path / "one")]
     assert sum(sizes) >= 3_000_000 > sum(sizes[:-1])
     hub.bytes_a_second = 1_000_000
-    process = begin(hub, "hf://datasets/ORG/NAME", workers=3, out=tmp_path / "two", **flags)
-    torture.wait_for(tmp_path / "two/.partial/progress.json", process)
-    process.kill()
-    process.communicate()
+    process = start("hf://datasets/ORG/NAME", hub=hub, workers=3, out=tmp_path / "two", **flags)
+    kill_midway(process, tmp_path / "two")
     hub.bytes_a_second = 0
     ok(fetch(hub, "hf://datasets/ORG/NAME", workers=3, out=tmp_path / "two", **flags))
     assert sha(tmp_path / "one") == sha(tmp_path / "two")
 
 
-def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, tokenizer, hub):
-    out = tmp_path / "out"
-    second = hub.folder / "ORG/NAME/1.jsonl"
-    data = second.read_bytes()
+def test_the_cache_keeps_to_its_size(tmp_path, tokenizer, hub):
     hub.bytes_a_second = 1_500_000
-    process = begin(hub, "hf://datasets/ORG/NAME", tokenizer=tokenizer, out=out, workers=1)
-    torture.wait_for(out / ".partial/progress.json", process)
-    process.kill()
-    end(process)
-    second.write_bytes(data.replace(b"Document", b"document"))  # of the same size
-    result = fetch(hub, "hf://datasets/ORG/NAME", tokenizer=tokenizer, out=out)
+    flags = {"tokenizer": tokenizer, "cache_gb": 0.003, "out": tmp_path / "out"}
+    kill_midway(start("hf://datasets/ORG/NAME", hub=hub, **flags), tmp_path / "out")
+    cached = list((tmp_path / "out/.partial/cache").iterdir())
+    assert 0 < sum(path.stat().st_size for path in cached) <= 3_000_000
+
+
+def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, tokenizer, hub):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    second = hub.folder / "ORG/NAME/1.jsonl"
+    hub.bytes_a_second = 1_500_000
+    kill_midway(start("hf://datasets/ORG/NAME", hub=hub, **flags), tmp_path / "out")
+    data = second.read_bytes().replace(b"Document", b"document")  # of the same size
+    second.write_bytes(data)
+    result = fetch(hub, "hf://datasets/ORG/NAME", **flags)
     fails_clearly(result, "unfinished work", "differs from", "NAME/1.jsonl on", "--overwrite")
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_host(tmp_path, tokenizer, hub):
+    hub.token = "hf_secret"
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    with Hub(hub.folder) as elsewhere:
+        hub.files_at = elsewhere.address.replace("127.0.0.1", "localhost")
+        variables = {"HF_TOKEN": hub.token, "NO_PROXY": "localhost,127.0.0.1"}
+        ok(fetch(hub, "hf://datasets/ORG/NAME", variables=variables, **flags))
+    assert hub.token in hub.tokens
+    assert elsewhere.tokens == {""}
 
 
 def test_bad_input_is_named(tmp_path, tokenizer, hub):
@@ -134,32 +153,23 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
     hub.gated.add("ORG/NAME")
     fails("hf://datasets/ORG/NAME", "not open to you", "accept its terms", "HF_TOKEN")
     hub.gated.clear()
-    words = command("hf://datasets/ORG/NAME", tokenizer=tokenizer, out=tmp_path / "out")
-    environment = os.environ | hub.environment | {"HF_TOKEN": "hf_wrong"}
-    fails_clearly(end(start(words, env=environment)), "401 Unauthorized", "HF_TOKEN")
-    write_rows(hub.folder / "ORG/TABLE/a.parquet", [{"body": "text", "id": 1}])
-    fails("hf://datasets/ORG/TABLE", "has no column 'text'; it has body, id", "--text_field")
+    wrong = {"HF_TOKEN": "hf_wrong"}
+    fails("hf://datasets/ORG/NAME", "401 Unauthorized", "HF_TOKEN", variables=wrong)
     hub.ranges = False
     web = f"{hub.address}/datasets/ORG/NAME/resolve/main/0.jsonl"
     fails(web, "no parts of it", "curl -LO")
     hub.ranges = True
-    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    fails_clearly(end(start(words, env=environment)), "cannot be reached", "network", status=1)
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    fails("hf://datasets/ORG/NAME", "cannot be reached", status=1, variables=nowhere)
     assert not (tmp_path / "out/.partial/progress.json").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
 def test_a_full_disk_is_named(tmp_path, tokenizer, hub):
-    import resource
-
-    def limit_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
-
-    words = command("hf://datasets/ORG/NAME", tokenizer=tokenizer, out=tmp_path / "out")
-    environment = os.environ | hub.environment
-    limited = start(words, env=environment, preexec_fn=limit_files)
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    result = fetch(hub, "hf://datasets/ORG/NAME", preexec_fn=files_up_to(1_500_000), **flags)
     advice = ("--cache_gb", "the same command continues")
-    fails_clearly(end(limited), "File too large", *advice, status=1)
+    fails_clearly(result, "File too large", *advice, status=1)
 
 
 def test_s3(tmp_path, tokenizer, monkeypatch):
@@ -183,13 +193,9 @@ def test_s3(tmp_path, tokenizer, monkeypatch):
         for n in (0, 1):
             write(tmp_path / f"{n}.jsonl.gz", "jsonl.gz", BIG[n::2])
             store.upload_file(str(tmp_path / f"{n}.jsonl.gz"), "texts", f"deep/{n}.jsonl.gz")
-        inputs = [tmp_path / f"{n}.jsonl.gz" for n in (0, 1)]
-        ok(prepare(*inputs, tokenizer=tokenizer, out=tmp_path / "local"))
-        ok(prepare("s3://texts/**.jsonl.gz", tokenizer=tokenizer, out=tmp_path / "remote"))
-        assert sha(tmp_path / "local") == sha(tmp_path / "remote")
-        out = tmp_path / "out"
-        fails_clearly(
-            prepare("s3://none/*.txt", tokenizer=tokenizer, out=out), "no .txt", "at s3://none"
-        )
+        flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+        ok(prepare("s3://texts/**.jsonl.gz", **flags))
+        assert documents(tmp_path / "out") == BIG[0::2] + BIG[1::2]
+        fails_clearly(prepare("s3://none/*.txt", **flags), "no .txt", "at s3://none")
     finally:
         server.stop()
