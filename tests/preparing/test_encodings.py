@@ -13,9 +13,8 @@ from tests.preparing.conftest import documents, ok, prepare, sha, write
 
 LINE = "Über den Fluss führte keine Brücke, and the rest of the line is English. "
 TEXT = LINE * 40
-JAPANESE = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
 SCRIPTS = [
-    JAPANESE,
+    "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。",
     "学而时习之，不亦说乎？有朋自远方来，不亦乐乎？",
     "나라의 말이 중국과 달라 한자와 서로 통하지 아니하므로",
     "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता प्राप्त है।",
@@ -36,13 +35,6 @@ def test_text_of_every_script_decodes_to_itself(tmp_path, tokenizer, kind):
         flags["vocab_size"] = 300
     ok(prepare(tmp_path / "a.txt", val_fraction=0, out=tmp_path / "out", **flags))
     assert [text.rstrip("\n") for text in documents(tmp_path / "out")] == texts
-
-
-def test_a_long_text_without_spaces_is_cut_between_characters(tmp_path, tokenizer):
-    text = JAPANESE * 25_000  # 2.6 MB, in three chunks
-    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
-    ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
-    assert documents(tmp_path / "out") == [text]
 
 
 @pytest.fixture
