@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from config import Config
+from tests.training.conftest import small_run
 from training.schedule import Clock, Schedule, learning_rate_at, weight_decay_at
 from training.state import Counters
 
@@ -39,6 +40,13 @@ def test_a_weight_decay_that_is_not_set_follows_from_the_epochs(optimizer, peak)
     rates = [learning_rate_at(step, 1000, config) for step in range(1000)]
     assert decay * sum(rates) * peak / config.learning_rate == pytest.approx(3 * 0.9)
     assert weight_decay_at(1000, 0.5, config) == 0.0
+
+
+def test_the_optimiser_of_a_run_has_the_weight_decay_of_its_epochs(little_data, tmp_path):
+    run = small_run(little_data, tmp_path, "--weight_decay=None", "--epochs=4")
+    decay = weight_decay_at(run.schedule.total_steps, 4.0, run.config)
+    found = max(group["weight_decay"] for group in run.state.optimizer.param_groups)
+    assert found == pytest.approx(decay, rel=0.01)  # whole steps: a little more than 4 epochs
 
 
 def test_no_step_of_a_very_short_run_flips_its_weights():
