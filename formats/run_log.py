@@ -58,8 +58,7 @@ def read(run: Path) -> list[dict]:
     path, records = run / NAME, []
     if not path.exists():
         return records
-    # newline: "\n" alone ends a line, for a text may hold U+2028.
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
