@@ -8,6 +8,7 @@ same. Works on a clone of the last commit.
 """
 
 import argparse
+import os
 import random
 import subprocess
 import sys
@@ -44,6 +45,7 @@ def survivors(module: str, tests: list[str], sample: int | None) -> tuple[list, 
             chosen = random.Random(1).sample(chosen, sample)
         clone = Path(folder, "repository")
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        os.chdir(clone)  # from here the programs that a test starts import their modules
         files = " ".join(str(clone / test) for test in tests)
         pytest = f"{sys.executable} -m pytest -x -c {clone}/pyproject.toml {files}"
         diffs = []
@@ -52,6 +54,7 @@ def survivors(module: str, tests: list[str], sample: int | None) -> tuple[list, 
             result = mutate_and_test([there], pytest, TIMEOUT_S)
             if not result.is_killed:
                 diffs.append(result.diff or result.output)
+        os.chdir(ROOT)
     return diffs, len(chosen)
 
 
