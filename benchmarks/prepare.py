@@ -1,7 +1,6 @@
 """Seconds and memory that prepare_data.py takes for a text of some gigabytes.
 
     python -m benchmarks.prepare [--gigabytes 12] [--tokenizer char ...]
-    python -m benchmarks.prepare --texts FILE ...   # bytes a token and MB/s of each text instead
 
 The text is real: sources of the standard library and of installed packages, and /usr/share/doc;
 beyond what is there it is repeated, with the paragraphs of each document in another order. It and
@@ -20,18 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
 from benchmarks import argument_parser, report, run_main
-from preparing.fast_bpe import new_encoder
-from tokenizer_bpe import EOT, Tokenizer
-from tools.command import count, positive, table
-
-TEXT_COLUMNS = ["text", "bytes a token", "gigatoken, MB/s", "tiktoken, MB/s"]
-# Of a BPE that is trained on the text, then of GPT-2's vocabulary; MB/s are those of one thread.
-COLUMNS = [*TEXT_COLUMNS, *(f"gpt2: {name}" for name in TEXT_COLUMNS[1:])]
+from tokenizer_bpe import EOT
+from tools.command import positive
 
 
 def documents() -> list[bytes]:
@@ -77,39 +70,10 @@ def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
     return figures, summary
 
 
-def measure_text(path: Path, ids: int) -> list[str]:
-    """A row of the table of --texts.
-
-    Bytes a token are those of a tenth of the documents that the BPE was not trained on. The seconds
-    in MB/s are those of the processor, in one thread.
-    """
-    documents = path.read_text(encoding="utf-8").split(EOT)
-    held_out = "".join(documents[::10])
-    trained = Tokenizer.train((text for n, text in enumerate(documents) if n % 10), ids)
-    row = [path.stem]
-    for tokenizer in trained, Tokenizer.gpt2():
-        row.append(f"{len(held_out.encode()) / len(tokenizer.encode(held_out)):.2f}")
-        new_encoder(tokenizer).encode_batch([EOT], parallel=False)  # what it does once, at first
-        encoder = new_encoder(tokenizer)  # which has met no word
-        times = [time.process_time()]
-        encoder.encode_batch(documents, parallel=False)
-        times.append(time.process_time())
-        for text in documents:
-            tokenizer.encode(text)
-        times.append(time.process_time())
-        row += [f"{path.stat().st_size / 1e6 / taken:.3g}" for taken in np.diff(times)]
-    return row
-
-
 def main(argv: list[str]) -> None:
     parser = argument_parser("prepare", __doc__)
     parser.add_argument("--gigabytes", type=positive, default=12)
-    parser.add_argument("--texts", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--ids", type=count, default=8000, help="of the BPE, with --texts")
     args, extra = parser.parse_known_args(argv)
-    if args.texts:
-        print(table(COLUMNS, [measure_text(path, args.ids) for path in args.texts]))
-        return
     Path("data").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir="data") as work:
         make_text(Path(work, "text.txt"), 1e9 * args.gigabytes)
