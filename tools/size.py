@@ -3,9 +3,8 @@
     python -m tools.size data/mine --hours 2 [--preset config/laptop.py]
 
 A family of sizes in the shape of the preset is timed for a few steps each. The hours buy so many
-tokens; the best size is the one nearest to 20 tokens per parameter (Hoffmann et al., 2022,
-"Training Compute-Optimal Large Language Models") in at most four passes over the text, as more
-gain little (Muennighoff et al., 2023, "Scaling Data-Constrained Language Models").
+tokens, in at most the preset's epochs; the best size is the one nearest to 20 tokens per parameter
+(Hoffmann et al., 2022, "Training Compute-Optimal Large Language Models").
 """
 
 import startup
@@ -29,7 +28,6 @@ from training.trial import measure
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_PARAMETER = 20
-PASSES = 4
 RATE_POWER = -0.5  # the best learning rate follows this power of the width
 TIMED_S = 3.0  # seconds per size
 
@@ -41,7 +39,7 @@ class Size:
     config: Config
     parameters: int
     tokens: float
-    passes: float
+    epochs: float
     hours: float
 
     @property
@@ -71,12 +69,12 @@ def family(config: Config) -> list[Config]:
 
 
 def time_size(config: Config, hours: float) -> Size:
-    """Time a few steps of one size; the run that the hours buy, of at most PASSES over the text."""
+    """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs."""
     run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
     step_s = measure(run, TIMED_S, compiled=run.device.type != "cpu").step_s
     text = run.data.train.windows * config.block_size
     batch = config.batch_size * config.block_size
-    steps = min(hours * 3600 / step_s, PASSES * text / batch)
+    steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
     tokens, parameters = steps * batch, run.state.model.num_parameters()
     config = replace(config, max_steps=max(1, round(steps)), epochs=None, checkpoint_dir=None)
     return Size(config, parameters, tokens, tokens / text, steps * step_s / 3600)
@@ -103,8 +101,8 @@ def main(argv: list[str]) -> None:
     for size in sizes:
         name = f"{size.config.n_layer} x {size.config.n_embd}{' <<' if size is best else ''}"
         amounts = [f"{size.parameters / 1e6:,.2f}M", f"{size.tokens / 1e6:,.1f}M"]
-        rows.append([name, *amounts, f"{size.passes:.2f}", f"{size.hours:.2f}"])
-    print(command.table(["size", "parameters", "tokens", "passes", "hours"], rows))
+        rows.append([name, *amounts, f"{size.epochs:.2f}", f"{size.hours:.2f}"])
+    print(command.table(["size", "parameters", "tokens", "epochs", "hours"], rows))
 
     chosen, defaults = best.config.recorded(), Config().recorded()
     lines = [f"{name} = {v!r}\n" for name, v in chosen.items() if v != defaults[name]]
