@@ -191,11 +191,14 @@ def chat_data(tmp_path_factory):
     return prepare(folder / "chat.jsonl", folder / "chat", *options)
 
 
+def train_command(data, folder, *more):
+    """What trains a small model, as the words after `python`."""
+    return ["train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]
+
+
 def train_small(data, folder, *more, **options):
     """Train a small model; returns the finished process."""
-    return run_script(
-        "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more, **options
-    )
+    return run_script(*train_command(data, folder, *more), **options)
 
 
 def trained(data, folder, *more, **options):

@@ -10,11 +10,11 @@ import torch
 
 import config
 from formats import run_folder
-from tests.conftest import ROOT, SMALL, prepare, prose, run_script
+from tests.conftest import ROOT, prepare, prose, run_script, train_command
 from training.setup import build
 
 # A run whose losses do not depend on how many processes it has.
-EXACT = SMALL + shlex.split(
+EXACT = shlex.split(
     "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
     " --input_noise=0.1"
 )
@@ -30,17 +30,16 @@ def little_data(tmp_path_factory):
 
 def small_run(data, folder, *more):
     """A Run of the small settings in this process, its folder made."""
-    run = build(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
+    run = build(config.load(train_command(data, folder, *more)[1:]))
     run.folder.mkdir(parents=True, exist_ok=True)
     return run
 
 
-def start(data, folder, *more, before=(), **options):
-    """Begin training a small model, `before` the words of its command; returns the process."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    command = [*before, sys.executable, "train.py", *where, *SMALL, *more]
+def start(data, folder, *more, launcher=(), **options):
+    """Begin training a small model, in a launcher if one is given; returns the process."""
+    command = [sys.executable, *launcher, *train_command(data, folder, *more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
+    return subprocess.Popen(command, cwd=ROOT, **pipes | options)
 
 
 def wait_until(process, condition):
@@ -49,16 +48,14 @@ def wait_until(process, condition):
         time.sleep(0.01)
 
 
-def torchrun(processes, *command):
-    """Run `torchrun COMMAND` to its end; returns the CompletedProcess."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return run_script(*launcher, *command)
+def torchrun(processes):
+    """The words after `python` that launch a script in so many processes."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
 
 
 def train_on(processes, data, folder, *more):
     """Train a small model on that number of processes; returns torchrun's, which must succeed."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    result = torchrun(processes, "train.py", *where, *EXACT, *more)
+    result = run_script(*torchrun(processes), *train_command(data, folder, *EXACT, *more))
     assert result.returncode == 0, result.stderr
     return result
 

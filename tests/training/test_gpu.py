@@ -13,7 +13,7 @@ import config
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating import decode
-from tests.conftest import SMALL, losses, run_script
+from tests.conftest import losses, run_script, train_command
 from tests.generating.test_sampling import PROMPTS, without_cache
 from tests.test_model import randomised
 from tests.training.conftest import small_run, torchrun
@@ -25,13 +25,12 @@ from training.setup import build
 # cuBLAS repeats its sums bit by bit only with this, which it reads when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.gpu
-GPU = [*SMALL, "--device=cuda"]  # the later value counts
 PLACES = ["gpu", "ram", "mmap"]
 
 
 def settings_for(data, folder, *more):
     """The small settings on the GPU."""
-    return config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *GPU, *more])
+    return config.load(train_command(data, folder, "--device=cuda", *more)[1:])
 
 
 @contextlib.contextmanager
@@ -255,8 +254,8 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
         pytest.skip("needs 2 GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
     train(settings_for(char_data, tmp_path / "alone", *exact))
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'both'}"]
-    result = torchrun(2, "train.py", *where, *GPU, *exact)
+    both = train_command(char_data, tmp_path / "both", "--device=cuda", *exact)
+    result = run_script(*torchrun(2), *both)
     assert result.returncode == 0, result.stderr
     for alone, both in zip(losses(tmp_path / "alone"), losses(tmp_path / "both"), strict=True):
         assert both == pytest.approx(alone, abs=1e-3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from formats import run_folder, run_log
-from tests.conftest import SMALL, fails_clearly, losses, run_script, trained
+from tests.conftest import fails_clearly, losses, run_script, train_command, trained
 from tests.training.conftest import small_run
 from training import RunError
 from training.recorder import Recorder
@@ -40,8 +40,7 @@ sys.exit(train.main())
 
 def train_by(code, data, folder, *more):
     """Train a small model by code that ends in train.main()."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    return run_script("-c", code, *where, *SMALL, *more)
+    return run_script("-c", code, *train_command(data, folder, *more)[1:])
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,26 +10,23 @@ import torch
 
 import hardware
 from formats import run_folder, run_log
-from tests.conftest import ROOT, losses, trained
+from tests.conftest import losses, run_script, train_command, trained
 from tests.training.conftest import (
     EXACT,
     last_weights,
     same_losses,
     same_weights,
+    start,
     torchrun,
     train_on,
     wait_until,
 )
 
 
-def start(processes, data, folder, *more):
+def start_ranks(processes, data, folder, *more):
     """torchrun with an endless run that has begun to log, and the process ids of its ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
     endless = [*EXACT, "--max_steps=1000000", "--eval_interval=0", *more]
-    command = [sys.executable, *launcher, "train.py", *where, *endless]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    process = start(data, folder, *endless, launcher=torchrun(processes))
     wait_until(process, lambda: losses(folder)[0])
     pids = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
@@ -82,7 +77,7 @@ def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_
 
 @pytest.mark.parametrize("whom", ["rank 1", "torchrun"])
 def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, whom):
-    process, pids = start(2, char_data, tmp_path / "run")
+    process, pids = start_ranks(2, char_data, tmp_path / "run")
     os.kill(pids[1] if whom == "rank 1" else process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
@@ -96,7 +91,7 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
 
 
 def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
-    process, pids = start(3, char_data, tmp_path / "run", "--batch_size=24")
+    process, pids = start_ranks(3, char_data, tmp_path / "run", "--batch_size=24")
     os.kill(pids[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     step = re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1]
@@ -137,8 +132,8 @@ def one_message(result, *words, status):
 
 
 def test_an_error_is_said_once(char_data, tmp_path):
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    result = torchrun(2, "train.py", *where, *EXACT, "--batch_size=7")
+    command = train_command(char_data, tmp_path / "run", "--batch_size=7")
+    result = run_script(*torchrun(2), *command)
     one_message(result, "batch_size = 7 cannot be shared by 2 processes", "is 8", status=2)
     assert not (tmp_path / "run").exists()
 
@@ -157,5 +152,6 @@ def test_what_differs_or_fails_in_one_process_ends_all(char_data, tmp_path, opti
         f"sys.argv.append({option})\n"
         "sys.exit(train.main())"
     )
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    one_message(torchrun(2, tmp_path / "other.py", *where, *EXACT), words, status=status)
+    command = train_command(char_data, tmp_path / "run")
+    result = run_script(*torchrun(2), tmp_path / "other.py", *command[1:])
+    one_message(result, words, status=status)
