@@ -18,17 +18,15 @@ import tempfile
 from pathlib import Path
 from time import monotonic, sleep
 
-from formats import run_log
 from formats.mirror import Mirror
 from tests.conftest import prepare
-from tests.training.conftest import same_weights, start
+from tests.training.conftest import assert_same_end, start
 from tools.command import count
 
 SETTINGS = shlex.split(
     "--micro_batch_size=4 --dropout=0.1 --log_interval=3 --eval_interval=25 --save_interval=4"
     " --save_minutes=0.005 '--sample_prompts=The '"
 )
-CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
 MIRROR = "s3://bucket/runs"
 UPLOAD_S = 0.15  # that each file takes, so that there is time to be killed in
 
@@ -42,21 +40,6 @@ def run_once(data, folder, steps, kill_when=None, *more):
     _, errors = process.communicate()
     assert process.returncode in (0, -9), errors
     return process.returncode == 0
-
-
-def log_without_clocks(folder):
-    """The records of a run's log that must not depend on kills."""
-    records = [record for record in run_log.read(folder) if "event" not in record]
-    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
-
-
-def check_same(whole, killed):
-    """Assert that two runs ended in the same log and the same weights, bit for bit."""
-    expected, found = log_without_clocks(whole), log_without_clocks(killed)
-    lacking = [record for record in expected if record not in found]
-    more = [record for record in found if record not in expected]
-    assert expected == found, f"the logs differ: {lacking} missing, {more} more, of {len(found)}"
-    assert same_weights(whole, killed)
 
 
 def torture(data, folder, kills, steps, store=None):
@@ -98,7 +81,7 @@ def torture(data, folder, kills, steps, store=None):
             else:
                 halves += any(killed.glob(".step_*.partial"))
             print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
-        check_same(folder / "whole", killed)
+        assert_same_end(folder / "whole", killed)
         shutil.rmtree(killed)
         runs += 1
     return runs, halves

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import config
-from formats import run_folder
+from formats import run_folder, run_log
 from tests.conftest import ROOT, prepare, prose, run_script, train_command
 from training.setup import build
 
@@ -18,6 +18,7 @@ EXACT = shlex.split(
     "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
     " --input_noise=0.1"
 )
+CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
 
 
 @pytest.fixture(scope="session")
@@ -60,14 +61,10 @@ def train_on(processes, data, folder, *more):
     return result
 
 
-def same_losses(one, other):
-    """True if the losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
+def assert_same_losses(one, other):
+    """Assert that losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
     for found, expected in zip(one, other, strict=True):
-        if found.keys() != expected.keys():
-            return False
-        if any(abs(found[step] - expected[step]) >= 1e-4 for step in found):
-            return False
-    return True
+        assert found == pytest.approx(expected, abs=1e-4, rel=0)
 
 
 def last_weights(run):
@@ -75,7 +72,19 @@ def last_weights(run):
     return run_folder.load_tensors(run_folder.steps(run)[-1] / "model.pt")
 
 
-def same_weights(one, other):
-    """True if the newest checkpoints of two runs hold the same tensors, bit for bit."""
-    a, b = last_weights(one), last_weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def log_without_clocks(run):
+    """The records of a run's log that must not depend on where it was stopped."""
+    records = [record for record in run_log.read(run) if "event" not in record]
+    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
+
+
+def assert_same_end(whole, stopped):
+    """Assert that two runs ended in the same log and the same weights, bit for bit."""
+    expected, found = log_without_clocks(whole), log_without_clocks(stopped)
+    lacking = [record for record in expected if record not in found]
+    more = [record for record in found if record not in expected]
+    assert expected == found, f"the logs differ: {lacking} missing, {more} more, of {len(found)}"
+    expected, found = last_weights(whole), last_weights(stopped)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name

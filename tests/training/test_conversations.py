@@ -11,7 +11,7 @@ import hardware
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from model import IGNORE
 from tests.conftest import losses, run_script, trained
-from tests.training.conftest import EXACT, same_losses, train_on
+from tests.training.conftest import EXACT, assert_same_losses, train_on
 from training.dataset import Dataset
 
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def chat_run(chat_data, tmp_path_factory):
 def test_micro_batches_processes_and_stops_change_no_loss(chat_data, chat_run, tmp_path):
     more = ["--loss_on=assistant", "--max_steps=20", "--micro_batch_size=1"]
     train_on(2, chat_data, tmp_path, *more)
-    assert same_losses(losses(chat_run[0]), losses(tmp_path))
+    assert_same_losses(losses(chat_run[0]), losses(tmp_path))
 
 
 def test_a_run_on_replies_says_how_many_there_are_and_how_to_chat(chat_data, chat_run):

@@ -118,16 +118,6 @@ def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, monkeypatch, sett
         assert len(list(run.data.val.evaluation(8, 4))) == 2
 
 
-def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_path, capsys):
-    settings = ["--max_steps=20", "--compile=True", '--sample_prompts=["The "]']
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        train(settings_for(char_data, tmp_path, *settings))
-    assert "torch.compile failed" not in capsys.readouterr().out
-    log = run_log.read(tmp_path)
-    assert len(losses(tmp_path)[1]) == 2
-    assert any("samples" in record for record in log)
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimizer):
@@ -160,18 +150,6 @@ def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     saved = run_folder.load_tensors(tmp_path / "step_00000001" / "model.pt")
     assert same(saved, before)
     assert not same(weights(run), before)
-
-
-def test_memory_is_taken_in_segments_that_grow():
-    code = (
-        "import startup; startup.tune_environment(); import hardware, torch;"
-        " device = hardware.find_device('cuda');"
-        " kept = torch.ones(1 << 26, device=device);"
-        " print(any(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
-    )
-    result = run_script("-c", code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == "True"
 
 
 def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):

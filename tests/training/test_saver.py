@@ -226,21 +226,6 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     assert run_folder.latest(folder)[0] is not None
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_continues(char_data, tmp_path):
-    folder = tmp_path / "run"
-    trained(char_data, folder, "--max_steps=20")
-    newest = run_folder.steps(folder)[-1]
-    content = bytearray((newest / "optimizer.pt").read_bytes())
-    content[len(content) // 2] ^= 4
-    (newest / "optimizer.pt").write_bytes(content)
-    result = trained(char_data, folder, "--max_steps=40")
-    assert "skipping damaged checkpoint" in result.stdout
-    assert "optimizer.pt is damaged" in result.stdout
-    assert "continues at step 10" in result.stdout
-    assert [run_folder.step_of(p) for p in run_folder.steps(folder)] == [30, 40]
-    assert len(list(folder.glob("damaged_*"))) == 1
-
-
 def test_a_checkpoint_counts_the_seconds_of_all_starts(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
     run.trainer.step()
