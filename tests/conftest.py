@@ -126,11 +126,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        quiet = shlex.split(
-            "--no-sandbox --disable-gpu --disable-quic --disable-background-networking"
-            " --disable-component-update --disable-sync"
-        )
-        chromium = playwright.chromium.launch(executable_path=found[0], args=quiet)
+        chromium = playwright.chromium.launch(executable_path=found[0])
         yield chromium
         chromium.close()
 
