@@ -126,11 +126,7 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        quiet = shlex.split(
-            "--no-sandbox --disable-gpu --disable-quic --disable-background-networking"
-            " --disable-component-update --disable-sync"
-        )
-        chromium = playwright.chromium.launch(executable_path=found[0], args=quiet)
+        chromium = playwright.chromium.launch(executable_path=found[0])
         yield chromium
         chromium.close()
 
@@ -191,11 +187,14 @@ def chat_data(tmp_path_factory):
     return prepare(folder / "chat.jsonl", folder / "chat", *options)
 
 
+def train_command(data, folder, *more):
+    """What trains a small model, as the words after `python`."""
+    return ["train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]
+
+
 def train_small(data, folder, *more, **options):
     """Train a small model; returns the finished process."""
-    return run_script(
-        "train.py", f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more, **options
-    )
+    return run_script(*train_command(data, folder, *more), **options)
 
 
 def trained(data, folder, *more, **options):

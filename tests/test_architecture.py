@@ -42,22 +42,19 @@ def part_of(module):
 
 @cache
 def imports(module):
-    """The imports of a module from the project, as {module: names that it takes from it}.
+    """The modules of the project that one imports, also in its functions.
 
     `from formats import files` counts as an import of formats.files.
     """
-    found = {}
+    found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.setdefault(alias.name, set())
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if f"{node.module}.{alias.name}" in MODULES:
-                    found.setdefault(f"{node.module}.{alias.name}", set())
-                else:
-                    found.setdefault(node.module, set()).add(alias.name)
-    return {name: names for name, names in found.items() if part_of(name) in MAY_IMPORT}
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in MODULES else node.module)
+    return {name for name in found if part_of(name) in MAY_IMPORT}
 
 
 def test_imports_run_one_way():
@@ -72,15 +69,10 @@ def test_no_imports_run_in_a_circle():
     TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
 
 
-def test_what_is_imported_from_the_project_is_there():
-    missing = []
+def test_every_module_can_be_imported():
     for module in MODULES:
-        if part_of(module) == "tests":  # they run
-            continue
-        for name, names in imports(module).items():
-            there = vars(importlib.import_module(name))
-            missing += [f"{module}: {name}.{n}" for n in names - there.keys()]
-    assert missing == []
+        if part_of(module) != "tests" and module != "tools.startup":  # that one ends the program
+            importlib.import_module(module)
 
 
 def python(code, folder):

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks import ablation
 from benchmarks.laptop import bits_per_byte, read_documents
-from config import ConfigError
 from tests.conftest import SMALL, run_script
 
 VOCABULARY = 16
@@ -46,15 +45,6 @@ def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     assert json.loads((folder / "parts.json").read_text())["rates"]["status"] == "done"
     assert json.loads((folder / "rates_cpu.json").read_text())["figures"]["copy, TB/s"] > 0
     assert "| rates_cpu: copy, TB/s |" in result.stdout
-
-
-def test_several_settings_are_combined():
-    assert ablation.variants(["epochs=2,4", "dropout=0"]) == [
-        ["--epochs=2", "--dropout=0"],
-        ["--epochs=4", "--dropout=0"],
-    ]
-    with pytest.raises(ConfigError, match="--set epochs has no values"):
-        ablation.variants(["epochs"])
 
 
 def test_a_difference_within_the_spread_of_seeds_is_not_clear():

@@ -24,12 +24,6 @@ def system(monkeypatch, tmp_path):
 # -- device and precision --------------------------------------------------------------------------
 
 
-def test_a_cpu_is_described():
-    device = hardware.open_device("cpu", "float32")
-    name = f"cpu, {torch.get_num_threads()} threads"
-    assert device == hardware.Device(CPU, torch.float32, name, memory=None, peak_flops=None)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [("gpu", "knows no device = 'gpu'; use auto"), ("cuda:99", "device = cuda:99: .* finds")],

@@ -15,11 +15,6 @@ SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.size"]
 
 
-def heed_ctrl_c():
-    """A test suite in the background of a shell has it ignored, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("name", [*SCRIPTS, TOOLS[0]])
 def test_ctrl_c_during_imports_ends_it_quietly(name):
     command = [name] if name.endswith(".py") else ["-m", name]
@@ -29,7 +24,8 @@ def test_ctrl_c_during_imports_ends_it_quietly(name):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=heed_ctrl_c,
+        # A test suite in the background of a shell has it ignored, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for line in process.stderr:  # a line for each module, once it is imported
         if line.endswith("startup\n"):

@@ -1,9 +1,11 @@
 """Kill a real training run again and again: it must end as one that was left alone.
 
     python -m tests.torture --kills 100
+    python -m tests.torture --kills 30 --mirror
 
 With the same weights and the same log, that is. Each kill is SIGKILL at a random moment, so it
-strikes imports, compilation, steps, evaluations and saves alike; saves come often.
+strikes imports, compilation, steps, evaluations and saves alike; saves come often. With --mirror it
+strikes uploads to an S3 server on loopback, and every second kill takes the machine's disk with it.
 """
 
 import argparse
@@ -12,32 +14,26 @@ import random
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
-import torch
-
-from formats import run_folder, run_log
+from formats.mirror import Mirror
+from tests.conftest import prepare
+from tests.training.conftest import assert_same_end, start
 from tools.command import count
 
-ROOT = Path(__file__).parent.parent
 SETTINGS = shlex.split(
-    "--n_layer=2 --n_head=2 --n_embd=64 --block_size=32 --batch_size=8 --micro_batch_size=4"
-    " --dropout=0.1 --compile=False --device=cpu --learning_rate=3e-3 --warmup_steps=5"
-    " --log_interval=3 --eval_interval=25 --eval_batches=2 --save_interval=4 --save_minutes=0.005"
-    " --keep_last=2 '--sample_prompts=The '"
+    "--micro_batch_size=4 --dropout=0.1 --log_interval=3 --eval_interval=25 --save_interval=4"
+    " --save_minutes=0.005 '--sample_prompts=The '"
 )
-CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
+MIRROR = "s3://bucket/runs"
+UPLOAD_S = 0.15  # that each file takes, so that there is time to be killed in
 
 
 def run_once(data, folder, steps, kill_when=None, *more):
     """Run train.py; SIGKILL once `kill_when(process)` returns. Whether it ended by itself."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}", f"--max_steps={steps}"]
-    command = [sys.executable, "train.py", *where, *SETTINGS, *more]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=subprocess.PIPE, text=True)
+    process = start(data, folder, f"--max_steps={steps}", *SETTINGS, *more)
     if kill_when:
         kill_when(process)
         process.kill()
@@ -46,61 +42,59 @@ def run_once(data, folder, steps, kill_when=None, *more):
     return process.returncode == 0
 
 
-def log_without_clocks(folder):
-    """The records of a run's log that must not depend on kills."""
-    records = [record for record in run_log.read(folder) if "event" not in record]
-    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
+def torture(data, folder, kills, steps, store=None):
+    """Train once undisturbed, then again and again with kills.
 
-
-def final_weights(folder):
-    """The tensors of a run's last checkpoint."""
-    return run_folder.load_tensors(run_folder.steps(folder)[-1] / "model.pt")
-
-
-def check_same(whole, killed):
-    """Assert that two runs ended in the same log and the same weights, bit for bit."""
-    expected, found = log_without_clocks(whole), log_without_clocks(killed)
-    lacking = [record for record in expected if record not in found]
-    more = [record for record in found if record not in expected]
-    assert expected == found, f"the logs differ: {lacking} missing, {more} more, of {len(found)}"
-    expected, found = final_weights(whole), final_weights(killed)
-    same = all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-    assert same, "the weights differ"
-
-
-def torture(data, folder, kills, steps):
-    """Train once undisturbed, then again and again with kills at random moments.
-
-    Until `kills` have struck; each run goes on to its end, and is compared there. Returns the
-    number of these runs, and of kills that struck while a save was being written.
+    Until `kills` have struck; each run goes on to its end, and is compared there. store: a Store,
+    in which the killed runs have their mirror. Returns the number of these runs, and of kills that
+    left half a save, on the disk or in the mirror.
     """
     begun = monotonic()
     assert run_once(data, folder / "whole", steps)
     usual = monotonic() - begun
     dice = random.Random(0)
-    struck = in_save = runs = 0
+    struck = halves = runs = 0
 
     def at_random(process):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(dice.uniform(0, 0.9 * usual))
 
+    def in_an_upload(process):
+        for _ in range(dice.randrange(1, 12)):
+            store.arrived.clear()
+            while process.poll() is None and not store.arrived.wait(0.05):
+                pass
+        sleep(dice.uniform(0, 2 * UPLOAD_S))
+
+    kill_when, more = at_random, []
+    if store:
+        store.slow_s = UPLOAD_S
+        kill_when, more = in_an_upload, [f"--mirror={MIRROR}"]
     while struck < kills:
         killed = folder / f"killed_{runs}"
-        while not run_once(data, killed, steps, at_random if struck < kills else None):
+        while not run_once(data, killed, steps, kill_when if struck < kills else None, *more):
             struck += 1
-            in_save += any(killed.glob(".step_*.partial"))
+            if store:
+                halves += check_mirror(killed.name, folder / "look")
+                if struck % 2 == 0:
+                    shutil.rmtree(killed)
+            else:
+                halves += any(killed.glob(".step_*.partial"))
             print(f"{struck} of {kills} kills, {runs} runs compared", end="\r", flush=True)
-        check_same(folder / "whole", killed)
+        assert_same_end(folder / "whole", killed)
         shutil.rmtree(killed)
         runs += 1
-    return runs, in_save
+    return runs, halves
 
 
-def prepare_this_file(out):
-    """A prepared folder made of this file."""
-    command = [sys.executable, "prepare_data.py", "tests/torture.py", "--tokenizer", "char"]
-    subprocess.run([*command, "--out", out], cwd=ROOT, check=True, capture_output=True)
-    return out
+def check_mirror(name, folder):
+    """Raises CheckpointError unless a mirror's newest step is whole; whether it has a half one."""
+    mirror = Mirror(f"{MIRROR}/{name}")
+    whole = mirror.whole()
+    if whole:
+        mirror.fetch(whole[-1], folder)
+        shutil.rmtree(folder)
+    return len(mirror.steps()) > len(whole)
 
 
 def main():
@@ -109,13 +103,19 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=page)
     parser.add_argument("--kills", type=count, default=100)
     parser.add_argument("--steps", type=count, default=200, help="of a run; default %(default)s")
+    parser.add_argument("--mirror", action="store_true", help="kill in uploads")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        data = prepare_this_file(Path(temporary, "data"))
-        runs, in_save = torture(data, Path(temporary), args.kills, args.steps)
+    with contextlib.ExitStack() as stack:
+        folder, store = Path(stack.enter_context(tempfile.TemporaryDirectory())), None
+        if args.mirror:
+            from tests.training.store import Store
+
+            store = stack.enter_context(Store())
+        data = prepare(__file__, folder / "data", "--tokenizer", "char")
+        runs, halves = torture(data, folder, args.kills, args.steps, store)
     print(
-        f"{args.kills} kills over {runs} runs, {in_save} of them while a save was being written:"
-        " every run ended in the log and the weights of an undisturbed one, bit for bit"
+        f"{args.kills} kills over {runs} runs, {halves} of them left half a save: every run ended"
+        " in the log and the weights of an undisturbed one, bit for bit"
     )
 
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import config
-from formats import run_folder
-from tests.conftest import ROOT, SMALL, prepare, prose, run_script
+from formats import run_folder, run_log
+from tests.conftest import ROOT, prepare, prose, run_script, train_command
 from training.setup import build
 
 # A run whose losses do not depend on how many processes it has.
-EXACT = SMALL + shlex.split(
+EXACT = shlex.split(
     "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
     " --input_noise=0.1"
 )
+CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
 
 
 @pytest.fixture(scope="session")
@@ -30,17 +31,16 @@ def little_data(tmp_path_factory):
 
 def small_run(data, folder, *more):
     """A Run of the small settings in this process, its folder made."""
-    run = build(config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *SMALL, *more]))
+    run = build(config.load(train_command(data, folder, *more)[1:]))
     run.folder.mkdir(parents=True, exist_ok=True)
     return run
 
 
-def start(data, folder, *more, before=(), **options):
-    """Begin training a small model, `before` the words of its command; returns the process."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    command = [*before, sys.executable, "train.py", *where, *SMALL, *more]
+def start(data, folder, *more, launcher=(), **options):
+    """Begin training a small model, in a launcher if one is given; returns the process."""
+    command = [sys.executable, *launcher, *train_command(data, folder, *more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, **pipes, **options)
+    return subprocess.Popen(command, cwd=ROOT, **pipes | options)
 
 
 def wait_until(process, condition):
@@ -49,28 +49,22 @@ def wait_until(process, condition):
         time.sleep(0.01)
 
 
-def torchrun(processes, *command):
-    """Run `torchrun COMMAND` to its end; returns the CompletedProcess."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return run_script(*launcher, *command)
+def torchrun(processes):
+    """The words after `python` that launch a script in so many processes."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
 
 
 def train_on(processes, data, folder, *more):
     """Train a small model on that number of processes; returns torchrun's, which must succeed."""
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
-    result = torchrun(processes, "train.py", *where, *EXACT, *more)
+    result = run_script(*torchrun(processes), *train_command(data, folder, *EXACT, *more))
     assert result.returncode == 0, result.stderr
     return result
 
 
-def same_losses(one, other):
-    """True if the losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
+def assert_same_losses(one, other):
+    """Assert that losses and validation losses of two runs, losses(RUN), agree to 1e-4."""
     for found, expected in zip(one, other, strict=True):
-        if found.keys() != expected.keys():
-            return False
-        if any(abs(found[step] - expected[step]) >= 1e-4 for step in found):
-            return False
-    return True
+        assert found == pytest.approx(expected, abs=1e-4, rel=0)
 
 
 def last_weights(run):
@@ -78,7 +72,19 @@ def last_weights(run):
     return run_folder.load_tensors(run_folder.steps(run)[-1] / "model.pt")
 
 
-def same_weights(one, other):
-    """True if the newest checkpoints of two runs hold the same tensors, bit for bit."""
-    a, b = last_weights(one), last_weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+def log_without_clocks(run):
+    """The records of a run's log that must not depend on where it was stopped."""
+    records = [record for record in run_log.read(run) if "event" not in record]
+    return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
+
+
+def assert_same_end(whole, stopped):
+    """Assert that two runs ended in the same log and the same weights, bit for bit."""
+    expected, found = log_without_clocks(whole), log_without_clocks(stopped)
+    lacking = [record for record in expected if record not in found]
+    more = [record for record in found if record not in expected]
+    assert expected == found, f"the logs differ: {lacking} missing, {more} more, of {len(found)}"
+    expected, found = last_weights(whole), last_weights(stopped)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name

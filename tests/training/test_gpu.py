@@ -13,7 +13,7 @@ import config
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
 from generating import decode
-from tests.conftest import SMALL, losses, run_script
+from tests.conftest import losses, run_script, train_command
 from tests.generating.test_sampling import PROMPTS, without_cache
 from tests.test_model import randomised
 from tests.training.conftest import small_run, torchrun
@@ -25,13 +25,12 @@ from training.setup import build
 # cuBLAS repeats its sums bit by bit only with this, which it reads when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.gpu
-GPU = [*SMALL, "--device=cuda"]  # the later value counts
 PLACES = ["gpu", "ram", "mmap"]
 
 
 def settings_for(data, folder, *more):
     """The small settings on the GPU."""
-    return config.load([f"--data_dir={data}", f"--checkpoint_dir={folder}", *GPU, *more])
+    return config.load(train_command(data, folder, "--device=cuda", *more)[1:])
 
 
 @contextlib.contextmanager
@@ -119,16 +118,6 @@ def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, monkeypatch, sett
         assert len(list(run.data.val.evaluation(8, 4))) == 2
 
 
-def test_training_evaluation_and_answers_share_one_compilation(char_data, tmp_path, capsys):
-    settings = ["--max_steps=20", "--compile=True", '--sample_prompts=["The "]']
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        train(settings_for(char_data, tmp_path, *settings))
-    assert "torch.compile failed" not in capsys.readouterr().out
-    log = run_log.read(tmp_path)
-    assert len(losses(tmp_path)[1]) == 2
-    assert any("samples" in record for record in log)
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimizer):
@@ -161,18 +150,6 @@ def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     saved = run_folder.load_tensors(tmp_path / "step_00000001" / "model.pt")
     assert same(saved, before)
     assert not same(weights(run), before)
-
-
-def test_memory_is_taken_in_segments_that_grow():
-    code = (
-        "import startup; startup.tune_environment(); import hardware, torch;"
-        " device = hardware.find_device('cuda');"
-        " kept = torch.ones(1 << 26, device=device);"
-        " print(any(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
-    )
-    result = run_script("-c", code)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == "True"
 
 
 def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
@@ -255,8 +232,8 @@ def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
         pytest.skip("needs 2 GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
     train(settings_for(char_data, tmp_path / "alone", *exact))
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'both'}"]
-    result = torchrun(2, "train.py", *where, *GPU, *exact)
+    both = train_command(char_data, tmp_path / "both", "--device=cuda", *exact)
+    result = run_script(*torchrun(2), *both)
     assert result.returncode == 0, result.stderr
     for alone, both in zip(losses(tmp_path / "alone"), losses(tmp_path / "both"), strict=True):
         assert both == pytest.approx(alone, abs=1e-3)

@@ -14,8 +14,8 @@ from formats.mirror import Mirror
 from formats.pretrained import resolve
 from formats.run_folder import CheckpointError
 from tests.conftest import ROOT, run_script, trained
+from tests.torture import torture
 from tests.training.conftest import small_run
-from tests.training.mirror_torture import torture
 from tests.training.store import Store
 from training import RunError
 from training.start import fetch_from_mirror, find_start
@@ -74,9 +74,8 @@ def fetch(run, place, **settings):
     return [run_folder.step_of(folder) for folder in run_folder.steps(run)]
 
 
-def test_kills_in_uploads_lose_nothing_with_the_disk_or_without(tmp_path, char_data):
-    _, _, emptied = torture(char_data, tmp_path, kills=2, steps=40, seed=2)
-    assert emptied
+def test_kills_in_uploads_lose_nothing_with_the_disk_or_without(tmp_path, char_data, store):
+    torture(char_data, tmp_path, kills=2, steps=40, store=store)
 
 
 def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
@@ -109,7 +108,6 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
         newest = saver.mirror.fetch(max(saver.mirror.whole()), tmp_path / "look")
         assert run_folder.read_state(newest)
     assert list(saver.mirror.steps()) == [4, 5]
-    assert store.failed > 10
 
 
 def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(

@@ -1,7 +1,5 @@
 """training/plan.py: what --dry_run prints, and what it computes for GPUs that are not here."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import torch
@@ -9,8 +7,8 @@ import torch
 import config
 from hardware import Device
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, SMALL, trained
-from tests.training.conftest import small_run
+from tests.conftest import trained
+from tests.training.conftest import small_run, start
 from training.banner import attention_backend, banner
 from training.optimizer import make_optimizer
 from training.plan import from_data_sheet, memory, si
@@ -62,10 +60,10 @@ def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path
 
 def test_a_plan_that_cannot_be_written_is_an_error(char_data, tmp_path):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "train.py", f"--data_dir={char_data}", *SMALL, "--dry_run"]
-        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == 1
-    assert "No space left" in ended.stderr
+        process = start(char_data, tmp_path / "run", "--dry_run", stdout=full)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "No space left" in err
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,33 +10,27 @@ import torch
 
 import hardware
 from formats import run_folder, run_log
-from tests.conftest import ROOT, losses, trained
+from tests.conftest import losses, run_script, train_command, trained
 from tests.training.conftest import (
     EXACT,
+    assert_same_end,
+    assert_same_losses,
     last_weights,
-    same_losses,
-    same_weights,
+    start,
     torchrun,
     train_on,
     wait_until,
 )
 
 
-def start(processes, data, folder, *more):
-    """torchrun with an endless run that has begun to log, and the process ids of its ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    where = [f"--data_dir={data}", f"--checkpoint_dir={folder}"]
+def start_ranks(processes, data, folder, *more):
+    """torchrun with an endless run that has begun to log, and the process id of its rank 1."""
     endless = [*EXACT, "--max_steps=1000000", "--eval_interval=0", *more]
-    command = [sys.executable, *launcher, "train.py", *where, *endless]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    process = start(data, folder, *endless, launcher=torchrun(processes))
     wait_until(process, lambda: losses(folder)[0])
-    pids = {}
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        rank = re.search(r"\0RANK=(\d+)", Path(f"/proc/{pid}/environ").read_text())
-        if rank:
-            pids[int(rank[1])] = int(pid)
-    return process, [pids[rank] for rank in sorted(pids)]
+        if "\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_text():
+            return process, int(pid)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +43,7 @@ def alone(little_data, tmp_path_factory):
 
 def test_two_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     result = train_on(2, little_data, tmp_path / "run", "--max_steps=50", "--micro_batch_size=1")
-    assert same_losses(losses(tmp_path / "run"), alone)
+    assert_same_losses(losses(tmp_path / "run"), alone)
     # Only one wrote and printed.
     assert result.stdout.count("finished: 50 steps") == 1
     assert "2 x cpu" in result.stdout
@@ -68,7 +60,7 @@ def test_a_run_goes_on_with_any_number_of_processes(little_data, tmp_path, alone
     for processes, steps in ((4, 20), (1, 30), (2, 50)):
         result = train_on(processes, little_data, tmp_path / "run", f"--max_steps={steps}")
     assert "continues at step 30" in result.stdout
-    assert same_losses(losses(tmp_path / "run")[:1], alone[:1])
+    assert_same_losses(losses(tmp_path / "run")[:1], alone[:1])
 
 
 def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_path):
@@ -76,14 +68,13 @@ def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_
         for steps in stops:
             more = [f"--max_steps={steps}", "--dropout=0.2"]
             train_on(2, char_data, tmp_path / folder, *more)
-    assert losses(tmp_path / "part")[0] == losses(tmp_path / "whole")[0]
-    assert same_weights(tmp_path / "part", tmp_path / "whole")
+    assert_same_end(tmp_path / "whole", tmp_path / "part")
 
 
 @pytest.mark.parametrize("whom", ["rank 1", "torchrun"])
 def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, whom):
-    process, pids = start(2, char_data, tmp_path / "run")
-    os.kill(pids[1] if whom == "rank 1" else process.pid, signal.SIGTERM)
+    process, rank_1 = start_ranks(2, char_data, tmp_path / "run")
+    os.kill(rank_1 if whom == "rank 1" else process.pid, signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
     assert len(saved) == 1, (out, err)
@@ -96,8 +87,8 @@ def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, w
 
 
 def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
-    process, pids = start(3, char_data, tmp_path / "run", "--batch_size=24")
-    os.kill(pids[1], signal.SIGKILL)
+    process, rank_1 = start_ranks(3, char_data, tmp_path / "run", "--batch_size=24")
+    os.kill(rank_1, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     step = re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1]
     assert process.returncode == 1, err
@@ -110,14 +101,14 @@ def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path)
 def test_compiled_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     result = train_on(2, little_data, tmp_path / "run", "--max_steps=50", "--compile=True")
     assert "failed" not in result.stdout
-    assert same_losses(losses(tmp_path / "run"), alone)
+    assert_same_losses(losses(tmp_path / "run"), alone)
 
 
 def test_muon_split_has_the_losses_of_one_process(char_data, tmp_path):
     more = ["--optimizer=muon", "--max_steps=20", "--arch=qwen3"]
     for count in (1, 2):
         train_on(count, char_data, tmp_path / str(count), *more)
-    assert same_losses(losses(tmp_path / "1"), losses(tmp_path / "2"))
+    assert_same_losses(losses(tmp_path / "1"), losses(tmp_path / "2"))
 
 
 @pytest.mark.gpu
@@ -137,8 +128,8 @@ def one_message(result, *words, status):
 
 
 def test_an_error_is_said_once(char_data, tmp_path):
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    result = torchrun(2, "train.py", *where, *EXACT, "--batch_size=7")
+    command = train_command(char_data, tmp_path / "run", "--batch_size=7")
+    result = run_script(*torchrun(2), *command)
     one_message(result, "batch_size = 7 cannot be shared by 2 processes", "is 8", status=2)
     assert not (tmp_path / "run").exists()
 
@@ -157,5 +148,6 @@ def test_what_differs_or_fails_in_one_process_ends_all(char_data, tmp_path, opti
         f"sys.argv.append({option})\n"
         "sys.exit(train.main())"
     )
-    where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    one_message(torchrun(2, tmp_path / "other.py", *where, *EXACT), words, status=status)
+    command = train_command(char_data, tmp_path / "run")
+    result = run_script(*torchrun(2), tmp_path / "other.py", *command[1:])
+    one_message(result, words, status=status)

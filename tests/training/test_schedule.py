@@ -72,19 +72,6 @@ def steps_due(schedule, due, done):
     return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "steps"),
-    [
-        ({"save_interval": 9}, [9, 18, 27, 36, 40]),
-        ({"eval_interval": 15}, [15, 30, 40]),  # a save precedes each evaluation
-    ],
-)
-def test_a_save_is_due_once_at_its_interval_and_at_the_end(settings, steps):
-    schedule = make_schedule(**settings)
-    assert steps_due(schedule, lambda: schedule.save_due(False), schedule.mark_saved) == steps
-    assert not schedule.save_due(False)
-
-
 def test_a_save_by_the_clock_is_due_once_a_period_and_never_while_one_is_written(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -101,17 +88,24 @@ def test_a_save_by_the_clock_is_due_once_a_period_and_never_while_one_is_written
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "steps"),
+    ("due", "settings", "steps"),
     [
-        ("log_due", {"log_interval": 15}, [15, 30, 40]),
-        ("check_due", {"log_interval": 15}, [10, 20, 30, 40]),  # NaN: every ten steps at least
-        ("check_due", {"log_interval": 8}, [8, 16, 24, 32, 40]),
-        ("evaluation_due", {"eval_interval": 15}, [15, 30, 40]),
+        (lambda s: s.log_due, {"log_interval": 15}, [15, 30, 40]),
+        (lambda s: s.check_due, {"log_interval": 15}, [10, 20, 30, 40]),  # NaN: ten at most
+        (lambda s: s.check_due, {"log_interval": 8}, [8, 16, 24, 32, 40]),
+        (lambda s: s.evaluation_due, {"eval_interval": 15}, [15, 30, 40]),
+        (lambda s: s.save_due(False), {"save_interval": 9}, [9, 18, 27, 36, 40]),
+        (lambda s: s.save_due(False), {"eval_interval": 15}, [15, 30, 40]),  # it precedes each
     ],
 )
-def test_what_is_due_at_its_interval_and_at_the_end(name, settings, steps):
+def test_what_is_due_at_its_interval_and_at_the_end(due, settings, steps):
     schedule = make_schedule(**settings)
-    assert steps_due(schedule, lambda: getattr(schedule, name), schedule.mark_evaluated) == steps
+
+    def done():
+        schedule.mark_saved()
+        schedule.mark_evaluated()
+
+    assert steps_due(schedule, lambda: due(schedule), done) == steps
 
 
 def test_a_run_that_starts_at_its_end_or_beyond_is_done():
@@ -121,6 +115,7 @@ def test_a_run_that_starts_at_its_end_or_beyond_is_done():
         assert schedule.done
         assert schedule.steps_left == 0
         assert not schedule.evaluation_due
+        assert not schedule.save_due(False)
 
 
 @pytest.mark.parametrize(
