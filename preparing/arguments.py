@@ -14,10 +14,10 @@ from pathlib import Path
 
 from preparing.catalog import CATALOG
 from preparing.chunks import Options
-from tokenizer_bpe import LARGEST
 
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
+LARGEST_VOCAB = 1 << 19  # ids; more are a mistake, as for the sizes of a model
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _add_arguments(parser):
         " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
     text = "ids of a bpe, 256 bytes and end-of-text included; default: by the size of the text"
-    add("--vocab_size", type=number(int, 257, LARGEST), help=text)
+    add("--vocab_size", type=number(int, 257, LARGEST_VOCAB), help=text)
     text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)
     add = parser.add_argument_group("reading").add_argument

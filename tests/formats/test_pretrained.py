@@ -79,8 +79,6 @@ def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp
     hf_tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     folder = saved(small_qwen3(), tmp_path / "hf")
     hf_tokenizer.save(str(folder / "tokenizer.json"))
-    text = "Cafe\u0301 na\u00efve, it's 1234 o'clock\n\n  \u4f60\u597d\uff01"
-    assert Tokenizer.load(folder).encode(text).tolist() == hf_tokenizer.encode(text).ids
 
     data = tmp_path / "data"
     result = run_script("prepare_data.py", text_file, "--tokenizer", folder, "--out", data)
