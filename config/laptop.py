@@ -1,5 +1,5 @@
 # Your own text on your own machine: up to 100 MB, a model of 7 million parameters, up to two hours
-# on a CPU. Text below 9 MB ends sooner, after eight epochs.
+# on a CPU. Text below 18 MB ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"
@@ -20,7 +20,7 @@ beta2 = 0.5 ** (batch_size * block_size / 1_000_000)  # halves in 1_000_000 toke
 weight_decay = None  # more with each epoch after the first
 warmup_steps = 20
 lr_schedule = "wsd"
-epochs = 8
+epochs = 4
 max_steps = 6000  # 24.6 million tokens
 input_noise = 0.05  # of the tokens that it has seen before
 eval_interval = 500
