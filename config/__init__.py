@@ -75,7 +75,7 @@ class Config:
     micro_batch_size: int | None = setting(
         None, "most sequences in a micro-batch; None: all", low=1
     )
-    learning_rate: float = setting(3e-4, "peak learning rate", low=1e-9)
+    learning_rate: float = setting(3e-4, "peak learning rate")
     min_lr: float | None = setting(
         None, "final learning rate; None: 10% of the peak (cosine) or 0 (wsd)"
     )

@@ -217,6 +217,16 @@ def check(config) -> None:
             f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}",
         ),
         (
+            c.learning_rate > 0
+            or (
+                c.optimizer == "adamw"
+                and c.weight_decay is not None
+                and not (c.embedding_lr or c.input_noise)
+            ),
+            "learning_rate = 0: muon_lr, embedding_lr, input_noise and weight_decay = None follow"
+            " its schedule and need it above 0",
+        ),
+        (
             c.embedding_lr is None or not c.tie_weights or c.arch == "gpt2",
             "embedding_lr needs tie_weights = False with arch = qwen3: tied, it would be the"
             " head's too",
