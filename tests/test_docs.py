@@ -1,4 +1,4 @@
-"""The pages against the code: links, commands, options, files, README's number and length.
+"""The pages against the code: links, commands, options, files, numbers and length.
 
 Command lines of the pages go through the scripts' own parsers.
 """
@@ -131,10 +131,29 @@ def test_files_and_their_parts_exist(page):
             assert re.search(there, text_of(named[1]), re.MULTILINE), span
 
 
-def test_the_first_number_is_that_of_its_benchmark():
-    results = json.loads(text_of("benchmarks/results/time_to_loss_shakespeare_cpu.json"))
-    modern, nanogpt = (sorted(results["seconds_to_aim"][name]) for name in ("modern", "nanoGPT"))
-    compared = f"after {modern[0]:.0f} seconds instead of {nanogpt[1]:.0f}"
+def test_numbers_are_those_of_the_benchmarks():
+    def measured(name):
+        return json.loads(text_of(f"benchmarks/results/{name}.json"))
+
+    speed = measured("throughput_134m_cpu")["figures"]
+    patched = "nanoGPT with bf16 autocast"
+    large = measured("prepare_12gb_cpu")["figures"]
+    generation = measured("generate_cpu")["figures"]
+    loss = measured("time_to_loss_shakespeare_cpu")
+    seconds, figures = loss["seconds_to_aim"], loss["figures"]
+    gpt2, modern = sorted(seconds["GPT-2"]), sorted(seconds["modern"])
+    shares = {name: figures[f"{name}: share of nanoGPT's time"] for name in ("GPT-2", "modern")}
+    cells = [
+        f"| {speed['ours']:.0f} | {speed[patched]:.0f}: {speed[f'ours, times {patched}']:.2f}x",
+        f"{speed['nanoGPT']:.0f}: {speed['ours, times nanoGPT']:.2f}x",
+        f"| GPT-2 recipe | {gpt2[0]:.0f} to {gpt2[-1]:.0f} | {shares['GPT-2']:.2f} ",
+        f"| modern recipe | {modern[0]:.1f} to {modern[-1]:.1f} | {shares['modern']:.2f} ",
+        f"| {large['seconds']:.0f} s, {large['MB of memory']:.0f} MB",
+        f"| `generate.py` (16-bit weights) | {generation['from 16 tokens: ours']:.0f} ",
+    ]
+    assert [cell for cell in cells if cell not in text_of("docs/results.md")] == []
+    nanogpt = sorted(seconds["nanoGPT"])[1]
+    compared = f"after {modern[0]:.0f} seconds instead of {nanogpt:.0f}"
     assert compared in text_of("README.md")
 
 
