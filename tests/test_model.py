@@ -132,6 +132,12 @@ def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
     assert model(idx, targets).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_tied_weights_are_one_tensor_and_count_once():
+    tied, untied = (GPT(GPTConfig(**TINY, tie_weights=tie)) for tie in (True, False))
+    assert untied.num_parameters() - tied.num_parameters() == 97 * 64
+    assert tied.lm_head.weight is tied.wte.weight
+
+
 def test_without_bias_there_is_none():
     model = GPT(GPTConfig(**TINY, bias=False))
     assert not [name for name, _ in model.named_parameters() if "bias" in name]

@@ -23,13 +23,14 @@ class Store:
     def __init__(self):
         self.s3 = moto_server.DomainDispatcherApplication(moto_server.create_backend_app)
         self.dice = random.Random(1)
-        self.failing = self.slow_s = 0
+        self.failing = self.slow_s = self.failed = 0
         self.arrived = threading.Event()
 
     def __call__(self, environ, start_response):
         """Answer a request."""
         path = environ["PATH_INFO"]
         if self.dice.random() < self.failing:
+            self.failed += 1
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(self.dice.choice([*["400 Bad Request"] * 4, "503 Slow Down"]), [])
             return [b""]

@@ -120,10 +120,15 @@ def test_many_bad_steps_in_a_row_end_the_run(char_data, tmp_path):
 
 
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
+    saved = [0.0, 0.0, 13.0, 13.0]  # what a run has that was stopped in the midst of them
     run = small_run(char_data, tmp_path / "run")
-    run.trainer.counts = StepCounts([0.0, 0.0, 13.0, 13.0], torch.device("cpu"))  # as was saved
+    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
     run.trainer.step()
     run.trainer.check_finite()
+    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
+    run.trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
+    with pytest.raises(RunError, match="14 steps in a row"):
+        run.trainer.check_finite()
 
 
 # -- budgets --------------------------------------------------------------------------------------

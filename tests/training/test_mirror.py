@@ -108,6 +108,7 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
         newest = saver.mirror.fetch(max(saver.mirror.whole()), tmp_path / "look")
         assert run_folder.read_state(newest)
     assert list(saver.mirror.steps()) == [4, 5]
+    assert store.failed > 10
 
 
 def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(

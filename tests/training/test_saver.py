@@ -59,7 +59,14 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
         assert any(torch.equal(s["exp_avg"], moment) for s in optimizer["state"].values())
 
 
-@pytest.mark.parametrize("change", [lambda state: state.update(exp_avg=torch.zeros(9)), dict.clear])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.update(exp_avg=torch.zeros(9)),
+        lambda state: state.update(step=torch.zeros(9)),
+        dict.clear,
+    ],
+)
 def test_a_state_of_another_optimizer_is_refused(char_data, tmp_path, change):
     run = small_run(char_data, tmp_path)
     run.trainer.step()
@@ -224,6 +231,8 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     assert "Make room, and start the same command" in err
     assert "Traceback" not in err
     assert run_folder.latest(folder)[0] is not None
+    # With the folder back, the same command goes on.
+    trained(char_data, folder, *often)
 
 
 def test_a_checkpoint_counts_the_seconds_of_all_starts(char_data, tmp_path):

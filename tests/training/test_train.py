@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 
 import pytest
 
 from config import Config
 from formats import run_folder, run_log
-from tests.conftest import fails_clearly, losses, run_script, train_small, trained
+from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, start, wait_until
 from training.setup import count_steps
 from training.state import Counters
@@ -38,7 +39,10 @@ def test_a_run_learns_and_logs_what_the_reports_need(finished):
     assert list(val) == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
     log = run_log.read(folder)
-    assert log[0].keys() >= {"commit", "torch", "processes", "device", "data"}
+    assert log[0].keys() >= {"torch", "processes", "device", "data"}
+    git = ["git", "rev-parse", "--short=12", "HEAD"]
+    head = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert (log[0]["commit"] or "").removesuffix("-dirty") == head
     line = next(r for r in log if "loss" in r)
     fields = "step tokens epoch loss lr grad_norm tokens_per_second mfu elapsed_s"
     assert line.keys() >= set(fields.split())
@@ -224,6 +228,17 @@ def test_another_shape_or_other_data_lists_every_difference(finished, little_dat
     )
     other = train_small(bpe_data, folder, "--max_steps=50", "--n_layer=3")
     fails_clearly(other, "n_layer: 2 in the checkpoint, 3 now", "data: other tokenizer_sha256")
+
+
+def test_a_run_does_not_continue_on_the_same_lines_in_another_order(
+    finished, little_data, tmp_path
+):
+    text = (little_data.parent / "little.txt").read_text()
+    first, second, *rest = text.splitlines(keepends=True)
+    (tmp_path / "text.txt").write_text("".join([second, first, *rest]))
+    data = prepare(tmp_path / "text.txt", tmp_path / "data", "--tokenizer", "char")
+    result = train_small(data, finished[0], *WHOLE, "--max_steps=50")
+    fails_clearly(result, "data: other sha256 than in the checkpoint")
 
 
 def test_never_refuses_to_write_over_a_run(finished, little_data):
