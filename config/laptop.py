@@ -1,5 +1,5 @@
 # Your own text on your own machine: up to 100 MB, a model of 7 million parameters, up to two hours
-# on a CPU. Text below 18 MB ends sooner, after four epochs.
+# on a CPU. Text below 25 MB ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"
