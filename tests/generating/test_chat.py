@@ -1,11 +1,9 @@
 """generating/chat.py: a session on a terminal, and the prompts of a conversation."""
 
 import os
-import select
-import subprocess
 import sys
-import time
 
+import pexpect
 import pytest
 
 from generating.chat import reply_prompt
@@ -16,73 +14,50 @@ from model import GPT, GPTConfig
 from tests.conftest import ROOT, run_script
 
 
-class Terminal:
+def on_a_terminal(*arguments):
     """generate.py on a pseudo-terminal, as a person sees it."""
+    command = ["generate.py", *map(str, arguments)]
+    variables = os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"}
+    return pexpect.spawn(
+        sys.executable, command, timeout=120, cwd=ROOT, env=variables, encoding="utf-8"
+    )
 
-    def __init__(self, *arguments):
-        import fcntl
-        import pty
-        import termios
 
-        self.handle, child = pty.openpty()
-        command = [sys.executable, "generate.py", *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=os.environ | {"TERM": "dumb", "LC_ALL": "C.UTF-8"},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
-        )
-        os.close(child)
-        self.unread = ""
-
-    def until(self, words):
-        """Read until `words` came; returns what came before them."""
-        end = time.monotonic() + 120
-        while words not in self.unread:
-            left = max(0, end - time.monotonic())
-            assert select.select([self.handle], [], [], left)[0], self.unread
-            self.unread += os.read(self.handle, 1024).decode(errors="replace")
-        got, self.unread = self.unread.split(words, 1)
-        return got
-
-    def type(self, text):
-        """Keys pressed."""
-        os.write(self.handle, text.encode())
-
-    def ends(self):
-        """Ctrl-D ends it."""
-        self.type("\x04")
-        assert self.process.wait(60) == 0
+def ends(terminal):
+    """It ends by itself, without an error."""
+    terminal.expect(pexpect.EOF)
+    assert terminal.wait() == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
-    terminal = Terminal("--checkpoint", char_run, "--max_new_tokens", 4000)
-    terminal.until("\r\n> ")
-    terminal.type("The name\n")
-    terminal.until("The name\r\n")
-    terminal.type("\x03")
-    terminal.until("\r\n> ")
-    terminal.type("snow ☃\n")
-    terminal.until("U+2603")
-    terminal.until("\r\n> ")
-    terminal.ends()
+    terminal = on_a_terminal("--checkpoint", char_run, "--max_new_tokens", 4000)
+    terminal.expect_exact("\r\n> ")
+    terminal.sendline("The name")
+    terminal.expect_exact("The name\r\n")
+    terminal.sendintr()  # Ctrl-C
+    terminal.expect_exact("\r\n> ")
+    terminal.sendline("snow ☃")
+    terminal.expect_exact("U+2603")
+    terminal.expect_exact("\r\n> ")
+    terminal.sendeof()  # Ctrl-D
+    ends(terminal)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_a_chat_starts_again_when_asked(bpe_run):
-    terminal = Terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens", 10, "--seed", 1)
-    terminal.until("\r\n> ")
+    terminal = on_a_terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens=10", "--seed=1")
+    terminal.expect_exact("\r\n> ")
     replies = []
     for line in ("The name", "/new", "The name"):
-        terminal.type(line + "\n")
-        replies.append(terminal.until("\r\n> ").replace(line, "", 1).split("\r\n[")[0])
-    assert replies[0].strip("\r\n") == replies[2].strip("\r\n")
-    terminal.ends()
+        terminal.sendline(line)
+        terminal.expect_exact("\r\n> ")
+        replies.append(terminal.before.replace(line, "", 1).split("\r\n[")[0])
+    first, of_new, again = replies
+    assert first.strip("\r\n") == again.strip("\r\n")
+    assert not of_new
+    terminal.sendeof()
+    ends(terminal)
 
 
 def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversations(bpe_run):

@@ -11,7 +11,7 @@ import pytest
 from formats import run_folder
 from generating.arguments import parse_args
 from tests.conftest import ROOT, fails_clearly, run_script
-from tests.generating.test_chat import Terminal
+from tests.generating.test_chat import ends, on_a_terminal
 from tokenizer_bpe import Tokenizer
 
 
@@ -66,9 +66,9 @@ def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
 def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
     title = "a\x1b]0;title\x07b\x9bc\td"
     command = ["generate.py", "--checkpoint", bpe_run, "--max_new_tokens=1", "--prompt", title]
-    terminal = Terminal(*command[1:])
-    terminal.until("a\u241b]0;title\u2407b\ufffdc")
-    assert terminal.process.wait(60) == 0
+    terminal = on_a_terminal(*command[1:])
+    terminal.expect_exact("a\u241b]0;title\u2407b\ufffdc")
+    ends(terminal)
     assert title in run_script(*command).stdout
     assert json.loads(run_script(*command, "--json").stdout)["prompt"] == title
 
