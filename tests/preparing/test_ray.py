@@ -13,7 +13,7 @@ from tests.preparing.hub import Hub
 from tests.preparing.torture import make_input
 
 pytest.importorskip("ray", reason="needs the package ray")
-PACE = 6_000_000  # bytes a second from the hub, so that there is time to be killed in
+PACE = 3_000_000  # bytes a second of each file from the hub, so that there is time to be killed in
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 # So that a dead node is noticed within seconds.
 HEALTH = {

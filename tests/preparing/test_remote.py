@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+import pyarrow.parquet
 import pytest
 
 from formats.data_folder import read_meta
@@ -23,11 +24,41 @@ from tests.preparing.conftest import (
     write,
 )
 from tests.preparing.hub import Hub
-from tests.preparing.hubs import layout
 from tests.preparing.torture import torture
 
-pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("fsspec")
+# Of the real repositories: the first and the last file that are read, and another.
+LAYOUTS = {
+    "fineweb-edu": [
+        "HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet",
+        "HuggingFaceFW/fineweb-edu/sample/10BT/013_00000.parquet",
+        "HuggingFaceFW/fineweb-edu/data/CC-MAIN-2024-51/000_00000.parquet",
+    ],
+    "openwebtext": [
+        "Skylion007/openwebtext/plain_text/train-00000-of-00080.parquet",
+        "Skylion007/openwebtext/plain_text/train-00079-of-00080.parquet",
+        "Skylion007/openwebtext/README.md",
+    ],
+    "tinystories": [
+        "roneneldan/TinyStories/data/train-00000-of-00004-2d5a1467fff1081b.parquet",
+        "roneneldan/TinyStories/data/train-00003-of-00004-d243063613e5a057.parquet",
+        "roneneldan/TinyStories/data/validation-00000-of-00001-869c898b519ad725.parquet",
+    ],
+    "wikipedia-en": [
+        "wikimedia/wikipedia/20231101.en/train-00000-of-00041.parquet",
+        "wikimedia/wikipedia/20231101.en/train-00040-of-00041.parquet",
+        "wikimedia/wikipedia/20231101.de/train-00000-of-00020.parquet",
+    ],
+    "smoltalk": [
+        "HuggingFaceTB/smoltalk/data/all/train-00000-of-00009.parquet",
+        "HuggingFaceTB/smoltalk/data/all/train-00008-of-00009.parquet",
+        "HuggingFaceTB/smoltalk/data/all/test-00000-of-00001.parquet",
+    ],
+    "climbmix": [
+        "karpathy/climbmix-400b-shuffle/shard_00000.parquet",
+        "karpathy/climbmix-400b-shuffle/shard_00999.parquet",
+        "karpathy/climbmix-400b-shuffle/shard_06542.parquet",
+    ],
+}
 BIG = [text * 20 + str(n) for n, text in enumerate(DOCUMENTS * 2)]  # 5 MB
 
 
@@ -49,18 +80,19 @@ def fetch(hub, *inputs, **flags):
 
 @pytest.mark.parametrize("name", CATALOG)
 def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
-    expected = layout(tmp_path / "hub", name)
+    for file, text in zip(LAYOUTS[name], DOCUMENTS, strict=False):
+        row = {"text": text, "id": "1"}
+        if name == "smoltalk":
+            row = {"messages": [{"role": "user", "content": text}]}
+        path = tmp_path / "hub" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     with Hub(tmp_path / "hub") as hub:
         result = ok(fetch(hub, name, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
-    assert documents(tmp_path / "out") == expected
+    first, last = documents(tmp_path / "out")
+    assert DOCUMENTS[0] in first
+    assert DOCUMENTS[1] in last
     assert CATALOG[name].licence in result.stderr
-
-
-def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
-    ok(prepare(hub.folder / "ORG/NAME", tokenizer="char", out=tmp_path / "local"))
-    ok(fetch(hub, "hf://datasets/ORG/NAME", tokenizer="char", out=tmp_path / "remote"))
-    assert sha(tmp_path / "local") == sha(tmp_path / "remote")
-    assert not (tmp_path / "remote/.partial").exists()
 
 
 def test_a_tokenizer_is_trained_on_remote_text(tmp_path, hub):
@@ -154,9 +186,9 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
     fails("hf://datasets/ORG/NAME", "does not hold", "at least --cache_gb 0.01", cache_gb=0.001)
     fails("ftp://host/file.txt", "ftp:// is not among", "s3://")
     fails("gs://bucket/file.txt", "python -m pip install gcsfs")
-    hub.gated.add("ORG/NAME")
+    hub.gated = True
     fails("hf://datasets/ORG/NAME", "not open to you", "accept its terms", "HF_TOKEN")
-    hub.gated.clear()
+    hub.gated = False
     wrong = {"HF_TOKEN": "hf_wrong"}
     fails("hf://datasets/ORG/NAME", "401 Unauthorized", "HF_TOKEN", variables=wrong)
     hub.ranges = False

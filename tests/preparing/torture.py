@@ -16,11 +16,10 @@ from pathlib import Path
 from tests.conftest import prose
 from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, start, wait_for_progress, write
 from tests.preparing.hub import Hub
-from tests.preparing.hubs import write_rows
 from tokenizer_bpe import EOT, Tokenizer
 from tools.command import count
 
-PACE = 2_000_000  # bytes a second, so that there is time to be killed in
+PACE = 1_000_000  # bytes a second of each file, so that there is time to be killed in
 AFTER_START = (0.2, 4)  # seconds until a kill,
 AFTER_NOTE = (0, 1)  # and until one that waits for the journal to be written first
 
@@ -28,11 +27,11 @@ AFTER_NOTE = (0, 1)  # and until one that waits for the journal to be written fi
 def make_input(folder: Path) -> Path:
     """A repository with files of each kind and size; the folder that they lie in."""
     dice = random.Random(3)
-    files = folder / "ORG" / "NAME" / "files"
+    files = folder / "ORG/NAME/files"
+    files.mkdir(parents=True)
     for n in range(3):
         texts = [dice.choice(DOCUMENTS) * 3 + str(dice.random()) for _ in range(1500)]
-        rows = [{"text": text, "id": str(dice.random())} for text in texts]
-        write_rows(files / f"{n}.parquet", rows, compression="none" if n == 1 else "snappy")
+        write(files / f"{n}.parquet", "parquet", texts)
     write(files / "3.jsonl.gz", "jsonl.gz", [dice.choice(DOCUMENTS) for _ in range(4000)])
     long = prose() * 8
     (files / "4.txt").write_text(f"{long}\n{EOT}\nAnd a short one.", newline="\n")
@@ -86,7 +85,7 @@ def torture(folder: Path, runs: int, seed: int) -> None:
     ok(prepare(files, tokenizer=tokenizer, clean=True, out=whole))
     for n in range(seed, seed + runs):
         dice = random.Random(n)
-        most = {"cut": 0.3, "stall": 0.05, "too_many": 0.1, "broken": 0.1}
+        most = {"cut": 0.3, "stall": 0.05, 429: 0.1, 500: 0.1}
         out = folder / f"run-{n}"
         with Hub(hub_folder) as hub:
             hub.bytes_a_second = PACE
