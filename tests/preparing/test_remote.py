@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+import boto3
 import pyarrow.parquet
 import pytest
 
@@ -25,6 +26,7 @@ from tests.preparing.conftest import (
 )
 from tests.preparing.hub import Hub
 from tests.preparing.torture import torture
+from tests.training.store import Store
 
 # Of the real repositories: the first and the last file that are read, and another.
 LAYOUTS = {
@@ -208,30 +210,13 @@ def test_a_full_disk_is_named(tmp_path, tokenizer, hub):
     fails_clearly(result, "File too large", *advice, status=1)
 
 
-def test_s3(tmp_path, tokenizer, monkeypatch):
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port=0)
-    server.start()
-    _, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "NO_PROXY": "127.0.0.1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    try:
-        import boto3
-
+def test_s3(tmp_path, tokenizer):
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+    with Store():
         store = boto3.client("s3")
-        store.create_bucket(Bucket="texts")
         for n in (0, 1):
             write(tmp_path / f"{n}.jsonl.gz", "jsonl.gz", BIG[n::2])
-            store.upload_file(str(tmp_path / f"{n}.jsonl.gz"), "texts", f"deep/{n}.jsonl.gz")
-        flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
-        ok(prepare("s3://texts/**.jsonl.gz", **flags))
+            store.upload_file(str(tmp_path / f"{n}.jsonl.gz"), "bucket", f"deep/{n}.jsonl.gz")
+        ok(prepare("s3://bucket/**.jsonl.gz", **flags))
         assert documents(tmp_path / "out") == BIG[0::2] + BIG[1::2]
         fails_clearly(prepare("s3://none/*.txt", **flags), "no .txt", "at s3://none")
-    finally:
-        server.stop()
