@@ -89,6 +89,9 @@ def test_a_tokenizer_of_qwen_gives_the_ids_of_tokenizers():
     hf = HFTokenizer.from_str(json.dumps(description))
     assert tokenizer.encode(text).tolist() == hf.encode(text).ids
     assert not tokenizer.same_as(BPE)
+    split["behavior"] = "Removed"
+    with pytest.raises(TokenizerError, match="not plain byte-level BPE"):
+        Tokenizer(description)
 
 
 @pytest.mark.parametrize("bad", ["x", "é", "\U0010ffff", "\x00"])
@@ -156,6 +159,7 @@ def test_merges_are_recovered_from_ranks():
         (lambda d: d["added_tokens"].clear(), "has no <|endoftext|>"),
         (lambda d: d["model"].update(type="Unigram"), "not plain byte-level BPE"),
         (lambda d: d.update(normalizer={"type": "NFKC"}), "not plain byte-level BPE"),
+        (lambda d: d.update(pre_tokenizer=None), "pre-tokenizer None"),
         (lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), "pre-tokenizer Whitespace"),
         (lambda d: d["pre_tokenizer"].update(add_prefix_space=True), "without prefix space"),
         (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
