@@ -112,7 +112,7 @@ def write(path, format, texts):
     if kind == "parquet":
         import pyarrow.parquet
 
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=37)
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=100)
         return
     if kind == "jsonl":
         data = "\n".join(json.dumps({"text": text}) for text in texts).encode()

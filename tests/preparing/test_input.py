@@ -101,7 +101,7 @@ GOOD_LINE = b'{"text": "good"}\n\n'
 BAD = [
     ("a.txt", b"", "a.txt: the files are empty"),
     ("a.txt", b" \n\n ", "only white space"),
-    ("a.txt", b"x" * 1_500_000 + b"caf\xe9" + b"y" * 9, "not UTF-8: byte 0xe9 at offset 1,500,003"),
+    ("a.txt", b"line\n" * 300_000 + b"<|endoftext|>\ncaf\xe9", "byte 0xe9 at offset 1,500,017"),
     ("a.jsonl", GOOD_LINE + b'{"text": "x"', "a.jsonl, line 3: not valid JSON"),
     ("a.jsonl", GOOD_LINE + b'{"body": 1}', "line 3: no field 'text', there is 'body'; name"),
     ("a.jsonl", b'{\n  "text": "pretty"\n}', "line 1: not valid JSON"),
@@ -171,39 +171,41 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "skipped", "replaced", "report"),
+    ("name", "content", "skipped", "replaced", "reports"),
     [
         (
             "a.txt",
             b"one\n<|endoftext|>\nbad caf\xe9\n<|endoftext|>\ntwo\n",
             ["one\n", "two\n"],
             ["one\n", "bad caf\ufffd\n", "two\n"],
-            "not UTF-8: taken with U+FFFD: 1 document, 1 byte",
+            ("not UTF-8: 1 document, 9 bytes", "not UTF-8: taken with U+FFFD: 1 document, 1 byte"),
         ),
         (
             "a.jsonl",
-            b'{"text": "one"}\n{broken\n{"other": 1}\n{"text": "a \\ud83d b"}\n{"text": "caf\xe9"}',
+            b'{"text": "one"}\n{broken\n{"messages": [{"role": 1}]}\n{"messages": ["Hello"]}\n'
+            b'{"text": "a \\ud83d, \\ud83d"}\n{"text": "caf\xe9"}',
             ["one"],
-            ["one", "a \ufffd b", "caf\ufffd"],
-            "lone surrogates: taken as U+FFFD: 1 document, 3 bytes",
+            ["one", "a \ufffd, \ufffd", "caf\ufffd"],
+            ("unusable records: 5 documents", "lone surrogates: taken as U+FFFD: 1 document, 6"),
         ),
         (
             "a.json",
             b'[{"text": "one"}, {"text": null}, {"text": "two"}]',
             ["one", "two"],
             ["one", "two"],
-            "unusable records: 1 document, 0 bytes",
+            ("unusable records: 1 document, 0 bytes", "unusable records: 1 document, 0 bytes"),
         ),
     ],
 )
-def test_on_error_skip_and_replace(tmp_path, tokenizer, name, content, skipped, replaced, report):
+def test_on_error_skip_and_replace(tmp_path, tokenizer, name, content, skipped, replaced, reports):
     (tmp_path / name).write_bytes(content)
     flags = {"tokenizer": tokenizer, "val_fraction": 0}
-    ok(prepare(tmp_path / name, on_error="skip", out=tmp_path / "skip", **flags))
+    result = ok(prepare(tmp_path / name, on_error="skip", out=tmp_path / "skip", **flags))
     assert documents(tmp_path / "skip") == skipped
+    assert reports[0] in result.stdout
     result = ok(prepare(tmp_path / name, on_error="replace", out=tmp_path / "replace", **flags))
     assert documents(tmp_path / "replace") == replaced
-    assert report in result.stdout
+    assert reports[1] in result.stdout
 
 
 def test_characters_are_those_of_whole_documents(tmp_path):
