@@ -1,5 +1,7 @@
 """generating/text.py: whole characters, stop texts, and no padded ids."""
 
+import time
+
 import torch
 
 from generating import decode
@@ -11,7 +13,7 @@ def grown(tokenizer, text, most=99, stop=()):
     """The text after each token of a continuation that a model ends, and the Completion."""
     row, seen = Completion("", tokenizer, most, stop), []
     for next_id in [*tokenizer.encode(text).tolist(), tokenizer.eot_id]:
-        row.add(next_id, seconds=1.0)
+        row.add(next_id, seconds=len(seen) + 2.0)
         seen.append(row.text)
         if row.ended:
             break
@@ -25,6 +27,7 @@ def test_characters_come_whole(byte_tokenizer):
     ids = byte_tokenizer.encode(text).tolist()
     whole = [byte_tokenizer.decode_bytes(ids[: n + 1]) for n in range(len(ids))]
     assert seen == [part.decode(errors="ignore") for part in whole] + [text]
+    assert (row.first_s, row.seconds) == (2.0, len(seen) + 1.0)
 
 
 def test_a_character_that_is_cut_is_left_out(byte_tokenizer):
@@ -35,9 +38,8 @@ def test_a_character_that_is_cut_is_left_out(byte_tokenizer):
 
 def test_stop_texts_are_never_shown_not_even_in_part(byte_tokenizer):
     seen, row = grown(byte_tokenizer, "one\n\nUse\n\nUser: two", stop=["\n\nUser:", "zzz"])
-    assert row.text == "one\n\nUse"
+    assert seen == ["o", "on", *["one"] * 6, *["one\n\nUse"] * 7]
     assert row.ended == "stop"
-    assert all(row.text.startswith(part) for part in seen)
 
 
 def test_what_is_held_back_for_a_stop_text_comes_after_all(byte_tokenizer):
@@ -51,7 +53,9 @@ def test_a_text_that_has_ended_grows_no_more(byte_tokenizer, monkeypatch):
     drawn = [[a, a], [end, b], [b, b]]
     monkeypatch.setattr(decode, "generate", lambda *_, **settings: drawn)
     model = GPT(GPTConfig(258, 8, 1, 1, 8))
+    started = time.perf_counter()
     *_, (short, long) = complete(model, byte_tokenizer, ["", ""], 3)
+    assert long.seconds <= time.perf_counter() - started
     assert short.text == "a"
     assert long.text == "abb"
 
