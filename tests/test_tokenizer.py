@@ -165,7 +165,6 @@ def test_merges_are_recovered_from_ranks():
         (lambda d: d["model"]["vocab"].pop("a"), "lacks single bytes"),
         (lambda d: d["model"]["vocab"].update({"中": 900}), "is not byte-level"),
         (lambda d: d["model"].update(vocab=[]), "cannot be read as a tokenizer"),
-        (lambda d: d.update(normalizer=1), "cannot be read as a tokenizer"),
     ],
 )
 def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change, words):

@@ -64,6 +64,7 @@ def test_batches_are_the_same_in_ram_and_memory_mapped(chat_data, monkeypatch):
         mapped_x, mapped_y = mapped.batch(first, 16, 7)
         assert torch.equal(x, mapped_x)
         assert torch.equal(y, mapped_y)
+        assert (y != IGNORE).any()
 
 
 @pytest.fixture(scope="module")
