@@ -102,10 +102,10 @@ def test_lines_are_counted_beyond_the_first_megabyte(tmp_path, tokenizer):
     fails_clearly(result, "a.jsonl, line 3,501: not valid JSON")
 
 
-def test_a_character_of_three_bytes_at_a_cut_stays_whole(tmp_path, tokenizer):
+def test_a_character_of_four_bytes_at_a_cut_stays_whole(tmp_path, tokenizer):
     """A text without a place to cut is cut after 16 MB, between characters."""
-    text = "一" * (6 * CHUNK_BYTES)
-    for offset in range(3):
+    text = "🙂" * (5 * CHUNK_BYTES)
+    for offset in range(4):
         path = tmp_path / f"{offset}.txt"
         path.write_text("x" * offset + text, encoding="utf-8")
         sources = find_sources([str(path)])
