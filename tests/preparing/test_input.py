@@ -102,7 +102,7 @@ BAD = [
     ("a.txt", b"", "a.txt: the files are empty"),
     ("a.txt", b" \n\n ", "only white space"),
     ("a.txt", b"line\n" * 300_000 + b"<|endoftext|>\ncaf\xe9", "byte 0xe9 at offset 1,500,017"),
-    ("a.jsonl", GOOD_LINE + b'{"text": "x"', "a.jsonl, line 3: not valid JSON"),
+    ("a.jsonl", GOOD_LINE + b'{"text": "x"\n', "a.jsonl, line 3: not valid JSON"),
     ("a.jsonl", GOOD_LINE + b'{"body": 1}', "line 3: no field 'text', there is 'body'; name"),
     ("a.jsonl", b'{\n  "text": "pretty"\n}', "line 1: not valid JSON"),
     ("a.jsonl", b'{"instruction": "?", "output": "!"}', "there is 'instruction', 'output'; name"),
