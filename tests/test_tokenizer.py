@@ -188,7 +188,7 @@ def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
     [
         ("one two three", 12, 7),
         ("one two three", 6, 3),
-        ("a line.\n*another*", 17, 8),
+        ("a line.\n*another*", 8, 8),
         ("你好，世界。", 4, 2),
         (f"one two{'.' * 100_000}", 100_000, 3),
         ("one, two. 345  six", 18, 0),
