@@ -24,31 +24,29 @@ def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torc
     }
     if config.optimizer == "muon":
         return muon.Muon(muon_groups(model, config, device), **options)
-    return torch.optim.AdamW(adamw_groups(model, config), **options)
+    return torch.optim.AdamW(adamw_groups(by_kind(model), config, config.weight_decay), **options)
 
 
-def adamw_groups(model, config) -> list[dict]:
+def adamw_groups(kinds: dict[str, list], config, weight_decay: float) -> list[dict]:
     """Embeddings, other matrices, vectors; vectors alone have no weight decay."""
-    kinds, scale, decay = by_kind(model), embedding_scale(config), config.weight_decay
+    scale = embedding_scale(config)
     groups = [
         # AdamW decays by the learning rate times weight_decay: by as much as the other matrices.
-        {"params": kinds["embedding"], "scale": scale, "weight_decay": decay / scale},
-        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0, "weight_decay": decay},
+        {"params": kinds["embedding"], "scale": scale, "weight_decay": weight_decay / scale},
+        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0, "weight_decay": weight_decay},
         {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
 def muon_groups(model, config, device: torch.device) -> list[dict]:
-    """The rest for AdamW, without weight decay; then the blocks' matrices, a group per shape."""
+    """The blocks' matrices, a group per shape; the rest for AdamW, with as much weight decay."""
     kinds = by_kind(model)
-    for_adamw = {"num_fused": 0, "weight_decay": 0.0}
-    groups = [
-        {"params": kinds["embedding"], "scale": embedding_scale(config)} | for_adamw,
-        {"params": kinds["head"] + kinds["vector"], "scale": 1.0} | for_adamw,
-    ]
+    scale = config.muon_lr / config.learning_rate
+    for_adamw = adamw_groups(kinds | {"matrix": []}, config, config.weight_decay * scale)
+    groups = [group | {"num_fused": 0} for group in for_adamw]
     options = {
-        "scale": config.muon_lr / config.learning_rate,
+        "scale": scale,
         "momentum": config.muon_momentum,
         "weight_decay": config.weight_decay,
         # On a GPU 16 bits are many times as fast as float32, on a CPU that has them twice.
@@ -60,7 +58,7 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
         by_shape.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
     for (fused, _), params in by_shape.items():
         groups.append({"params": params, "num_fused": fused} | options)
-    return [group for group in groups if group["params"]]
+    return groups
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:

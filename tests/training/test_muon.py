@@ -111,7 +111,8 @@ def test_every_parameter_has_one_group(shape, fused):
     for group in made.param_groups:
         muon = bool(group["num_fused"])
         assert group["scale"] == pytest.approx(0.02 / 3e-4 if muon else 1)
-        assert group["weight_decay"] == (0.1 if muon else 0)
+        share = 0.1 * 0.02 if group["params"][0].dim() == 2 else 0  # of the weights at 3e-4
+        assert 3e-4 * group["scale"] * group["weight_decay"] == pytest.approx(share)
     for group in groups:
         assert group["dtype"] == torch.bfloat16
         assert len(group["params"]) == 2  # one per layer
