@@ -5,8 +5,6 @@ import json
 import resource
 import shlex
 import subprocess
-from pathlib import Path
-from typing import NamedTuple
 
 import ctranslate2
 import numpy as np
@@ -73,18 +71,12 @@ def grouped_qwen3(folder):
     return folder
 
 
-class Exported(NamedTuple):
-    """A run, exported as out/hf for transformers and as out/run.gguf, and our own model of it."""
-
-    run: Path
-    out: Path
-    model: GPT
-    tokenizer: Tokenizer
-
-
 @pytest.fixture(scope="module", params=RUNS)
 def exported(request, tmp_path_factory, char_data, bpe_data):
-    """A short run of each, exported in both ways; one of characters as a folder alone."""
+    """A short run of each, the folder that holds its exports, our own model, and its tokenizer.
+
+    The exports are hf/ for transformers and run.gguf; characters have none of the latter.
+    """
     folder = tmp_path_factory.mktemp("exported")
     run, out = folder / "run", folder / "out"
     data, targets = bpe_data, ["--out", out / "hf", "--gguf", out / "run.gguf"]
@@ -98,7 +90,7 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
     result = run_script("-m", "tools.export", run, *targets)
     assert result.returncode == 0, result.stderr
     model, tokenizer, _ = load_model(run_folder.find(run), torch.device("cpu"))
-    return Exported(run, out, model, tokenizer)
+    return run, out, model, tokenizer
 
 
 def test_transformers_computes_the_same_and_writes_the_same(exported):
