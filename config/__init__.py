@@ -103,12 +103,6 @@ class Config:
         None, "epochs to train; None: 1, or as many as max_steps needs", low=1e-6
     )
     max_steps: int | None = setting(None, "steps in all; with epochs: whichever comes first", low=1)
-    input_noise: float = setting(
-        0.0,
-        "share of the input tokens replaced at random from the second epoch on, falling with the"
-        " learning rate",
-        high=0.9,
-    )
 
     eval_interval: int = setting(
         500, "steps between evaluations; 0: only at the end", section="logging and saving"

@@ -22,6 +22,5 @@ warmup_steps = 20
 lr_schedule = "wsd"
 epochs = 4
 max_steps = 6000  # 24.6 million tokens
-input_noise = 0.05  # of the tokens that it has seen before
 eval_interval = 500
 sample_prompts = ["The", "I"]

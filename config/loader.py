@@ -218,13 +218,9 @@ def check(config) -> None:
         ),
         (
             c.learning_rate > 0
-            or (
-                c.optimizer == "adamw"
-                and c.weight_decay is not None
-                and not (c.embedding_lr or c.input_noise)
-            ),
-            "learning_rate = 0: muon_lr, embedding_lr, input_noise and weight_decay = None follow"
-            " its schedule and need it above 0",
+            or (c.optimizer == "adamw" and c.weight_decay is not None and not c.embedding_lr),
+            "learning_rate = 0: muon_lr, embedding_lr and weight_decay = None follow its schedule"
+            " and need it above 0",
         ),
         (
             c.embedding_lr is None or not c.tie_weights or c.arch == "gpt2",

@@ -78,7 +78,6 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--learning_rate=0 --min_lr=0 --optimizer=muon", ["learning_rate = 0", "muon_lr"]),
         ("--learning_rate=0 --min_lr=0 --embedding_lr=1", ["learning_rate = 0", "embedding_lr"]),
-        ("--learning_rate=0 --min_lr=0 --input_noise=0.1", ["learning_rate = 0", "input_noise"]),
         ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr needs tie_weights = False"]),
         ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),

@@ -23,7 +23,6 @@ HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
 # Share of a GPU's memory that tokens may take. From RAM a step costs a copy of some 100 KB, and a
 # micro-batch halved for want of memory costs far more.
 GPU_SHARE = 0.05
-NOISE_STREAM = 2**63  # in place of the epoch in the key of random numbers: no epoch is as late
 RAM_UNKNOWN = 8 << 30  # bytes assumed to be free where the system does not say
 
 
@@ -88,24 +87,6 @@ class Dataset:
         if self.mask is not None:
             starts = self._move_to_turns(starts)
         return self._at(starts[:, None] + torch.arange(self.block_size + 1, device=starts.device))
-
-    def add_noise(self, x: torch.Tensor, first: int, seed: int, share: float) -> torch.Tensor:
-        """Inputs with a share of their ids replaced by random ones, int64 [batch_size, block_size].
-
-        x: the inputs of the sequences number `first` and on. Those of the first epoch stay as they
-        are. What is replaced, and by what, follows from (seed, sequence) alone, as the order of the
-        windows does.
-        """
-        B, T = x.shape
-        counts = math.ceil(T / 4)  # Philox makes four numbers a count
-        key = np.array([seed, NOISE_STREAM], dtype=np.uint64)
-        random = np.random.Philox(key=key, counter=first * counts)
-        numbers = random.random_raw(B * counts * 4).reshape(B, -1)[:, :T]
-        is_repeated = np.arange(first, first + B)[:, None] >= self.windows
-        chosen = is_repeated & ((numbers >> 32) < share * 2**32)
-        ids = (numbers & 0xFFFFFFFF) % self.meta.vocab_size
-        chosen, ids = map(torch.from_numpy, (chosen, ids.astype(np.int64)))
-        return torch.where(self._send(chosen), self._send(ids), x)
 
     def _starts(self, first, batch_size, seed):
         """Where the sequences number `first` and on of a run start, int64 [batch_size]."""

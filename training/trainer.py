@@ -145,9 +145,6 @@ class Trainer:
         with record_function("data"):
             first = counters.sequences + distributed.rank * batch
             x, y = self.data.train.batch(first, batch, c.seed)
-            if c.input_noise:
-                share = c.input_noise * self.schedule.learning_rate / c.learning_rate
-                x = self.data.train.add_noise(x, first, c.seed, share)
         predictions = None
         if c.loss_on == "assistant":
             counted = (y != IGNORE).sum().float()

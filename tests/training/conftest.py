@@ -16,14 +16,13 @@ from training.setup import build
 # A run whose losses do not depend on how many processes it has.
 EXACT = shlex.split(
     "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
-    " --input_noise=0.1"
 )
 CLOCKS = ("elapsed_s", "tokens_per_second", "cost")  # what differs between runs in a log
 
 
 @pytest.fixture(scope="session")
 def little_data(tmp_path_factory):
-    """So little text, at character level, that 40 steps come to a second epoch: noise begins."""
+    """So little text, at character level, that 40 steps come to a second epoch."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "little.txt").write_text(prose()[:8000])
     return prepare(folder / "little.txt", folder / "little", "--tokenizer", "char")

@@ -48,22 +48,6 @@ def test_batches_are_the_same_in_ram_and_memory_mapped(tmp_path, monkeypatch, dt
         assert torch.equal(y, mapped_y)
 
 
-def test_noise_replaces_a_share_of_repeated_inputs_by_seed_and_sequence(tmp_path):
-    make(tmp_path / "data")
-    data = train_split(tmp_path / "data")
-    first = data.windows - 8  # the last of the first epoch, and 56 of the second
-    x, _ = data.batch(first, 64, 7)
-    noisy = data.add_noise(x, first, 7, 0.25)
-    assert torch.equal(noisy[:8], x[:8])
-    assert 0.2 < (noisy != x)[8:].float().mean() < 0.3
-    assert noisy.min() >= 0
-    assert noisy.max() < data.meta.vocab_size
-    of_another_process = data.add_noise(x[16:48], first + 16, 7, 0.25)
-    assert torch.equal(of_another_process, noisy[16:48])
-    assert not torch.equal(data.add_noise(x, first, 8, 0.25), noisy)
-    assert torch.equal(data.add_noise(x, first, 7, 0), x)
-
-
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     ids = make(tmp_path / "data")
     data = train_split(tmp_path / "data")

@@ -20,13 +20,13 @@ from training.state import Counters
 # -- whole runs -----------------------------------------------------------------------------------
 
 
-WHOLE = ["--dropout=0.1", "--input_noise=0.1", "--weight_decay=None", "--sample_prompts=The "]
+WHOLE = ["--dropout=0.1", "--weight_decay=None", "--sample_prompts=The "]
 WHOLE += ["--log_interval=4", "--cost_per_hour=8"]
 
 
 @pytest.fixture(scope="module")
 def finished(little_data, tmp_path_factory):
-    """A small run of 40 steps, with dropout, samples, and what a second epoch brings."""
+    """A small run of 40 steps, with dropout, samples, and a second epoch."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     result = trained(little_data, folder, *WHOLE, "--max_steps=40")
     return folder, result.stdout + result.stderr
