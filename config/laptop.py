@@ -1,5 +1,5 @@
 # Your own text on your own machine: up to 100 MB, a model of 7 million parameters, up to two hours
-# on a CPU. Text below 25 MB ends sooner, after four epochs.
+# on a CPU. Text below 10 MB ends sooner, after eight epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/laptop.py
 data_dir = "data/mine"
@@ -20,7 +20,7 @@ beta2 = 0.5 ** (batch_size * block_size / 1_000_000)  # halves in 1_000_000 toke
 weight_decay = None  # more with each epoch after the first
 warmup_steps = 20
 lr_schedule = "wsd"
-epochs = 4
+epochs = 8
 max_steps = 6000  # 24.6 million tokens
 eval_interval = 500
 sample_prompts = ["The", "I"]
