@@ -14,7 +14,7 @@ from config import Config
 from training.state import Counters
 
 DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
-DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to eight epochs: docs/results.md
+DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/results.md
 MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
 LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
 
