@@ -112,6 +112,10 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
         write(tmp_path / f"{name}.{format}", format, [*DOCUMENTS, prose()[:50_000]])
     whole = read(tmp_path)
     assert len(whole) > 40
+    on_disk = [chunk.end.on_disk for chunk in whole]
+    assert on_disk == sorted(on_disk)
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert 0.95 * size < on_disk[-1] <= size  # parquet's end is no rows
     for n in range(1, len(whole), 6):
         again = read(tmp_path, whole[n - 1].end)
         assert list(map(described, again)) == list(map(described, whole[n:]))

@@ -91,10 +91,16 @@ def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     with Hub(tmp_path / "hub") as hub:
         result = ok(fetch(hub, name, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
-    first, last = documents(tmp_path / "out")
-    assert DOCUMENTS[0] in first
-    assert DOCUMENTS[1] in last
+    turn = "User: {}\n\n" if name == "smoltalk" else "{}"
+    assert documents(tmp_path / "out") == [turn.format(text) for text in DOCUMENTS[:2]]
     assert CATALOG[name].licence in result.stderr
+
+
+def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
+    ok(prepare(hub.folder / "ORG/NAME", tokenizer="char", out=tmp_path / "local"))
+    ok(fetch(hub, "hf://datasets/ORG/NAME", tokenizer="char", out=tmp_path / "remote"))
+    assert sha(tmp_path / "local") == sha(tmp_path / "remote")
+    assert not (tmp_path / "remote/.partial").exists()
 
 
 def test_a_tokenizer_is_trained_on_remote_text(tmp_path, hub):
