@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
+from preparing.arguments import parse
+from preparing.work_folder import WorkFolder
 from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
 from tokenizer_bpe import EOT, Tokenizer
@@ -47,6 +49,13 @@ def test_training_gets_a_share_where_all_documents_are_for_validation(tmp_path, 
     train, val = texts_of_splits(tmp_path / "out")
     assert 0 < len(train) < 30
     assert train + val == EOT.join([*DOCUMENTS[:3], ""])
+
+
+def test_of_a_large_text_20_mb_are_for_validation(tmp_path):
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(400_000_000)  # a hole, which takes no disk space
+    with WorkFolder(parse([f"{tmp_path}/a.txt", f"--out={tmp_path}/out"])) as work:
+        assert work.settings["val_fraction"] == 0.05
 
 
 def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
