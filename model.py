@@ -79,14 +79,18 @@ class RMSNorm(nn.RMSNorm):
         return y.to(x.dtype)
 
 
+def rotary_frequencies(config: GPTConfig):
+    """The angle per position, in radians, of each pair of a head's numbers. float32 [D / 2]."""
+    half = config.head_dim // 2
+    return config.rope_theta ** -(torch.arange(half) / half)
+
+
 def rotary_table(config: GPTConfig):
     """Cosines and signed sines of rotary positions (Su et al., 2021, "RoFormer").
 
     Returns float32 [2, block_size, D].
     """
-    half = config.head_dim // 2
-    frequencies = config.rope_theta ** -(torch.arange(half) / half)
-    angles = torch.outer(torch.arange(config.block_size), frequencies)
+    angles = torch.outer(torch.arange(config.block_size), rotary_frequencies(config))
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)))
 

@@ -59,6 +59,9 @@ class Config:
     dropout: float = setting(0.0, "dropout probability, for data seen many times", high=0.9)
     tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
     zero_init: bool = setting(False, "start with zero projections onto the residual stream")
+    induction_init: bool = setting(
+        False, "start with two heads that copy from the context; for qwen3 with 2 or more layers"
+    )
 
     loss_on: str = setting(
         "all",

@@ -9,6 +9,7 @@ n_embd = 128
 block_size = 256
 tie_weights = False
 zero_init = True
+induction_init = True
 optimizer = "muon"
 batch_size = 16
 learning_rate = 5e-3

@@ -10,6 +10,7 @@ n_embd = 256
 block_size = 512
 tie_weights = False
 zero_init = True
+induction_init = True
 optimizer = "muon"
 batch_size = 8  # x 512 = 4,096 tokens per step
 learning_rate = 4e-3

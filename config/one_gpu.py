@@ -10,6 +10,7 @@ n_embd = 512
 block_size = 512
 tie_weights = False
 zero_init = True
+induction_init = True
 optimizer = "muon"
 batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-3

@@ -9,6 +9,7 @@ n_embd = 128
 block_size = 256
 tie_weights = False
 zero_init = True
+induction_init = True
 optimizer = "muon"
 batch_size = 8
 learning_rate = 1e-2

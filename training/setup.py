@@ -21,6 +21,7 @@ from model import GPT
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
 from training.dataset import Data, Dataset
+from training.induction import add_induction_head
 from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
 from training.run import Run
@@ -116,6 +117,8 @@ def open_model(
     """Model, optimiser and counters, as in `start` or new."""
     torch.manual_seed(config.seed)
     model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
+    if config.induction_init and model.wpe is None and len(model.h) > 1:
+        add_induction_head(model)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
     epochs = schedule.total_steps * config.batch_size / data.train.windows
