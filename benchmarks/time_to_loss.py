@@ -50,7 +50,7 @@ TASKS = {
             --block_size=64 --batch_size=16 --eval_batches=0
         """,
         "GPT-2": "config/shakespeare_char.py --max_steps=1200 --eval_interval=60",
-        "modern": "config/shakespeare_char_modern.py --max_steps=150 --eval_interval=10",
+        "modern": "config/shakespeare_char_modern.py --max_steps=110 --eval_interval=10",
     },
     "sources": {
         "shared": """

@@ -26,7 +26,8 @@ def add_induction_head(model: GPT) -> None:
     scale = model.wte.weight.std()
 
     # One channel of the stream is the same for all tokens. From it all queries read one vector, in
-    # the pairs that turn fast, and the keys that vector, turned by 1, 2, 3, ... positions.
+    # the pairs that turn fast, and the heads' keys that vector, turned by 1, 2, 3, ... positions.
+    # The model then turns both by their positions, so a key matches the query as many positions on.
     model.wte.weight[:, 0] = scale
     queries, keys, values = parts(first)
     queries *= RANDOM
@@ -40,7 +41,7 @@ def add_induction_head(model: GPT) -> None:
     first.c_proj.weight[:, : c.head_dim] = scale * added
 
     # In the pairs that hardly turn within the context, the query is the values of the current
-    # token, and the key those of the token before.
+    # token, and the key those of the token before, read back from the stream.
     query, key, _ = (part[: c.head_dim] for part in parts(second))
     query *= RANDOM
     key *= RANDOM

@@ -13,7 +13,7 @@ import pytest
 from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
-from tests.training.conftest import assert_same_end, start, wait_until
+from tests.training.conftest import assert_same_end, last_weights, start, wait_until
 from training.setup import count_steps
 from training.state import Counters
 
@@ -109,8 +109,10 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
 
 def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_path):
     modern = ["--optimizer=muon", "--lr_schedule=wsd", "--arch=qwen3", "--zero_init=True"]
-    modern += ["--tie_weights=False"]
+    modern += ["--tie_weights=False", "--induction_init=True"]
     trained(char_data, tmp_path / "whole", *modern, "--max_steps=20")
+    embedding = last_weights(tmp_path / "whole")["wte.weight"]
+    assert embedding[:, 0].std() < 0.1 < embedding[:, 1].std()  # a channel that all tokens share
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
     shutil.rmtree(tmp_path / "part" / "step_00000020")
     result = trained(char_data, tmp_path / "part", *modern, "--max_steps=20")
