@@ -60,7 +60,7 @@ class Config:
     tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
     zero_init: bool = setting(False, "start with zero projections onto the residual stream")
     induction_init: bool = setting(
-        False, "start with heads that copy from the context; for qwen3 with 2 or more layers"
+        False, "start with heads that attend to what to copy; for qwen3 and zero_init"
     )
 
     loss_on: str = setting(

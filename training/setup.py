@@ -28,7 +28,7 @@ from training.run import Run
 from training.samples import check_prompts
 from training.saver import Saver
 from training.schedule import Clock, Schedule, weight_decay_at
-from training.start import Start, find_start
+from training.start import NewRun, Start, find_start
 from training.state import Counters, State
 from training.trainer import Trainer
 
@@ -117,7 +117,8 @@ def open_model(
     """Model, optimiser and counters, as in `start` or new."""
     torch.manual_seed(config.seed)
     model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
-    if config.induction_init and model.wpe is None and len(model.h) > 1:
+    new = isinstance(start, NewRun)
+    if new and config.induction_init and config.arch == "qwen3" and config.n_layer > 1:
         add_induction_head(model)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
