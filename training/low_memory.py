@@ -4,6 +4,8 @@ Each function changes a model in place, and none changes its parameters, losses 
 model.py knows nothing of it.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
@@ -39,20 +41,15 @@ def use_activation_checkpointing(model: GPT) -> None:
     Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". A step takes a third more
     products of the layers.
     """
+    options = {"use_reentrant": False, "preserve_rng_state": model.config.dropout > 0}
+
+    def checkpointed(plain, *inputs):
+        if not torch.is_grad_enabled():  # generation
+            return plain(*inputs)
+        return checkpoint(plain, *inputs, **options)
+
     for block in model.h:
-        block.forward = checkpointed(block)
-
-
-def checkpointed(block):
-    """The forward of a layer that keeps its input only while training."""
-    plain, has_dropout = block.forward, block.attn.dropout > 0
-
-    def forward(x, rotary=None, cache=None):
-        if not (block.training and torch.is_grad_enabled()):
-            return plain(x, rotary, cache)
-        return checkpoint(plain, x, rotary, use_reentrant=False, preserve_rng_state=has_dropout)
-
-    return forward
+        block.forward = partial(checkpointed, block.forward)
 
 
 def use_chunked_loss(model: GPT, chunks: int) -> None:
