@@ -71,7 +71,7 @@ def family(config: Config) -> list[Config]:
 def time_size(config: Config, hours: float) -> Size:
     """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs."""
     run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
-    step_s = measure(run, TIMED_S, compiled=run.device.type != "cpu").step_s
+    step_s, _ = measure(run, TIMED_S)
     text = run.data.train.windows * config.block_size
     batch = config.batch_size * config.block_size
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)

@@ -6,7 +6,6 @@ They change no weights: their learning rate is 0.
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 
@@ -20,27 +19,20 @@ LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch
 STEPS = 20  # the most that are timed
 
 
-@dataclass
-class Trial:
-    """step_s: seconds of an optimiser step. micro_batch: the sequences with which it was timed."""
-
-    step_s: float
-    micro_batch: int
-
-
-def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial:
+def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     """Time steps, two at least, while `seconds` last; compilation does not count.
 
-    compiled: as the run is; False: never. A CPU begins with one sequence, which may take all of the
-    seconds, and doubles from there. Raises RunError where one sequence is too much for the memory.
+    Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
+    all of the seconds, and doubles from there. Returns the seconds of an optimiser step, and the
+    micro-batch with which it was timed. Raises RunError where one sequence is too much for the
+    memory.
     """
     c, state, trainer = run.config, run.state, run.trainer
-    compiled = compiled and run.compiles
-    if compiled or run.device.type != "cpu":
-        trainer.prepare(compiled)
-    size = limit = trainer.micro_batch
     if run.device.type == "cpu":
-        limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
+        limit, size = max(1, min(trainer.micro_batch, TOKENS // c.block_size)), 1
+    else:
+        trainer.prepare(run.compiles)
+        size = limit = trainer.micro_batch
     forward_s, update_s = [], []
     begun = time.perf_counter()
     while len(update_s) < STEPS:
@@ -56,7 +48,7 @@ def measure(run: Run, seconds: float = 10.0, compiled: bool = True) -> Trial:
             break
     # The first of each warms up.
     forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))
-    return Trial(forward * trainer.local_batch / size + update, size)
+    return forward * trainer.local_batch / size + update, size
 
 
 @contextlib.contextmanager
