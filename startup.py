@@ -43,9 +43,6 @@ def begin(*packages: str) -> None:
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as with >&-
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends
     atexit.register(drop_unread)
     signal.signal(signal.SIGINT, leave)
     signal.signal(signal.SIGTERM, leave)
