@@ -30,7 +30,7 @@ from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from training import RunError, distributed, terminal
 from training.banner import banner
-from training.lock import Lock
+from training.lock import locked
 from training.plan import check_disk, plan
 from training.profiling import Profiler
 from training.recorder import Recorder, continue_command, generate_command
@@ -57,12 +57,9 @@ def train(config: Config) -> int:
     if config.dry_run or not distributed.is_main:
         return run_to_its_end(build(config))
     folder = Path(config.checkpoint_dir)
-    lock = Lock(folder)  # before anything in it is read
-    try:
+    with locked(folder):  # before anything in it is read
         run_folder.delete_partial(folder)  # a kill leaves up to a whole checkpoint
         return run_to_its_end(build(config))
-    finally:
-        lock.release()
 
 
 def run_to_its_end(run: Run) -> int:
