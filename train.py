@@ -66,7 +66,10 @@ def run_to_its_end(run: Run) -> int:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
     print(banner(run), flush=True)
     if run.schedule.done and not run.schedule.evaluation_due:
-        print(already_finished(run))
+        print(
+            f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
+            f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
+        )
         if distributed.is_main and not run.config.dry_run:
             run.saver.close()  # the mirror may lack something
         return 0
@@ -137,7 +140,9 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
         )
         if save_due:
             with clock.paused():
-                save(run)
+                schedule.mark_saved()
+                if distributed.is_main:
+                    saver.save(*run.snapshot())
         if signum:
             return signal.Signals(int(signum)).name, 128 + int(signum)
         if schedule.evaluation_due:
@@ -157,13 +162,6 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
             trainer.check_finite()
         if schedule.log_due:
             recorder.step(clock.since_log())
-
-
-def save(run: Run) -> None:
-    """Save this step; the first process writes it."""
-    run.schedule.mark_saved()
-    if distributed.is_main:
-        run.saver.save(*run.snapshot())
 
 
 def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
@@ -204,13 +202,6 @@ def check_batch(config: Config) -> None:
             f"batch_size = {config.batch_size} cannot be shared by {world_size} processes; the "
             f"next larger that can is {next_larger}"
         )
-
-
-def already_finished(run: Run) -> str:
-    return (
-        f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
-        f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
-    )
 
 
 def main() -> int:

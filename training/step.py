@@ -78,8 +78,3 @@ def compile_layers(model):
     compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
     compiled.head = torch.compile(model.head, dynamic=False)
     return compiled
-
-
-def compile_whole(model):
-    """The model compiled as one graph, the fastest on a GPU that trains alone."""
-    return torch.compile(model, dynamic=False)

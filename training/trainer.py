@@ -19,13 +19,7 @@ from training.dataset import Data
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import MAX_BAD_STEPS, Schedule
 from training.state import State, StepCounts
-from training.step import (
-    compile_layers,
-    compile_whole,
-    data_parallel,
-    evaluate,
-    forward_backward,
-)
+from training.step import compile_layers, data_parallel, evaluate, forward_backward
 
 
 class Trainer:
@@ -63,8 +57,10 @@ class Trainer:
         """
         model, problem = self.state.model, None
         if compiles:
-            by_layer = self.device.type == "cpu" or distributed.world_size > 1
-            self.forward = compile_layers(model) if by_layer else compile_whole(model)
+            if self.device.type == "cpu" or distributed.world_size > 1:
+                self.forward = compile_layers(model)
+            else:  # one graph is the fastest on a GPU that trains alone
+                self.forward = torch.compile(model, dynamic=False)
         while True:
             error = self.try_step()
             if error and not hardware.out_of_memory(error):
