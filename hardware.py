@@ -173,17 +173,6 @@ def autocast(device: torch.device, dtype: torch.dtype):
     return torch.autocast(device.type, dtype)
 
 
-def should_compile(device: torch.device, flops: float) -> bool:
-    """True if compiling a model pays for a run of `flops` floating-point operations.
-
-    On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
-    after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
-    steps. PyTorch's compiler for mps is a prototype.
-    """
-    least = {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}
-    return flops > least.get(device.type, math.inf)
-
-
 def limit_threads_to_cgroup() -> None:
     """At most as many threads as the container may use processors; PyTorch counts all it sees.
 

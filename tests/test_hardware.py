@@ -61,12 +61,6 @@ def test_a_gpu_that_is_not_used_is_named():
     assert hardware.unused_gpus(torch.device("cuda"), torch.cuda.device_count()) == ""
 
 
-@pytest.mark.parametrize(("device", "short", "long"), [("cpu", 8e12, 1e15), ("cuda", 1e14, 1e16)])
-def test_a_long_run_is_compiled(device, short, long):
-    assert not hardware.should_compile(torch.device(device), short)
-    assert hardware.should_compile(torch.device(device), long)
-
-
 # -- speed -----------------------------------------------------------------------------------------
 
 

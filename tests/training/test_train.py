@@ -13,7 +13,7 @@ import pytest
 from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
-from tests.training.conftest import assert_same_end, last_weights, start, wait_until
+from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
 from training.setup import count_steps
 from training.state import Counters
 
@@ -167,6 +167,11 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
     for epochs, max_steps, end in ((2.0, 30, 30), (2.0, 50, 50), (2.0, 500, 50), (None, 500, 500)):
         config = Config(epochs=epochs, max_steps=max_steps, batch_size=4)
         assert count_steps(config, counters, windows=100) == end
+
+
+def test_a_long_run_is_compiled(char_data, tmp_path):
+    assert not small_run(char_data, tmp_path, "--max_steps=1000", "--compile=None").compiles
+    assert small_run(char_data, tmp_path, "--max_steps=2000000", "--compile=None").compiles
 
 
 def test_compiled_and_in_bf16_it_learns_the_same(little_data, tmp_path, finished):
