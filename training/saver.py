@@ -148,12 +148,16 @@ class Saver:
         self._mark_best()
         with contextlib.suppress(OSError):  # the next save rotates again
             run_folder.rotate(self.folder, self.keep_last)
-        problem = self._update_mirror()
-        while problem and time.monotonic() < deadline:
+        while self.mirror:
+            try:
+                self.mirror.update(self.folder)
+                return
+            except (AddressError, CheckpointError, OSError) as error:
+                problem = files.error_message(error)
+            if time.monotonic() >= deadline:
+                self._report_mirror(problem)
+                return
             time.sleep(PAUSE_S)
-            problem = self._update_mirror()
-        if problem:
-            self._report_mirror(problem)
 
     def _mark_best(self):
         with self.marking, contextlib.suppress(OSError):
@@ -170,16 +174,6 @@ class Saver:
             f"step {step:,} could not be saved in {self.folder}: {files.error_message(error)}."
             f" Training continues. {self.last_checkpoint()}"
         )
-
-    def _update_mirror(self):
-        """Bring the mirror up to date; returns what prevents it, if anything does."""
-        if self.mirror is None:
-            return None
-        try:
-            self.mirror.update(self.folder)
-        except (AddressError, CheckpointError, OSError) as error:
-            return files.error_message(error)
-        return None
 
     def _report_mirror(self, problem):
         terminal.warn(
