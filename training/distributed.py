@@ -44,15 +44,6 @@ def init() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
 
-def init_nccl(device: torch.device) -> None:
-    """Set up NCCL now, while the GPU has memory for it.
-
-    Raises DistError, which names them, where two processes have the same GPU.
-    """
-    if world_size > 1 and device.type == "cuda":
-        dist.all_reduce(torch.zeros(1, device=device))
-
-
 def gather(value: float) -> list[float]:
     """The values of all processes, by rank."""
     if world_size == 1:

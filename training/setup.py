@@ -79,7 +79,8 @@ def open_device(config: Config) -> Device:
         torch.get_device_module(device.torch).set_device(device.torch)
     if device.type == "mps":
         torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
-    distributed.init_nccl(device.torch)
+    # NCCL sets itself up now, while the GPU has memory for it, and finds two processes on one GPU.
+    distributed.all_reduce_mean(torch.zeros((), device=device.torch))
     return device
 
 
