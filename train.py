@@ -211,14 +211,10 @@ def main() -> int:
 
 def start(argv: list[str]) -> int:
     """Join the other processes, and train. Returns the exit status."""
-    stdout = sys.stdout
-    stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
-    sys.stdout, sys.stderr = terminal.Output(stdout), terminal.Output(sys.stderr)
+    sys.stdout.reconfigure(errors="replace")  # a console may not have all characters
+    sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
     distributed.init()
-    config = settings.load(argv)
-    if config.dry_run:
-        sys.stdout = stdout  # a plan that nobody can read is an error
-    status = train(config)
+    status = train(settings.load(argv))
     with contextlib.suppress(RuntimeError):  # another process has ended already
         distributed.gather(0)  # torchrun ends all processes soon after the first
     return status
