@@ -166,10 +166,9 @@ def disk_table(run: Run) -> list[str]:
     c = run.config
     size = checkpoint_bytes(run.state)
     more, free, folder = disk_space(run)
-    verdict = "" if more < free else "  << too little"
     return [
         f"a checkpoint   {si(size, 'B')}; {c.keep_last} and the best are kept, one is being "
-        f"written: up to {si(more, 'B')} more of {si(free, 'B')} free at {folder}{verdict}",
+        f"written: up to {si(more, 'B')} more of {si(free, 'B')} free at {folder}",
         f"{'':15}while one is written, its copy takes {si(size, 'B')} of RAM",
     ]
 
