@@ -1,7 +1,7 @@
 """The reports of a run: log.jsonl, the loggers, the terminal.
 
 Every record of the log and every line that the loop prints is put together here. A write that fails
-is reported once and does not end the run.
+is reported and does not end the run.
 """
 
 import importlib.util
@@ -31,7 +31,6 @@ class Recorder:
     def __init__(self, run: Run):
         self.run = run
         self.unwritten = []  # records that the disk did not take
-        self.complained = False
         self.losses = []  # since the last evaluation of this start
         self.last_loss = 0.0  # of training or validation
         self.logged_step = run.step
@@ -75,7 +74,7 @@ class Recorder:
     def record(self, values: dict) -> None:
         """Add a record to the log, with step, time and cost.
 
-        One that the disk does not take is written with the next.
+        One that the disk does not take is written with the next; the first of them is reported.
         """
         if not distributed.is_main:
             return
@@ -91,10 +90,9 @@ class Recorder:
             run_log.append(self.run.folder, *self.unwritten)
             self.unwritten.clear()
         except OSError as error:
-            if not self.complained:
+            if len(self.unwritten) == 1:
                 why = f"{self.run.folder} takes no writes: {files.error_message(error)}"
                 terminal.warn(f"{why}; training continues")
-            self.complained = True
         self.loggers.write(record)
 
     def halved(self, before: int) -> None:
@@ -183,10 +181,8 @@ class Recorder:
         parts = []
         if self.losses:
             parts.append(f"training loss {statistics.mean(self.losses):.4f}")
-        parts.append(f"validation loss {val_loss:.4f}")
-        parts.append(f"{bits:.3f} bits per byte")
-        parts.append(f"best {best:.4f}")
-        parts += self.pace()
+        parts += [f"validation loss {val_loss:.4f}", f"{bits:.3f} bits per byte"]
+        parts += [f"best {best:.4f}", *self.pace()]
         self.losses.clear()
         self.last_loss = val_loss
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
