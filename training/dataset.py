@@ -3,7 +3,6 @@
 Knows token ids, not text and not models. formats/data_folder.py reads and checks the folder.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,12 +139,9 @@ class Dataset:
             starts = [i * whole // windows * T for i in range(windows)]
         else:
             starts = list(range(0, whole * T if windows else self.length - 1, T))
-        share = math.ceil(len(starts) / ranks)
-        starts = starts[rank::ranks]
-        for at in range(0, share, micro_batch):
-            part = starts[at : at + micro_batch]
-            beyond = [self.length] * (micro_batch - len(part))
-            index = torch.tensor(part + beyond)[:, None] + torch.arange(T + 1)
+        starts += [self.length] * (-len(starts) % (ranks * micro_batch))
+        for part in torch.tensor(starts[rank::ranks]).split(micro_batch):
+            index = part[:, None] + torch.arange(T + 1)
             index = self._send(index) if self.location == "gpu" else index
             x, y = self._at(index.clamp(max=self.length - 1))
             y.masked_fill_(self._send(index[:, 1:]) >= self.length, IGNORE)
