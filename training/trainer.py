@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 import hardware
 from config import Config
+from formats import files
 from hardware import Device
 from model import IGNORE
 from training import RunError, distributed
@@ -67,7 +68,7 @@ class Trainer:
                 if self.forward is model:
                     raise error
                 torch._dynamo.reset()
-                problem = f"torch.compile failed: {first_line(error)}"
+                problem = f"torch.compile failed: {files.error_message(error)}"
                 self.forward = model
                 continue
             (no_memory,) = distributed.all_reduce_max(error is not None)
@@ -129,7 +130,8 @@ class Trainer:
                 raise
             raise RunError(
                 f"step {self.state.counters.step + 1:,} could not be completed"
-                f" ({first_line(error)}); the same command continues from the last checkpoint"
+                f" ({files.error_message(error)}); the same command continues from the last"
+                " checkpoint"
             ) from None
 
     def gradients(self) -> torch.Tensor:
@@ -216,9 +218,3 @@ class Trainer:
 def largest_divisor(whole: int, limit: int) -> int:
     """The largest divisor of `whole` up to `limit`; 1 at least."""
     return next(n for n in range(max(1, min(whole, limit)), 0, -1) if whole % n == 0)
-
-
-def first_line(error: Exception) -> str:
-    """The class of an error and the first line of its message."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]}"
