@@ -21,8 +21,6 @@ from config.loader import (
     setting,
 )
 
-__all__ = ["SETTINGS", "Config", "ConfigError", "load"]
-
 
 @dataclass
 class Config:
