@@ -114,7 +114,7 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.n_kv_head = config.n_kv_head
         self.head_dim = config.head_dim
-        self.dropout = config.dropout
+        self.dropout = config.dropout  # of the weights of attention
         heads = config.n_head + 2 * config.n_kv_head  # query, key and value at once
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_head * config.head_dim, config.n_embd, bias=config.bias)
@@ -136,8 +136,7 @@ class Attention(nn.Module):
             if self.n_kv_head < self.n_head:
                 k, v = (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
             y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
-        y = self.c_proj(y.transpose(1, 2).reshape(B, T, -1))
-        return F.dropout(y, self.dropout, self.training)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -145,12 +144,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.dropout = config.dropout
         self.c_fc = nn.Linear(config.n_embd, config.n_inner, bias=config.bias)
         self.c_proj = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
 
     def forward(self, x):  # x: [B, T, C]
-        return F.dropout(self.c_proj(gelu(self.c_fc(x))), self.dropout, self.training)
+        return self.c_proj(gelu(self.c_fc(x)))
 
 
 class SwiGLU(nn.Module):
@@ -158,14 +156,13 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.dropout = config.dropout
         # gate and values at once
         self.c_fc = nn.Linear(config.n_embd, 2 * config.n_inner, bias=False)
         self.c_proj = nn.Linear(config.n_inner, config.n_embd, bias=False)
 
     def forward(self, x):  # x: [B, T, C]
         gate, values = self.c_fc(x).chunk(2, dim=-1)
-        return F.dropout(self.c_proj(F.silu(gate) * values), self.dropout, self.training)
+        return self.c_proj(F.silu(gate) * values)
 
 
 def make_norm(config: GPTConfig):
@@ -184,10 +181,11 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.arch == "qwen3" else MLP(config)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rotary=None, cache=None):  # x: [B, T, C]
-        x = x + self.attn(self.ln_1(x), rotary, cache)
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.dropout(self.attn(self.ln_1(x), rotary, cache))
+        return x + self.dropout(self.mlp(self.ln_2(x)))
 
 
 def cross_entropy(logits, targets):
