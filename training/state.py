@@ -24,7 +24,7 @@ class Counters:
     sequences: int = 0
     elapsed_s: float = 0.0
     running_s: float = 0.0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
 
 
 @dataclass
@@ -46,24 +46,24 @@ class StepCounts:
     """
 
     def __init__(self, values: list[float], device: torch.device):
-        counts = torch.tensor(values, device=device)
-        self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = counts.unbind()
+        self.counts = torch.tensor(values, device=device)
+        self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = self.counts.unbind()
         self.most_in_a_row = torch.zeros_like(self.bad_in_a_row)
 
     def add(self, loss: torch.Tensor, good: torch.Tensor) -> None:
         """Count a step. loss: a scalar. good: bool; a bad step has changed no weights."""
         bad = (~good).float()
-        self.loss_sum = self.loss_sum + torch.where(good, loss, 0.0)
-        self.good_steps = self.good_steps + 1 - bad
-        self.bad_in_a_row = (self.bad_in_a_row + 1) * bad
+        self.loss_sum += torch.where(good, loss, 0.0)
+        self.good_steps += 1 - bad
+        self.bad_in_a_row += 1
+        self.bad_in_a_row *= bad
         self.most_in_a_row = torch.maximum(self.most_in_a_row, self.bad_in_a_row)
-        self.bad_total = self.bad_total + bad
+        self.bad_total += bad
 
     def restart(self) -> None:
-        self.loss_sum = torch.zeros_like(self.loss_sum)
-        self.good_steps = torch.zeros_like(self.good_steps)
+        self.loss_sum.zero_()
+        self.good_steps.zero_()
 
     def tolist(self) -> list[float]:
         """The four counts that a checkpoint keeps, in their order; waits for the device."""
-        counts = (self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total)
-        return torch.stack(counts).tolist()
+        return self.counts.tolist()
