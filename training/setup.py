@@ -179,16 +179,15 @@ def make_saver(config: Config, data: Data, state: State, best: dict | None) -> S
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
     """The log up to `step`, and the record of the best evaluation whose step is still there."""
     log = [record for record in run_log.read(folder) if record["step"] <= step]
-    evaluations = {r["step"]: r for r in log if r.get("val_loss") is not None}
+    evaluations = {record["step"]: record for record in log if "val_loss" in record}
     # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
-    complete = {record["step"] for record in log if "val_loss" in record}
-    log = [r for r in log if "samples" not in r or r["step"] in complete]
+    log = [r for r in log if "samples" not in r or r["step"] in evaluations]
     # best.json knows of an evaluation whose record a full disk did not take.
     named = files.read_json(folder / "best.json")
     if named and named["step"] <= step:
         evaluations.setdefault(named["step"], named)
     kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
-    scored = [record for number, record in evaluations.items() if number in kept]
+    scored = [r for r in evaluations.values() if r["step"] in kept and r["val_loss"] is not None]
     return log, min(scored, key=lambda record: record["val_loss"], default=None)
 
 
