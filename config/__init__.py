@@ -138,6 +138,10 @@ class Config:
     # Not a setting: the names that preset, run or command line set to a value.
     given: frozenset = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.block_size
+
     def recorded(self) -> dict:
         """The settings as plain values, for config.json and state.json."""
         return {name: getattr(self, name) for name in SETTINGS}

@@ -73,7 +73,7 @@ def time_size(config: Config, hours: float) -> Size:
     run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
     step_s, _ = measure(run, TIMED_S)
     text = run.data.train.windows * config.block_size
-    batch = config.batch_size * config.block_size
+    batch = config.tokens_per_step
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
     tokens, parameters = steps * batch, run.state.model.num_parameters()
     config = replace(config, max_steps=max(1, round(steps)), epochs=None, checkpoint_dir=None)

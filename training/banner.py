@@ -91,7 +91,7 @@ def data(run: Run) -> str:
 def step(run: Run) -> str:
     """The tokens of an optimiser step, and its micro-batch."""
     c, micro_batch, local_batch = run.config, run.trainer.micro_batch, run.trainer.local_batch
-    text = f"{c.batch_size * c.block_size:,} tokens = {c.batch_size} x {c.block_size}"
+    text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
         text += f", micro-batches of {micro_batch} sequences"
     return text

@@ -37,20 +37,15 @@ def plan(run: Run) -> Iterator[str]:
 def size_table(run: Run) -> list[str]:
     """Parameters, operations and steps."""
     c, model, steps = run.config, run.state.model, run.schedule.steps_left
-    flops, tokens = model.flops_per_token(), c.batch_size * c.block_size
+    flops, tokens = model.flops_per_token(), c.tokens_per_step
     epoch = run.data.train.windows / c.batch_size
     return [
         f"parameters     {model.num_parameters():,}",
         f"operations     {si(flops, 'FLOP')} per token, {si(flops * tokens, 'FLOP')} per step, "
-        f"{si(flops_left(run), 'FLOP')} in all",
+        f"{si(flops * tokens * steps, 'FLOP')} in all",
         f"steps          {steps:,} of {tokens:,} tokens, {epoch:,.1f} an epoch; "
         f"{steps * tokens:,} tokens in all",
     ]
-
-
-def flops_left(run: Run) -> float:
-    tokens = run.schedule.steps_left * run.config.batch_size * run.config.block_size
-    return run.state.model.flops_per_token() * tokens
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -179,9 +174,10 @@ def hours_table(run: Run) -> list[str]:
     if not c.cost_per_hour:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
+    flops = run.state.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:
         device = from_data_sheet(name)
-        hours = flops_left(run) / (device.peak_flops * UTILISATION) / 3600
+        hours = flops / (device.peak_flops * UTILISATION) / 3600
         fits = largest_micro_batch(run, device)
         gigabytes = f"{device.memory / 1e9:.0f} GB"
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"
@@ -207,7 +203,7 @@ def measured_here(run: Run) -> str:
     except (RunError, MemoryError):
         return f"{'here':15}{'':>24}   one sequence does not fit in the memory of {where}"
     hours = step_s * run.schedule.steps_left / 3600
-    speed = c.batch_size * c.block_size / step_s
+    speed = c.tokens_per_step / step_s
     return (
         f"{'here':15}{duration(3600 * hours):>14}{money(hours, c):>10}   "
         f"{step_s:,.3f} s per step, "

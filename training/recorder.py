@@ -111,8 +111,7 @@ class Recorder:
         """Record and show this step. seconds: of training, since the last record."""
         run, step = self.run, self.run.step
         loss, norm, bad_steps = run.trainer.pop_loss()
-        tokens = (step - self.logged_step) * run.config.batch_size * run.config.block_size
-        speed = tokens / seconds
+        speed = (step - self.logged_step) * run.config.tokens_per_step / seconds
         mfu = None
         if peak := run.device.peak_flops:
             mfu = speed * run.state.model.flops_per_token() / (peak * distributed.world_size)
@@ -154,8 +153,8 @@ class Recorder:
 
     def pace(self) -> list[str]:
         """Speed, cost so far and time left in words, where they are known."""
-        config, speed, cost = self.run.config, self.tokens_per_second, self.run.clock.cost
-        tokens_left = self.run.schedule.steps_left * config.batch_size * config.block_size
+        run, speed, cost = self.run, self.tokens_per_second, self.run.clock.cost
+        tokens_left = run.schedule.steps_left * run.config.tokens_per_step
         parts = []
         if speed:
             parts.append(f"{speed:,.0f} tokens/s")

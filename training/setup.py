@@ -141,7 +141,7 @@ def should_compile(config: Config, model: GPT, device: Device, schedule: Schedul
     """
     if config.compile is not None:
         return config.compile
-    tokens = schedule.total_steps * config.batch_size * config.block_size
+    tokens = schedule.total_steps * config.tokens_per_step
     flops = tokens * model.flops_per_token() / distributed.world_size
     return flops > {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
 
