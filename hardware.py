@@ -52,7 +52,7 @@ class DeviceError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a run, and what is known of it; open_device looks it up once.
+    """The device of a run, and what is known of it.
 
     torch: PyTorch's name of it. dtype: of matrix products. name: for banners and logs. memory:
     bytes that a GPU may use. peak_flops: its floating-point operations a second, as sold; None if
@@ -71,12 +71,8 @@ class Device:
         return self.torch.type
 
 
-def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
-    """The Device for the settings `device` and `dtype`. Raises DeviceError.
-
-    local_rank: the GPU that `cuda` and `auto` mean.
-    """
-    device = find_device(name, local_rank)
+def look_up(device: torch.device, dtype: str) -> Device:
+    """What is known of a device. dtype: the setting."""
     name = describe(device)
     return Device(
         torch=device,
@@ -90,7 +86,8 @@ def open_device(name: str, dtype: str, local_rank: int = 0) -> Device:
 def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, xpu, mps or cpu. Raises DeviceError.
 
-    local_rank: as of open_device; GPU 0 where a launcher shows each process only its own.
+    local_rank: the GPU that `cuda` and `auto` mean; GPU 0 where a launcher shows each process only
+    its own.
     """
     limit_threads_to_cgroup()
     found = count_devices()

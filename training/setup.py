@@ -72,16 +72,16 @@ def build(config: Config) -> Run:
 def open_device(config: Config) -> Device:
     """The device of this process, made ready."""
     torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
-    device = hardware.open_device(config.device, config.dtype, distributed.local_rank)
+    device = hardware.find_device(config.device, distributed.local_rank)
     if distributed.world_size > 1 and device.type in ("xpu", "mps"):
         raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
     if device.type in ("cuda", "xpu"):
-        torch.get_device_module(device.torch).set_device(device.torch)
+        torch.get_device_module(device).set_device(device)
     if device.type == "mps":
         torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
     # NCCL sets itself up now, while the GPU has memory for it, and finds two processes on one GPU.
-    distributed.all_reduce_mean(torch.zeros((), device=device.torch))
-    return device
+    distributed.all_reduce_mean(torch.zeros((), device=device))
+    return hardware.look_up(device, config.dtype)
 
 
 def open_data(config: Config, device: Device) -> Data:
