@@ -44,8 +44,7 @@ class Dataset:
         loss_on: str = "all",
     ):
         """loss_on: the setting. Raises DataError for a split that is too short or damaged."""
-        self.folder, self.meta = Path(folder), meta
-        self.block_size, self.device = block_size, device
+        self.folder, self.block_size, self.device = Path(folder), block_size, device
         file = meta.splits[split]
         self.length = file.tokens
         self.windows = (self.length - block_size) // block_size
@@ -150,7 +149,7 @@ class Dataset:
     def _at(self, index):
         """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
         chunk = self._send(self.tokens[index]).long()
-        if self.meta.dtype == "uint16":
+        if self.tokens.dtype == torch.int16:  # uint16's bits
             chunk.bitwise_and_(0xFFFF)
         # These strides are the same in training and evaluation: for others a compiled model would
         # be compiled again.
