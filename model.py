@@ -110,11 +110,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.layer = layer
-        self.n_head = config.n_head
-        self.n_kv_head = config.n_kv_head
-        self.head_dim = config.head_dim
-        self.dropout = config.dropout  # of the weights of attention
+        self.config, self.layer = config, layer
         heads = config.n_head + 2 * config.n_kv_head  # query, key and value at once
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_head * config.head_dim, config.n_embd, bias=config.bias)
@@ -123,9 +119,10 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, eps=1e-6) if qwen3 else nn.Identity()
 
     def forward(self, x, rotary=None, cache=None):  # x: [B, T, C]
+        c = self.config
         B, T, _ = x.shape
-        heads = self.c_attn(x).view(B, T, -1, self.head_dim)
-        q, k, v = heads.split((self.n_head, self.n_kv_head, self.n_kv_head), dim=2)
+        heads = self.c_attn(x).view(B, T, -1, c.head_dim)
+        q, k, v = heads.split((c.n_head, c.n_kv_head, c.n_kv_head), dim=2)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
@@ -133,9 +130,9 @@ class Attention(nn.Module):
         if cache is not None:
             y = cache.attend(self.layer, q, k, v)
         else:
-            if self.n_kv_head < self.n_head:
-                k, v = (t.repeat_interleave(self.n_head // self.n_kv_head, dim=1) for t in (k, v))
-            y = causal_attention(q, k, v, self.dropout if self.training else 0.0)
+            if c.n_kv_head < c.n_head:
+                k, v = (t.repeat_interleave(c.n_head // c.n_kv_head, dim=1) for t in (k, v))
+            y = causal_attention(q, k, v, c.dropout if self.training else 0.0)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
