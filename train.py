@@ -142,7 +142,7 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
             with clock.paused():
                 schedule.mark_saved()
                 if distributed.is_main:
-                    saver.save(*run.snapshot())
+                    saver.save(run.snapshot())
         if signum:
             return signal.Signals(int(signum)).name, 128 + int(signum)
         if schedule.evaluation_due:

@@ -66,19 +66,19 @@ class Saver:
         # Starts the thread, for which there may be no memory later.
         self.job = self.thread.submit(self._follow_up)
 
-    def save(self, description: dict, model: dict, optimizer: dict) -> None:
+    def save(self, snapshot: tuple[dict, dict, dict]) -> None:
         """Copy the state of a step, Run.snapshot(), and start writing it."""
         self.wait()
-        copies = self._copy(description, model, optimizer)
-        if copies:
-            self.writing = self.thread.submit(self._write, description, *copies)
+        copy = self._copy(snapshot)
+        if copy:
+            self.writing = self.thread.submit(self._write, *copy)
             self.job = self.thread.submit(self._follow_up)
 
-    def _copy(self, description, *tensors):
+    def _copy(self, snapshot):
         try:
-            return copy_to_ram(tensors)
+            return copy_to_ram(snapshot)
         except (RuntimeError, MemoryError) as error:
-            self._report_failure(description["step"], error)
+            self._report_failure(snapshot[0]["step"], error)
             return None
 
     def mark_best(self, step: int, val_loss: float) -> None:
@@ -100,10 +100,9 @@ class Saver:
         if self.writing:
             self.writing.result()
         if self.saved_step < step:
-            description, *tensors = snapshot()
-            copies = self._copy(description, *tensors)
-            if copies:
-                self._write(description, *copies)
+            copy = self._copy(snapshot())
+            if copy:
+                self._write(*copy)
         self._mark_best()
         if self.saved_step < step:
             raise RunError(

@@ -142,7 +142,7 @@ def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimize
 def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     run = small_run(char_data, tmp_path, "--device=cuda")
     run.trainer.step()
-    run.saver.save(*run.snapshot())
+    run.saver.save(run.snapshot())
     before = weights(run)
     for _ in range(5):
         run.trainer.step()

@@ -20,7 +20,7 @@ from training.start import Checkpoint
 def save(run, step, val_loss=None):
     """Save the state as that of a step, and wait until it is written or has failed."""
     run.state.counters.step = step
-    run.saver.save(*run.snapshot())
+    run.saver.save(run.snapshot())
     if val_loss is not None:
         run.saver.mark_best(step, val_loss)
     run.saver.wait()
@@ -42,7 +42,7 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
     moments = {}
     for step in (1, 2):
         run.trainer.step()
-        run.saver.save(*run.snapshot())
+        run.saver.save(run.snapshot())
         weight = run.state.model.wte.weight
         moment = run.state.optimizer.state[weight]["exp_avg"]
         moments[step] = (weight.detach().clone(), moment.clone())
@@ -85,7 +85,7 @@ def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_d
     saver, may_write = run.saver, threading.Event()
     saver.thread.submit(may_write.wait)
     run.state.counters.step = 1
-    saver.save(*run.snapshot())
+    saver.save(run.snapshot())
     saver.mark_best(1, 2.5)
     assert saver.busy
     assert not (tmp_path / "best.json").exists()
