@@ -59,9 +59,8 @@ def warnings(run: Run) -> list[str]:
 def device(run: Run) -> str:
     """The device, the processes, the precision, whether the model is compiled."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
-    dtype = str(run.device.dtype).removeprefix("torch.")
     compiled = "compiled" if run.compiles else "not compiled"
-    text = f"{count}{run.device.name}, {dtype}, {compiled}"
+    text = f"{count}{run.device.name}, {run.versions()['dtype']}, {compiled}"
     if run.device.type == "cuda":
         text += f", {attention_backend(run.state.model.config, run.device)} attention"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
