@@ -64,7 +64,7 @@ def train(config: Config) -> int:
 
 def run_to_its_end(run: Run) -> int:
     """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
-    print(banner(run), flush=True)
+    print(banner(run))
     if run.schedule.done and not run.schedule.evaluation_due:
         print(
             f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
@@ -75,7 +75,7 @@ def run_to_its_end(run: Run) -> int:
         return 0
     if run.config.dry_run:
         for part in plan(run):
-            print(part, flush=True)
+            print(part)
         return 0
     if distributed.is_main:
         check_disk(run)
@@ -113,9 +113,9 @@ def prepare(run: Run, recorder: Recorder) -> None:
     problem = run.trainer.prepare(run.compiles)
     seconds = run.clock.since_log()
     if problem:
-        print(f"{problem}; training continues without it", flush=True)
+        print(f"{problem}; training continues without it")
     elif run.compiles:
-        print(f"{seconds:.1f} s", flush=True)
+        print(f"{seconds:.1f} s")
     if run.trainer.micro_batch < wanted:
         recorder.halved(wanted)
     gc.collect()
@@ -211,7 +211,8 @@ def main() -> int:
 
 def start(argv: list[str]) -> int:
     """Join the other processes, and train. Returns the exit status."""
-    sys.stdout.reconfigure(errors="replace")  # a console may not have all characters
+    # A console may not have all characters, and a log file is read while the run goes on.
+    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
     distributed.init()
     status = train(settings.load(argv))

@@ -102,7 +102,7 @@ def print_error(message: str) -> None:
         with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
             if _store.add("failed", 1) > 1:
                 return
-    print(message, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr)
 
 
 def exit_process(status: int) -> None:

@@ -101,8 +101,7 @@ class Recorder:
         self.record({"event": "out of memory", "micro_batch": size})
         print(
             f"out of memory with a micro-batch of {before} sequences; training with {size}, and the"
-            " same batch_size",
-            flush=True,
+            " same batch_size"
         )
 
     # -- while it runs ----------------------------------------------------------------------------
@@ -146,7 +145,7 @@ class Recorder:
         due = time.monotonic() > self.printed_at + QUIET_S
         if self.bar.disable and due and not self.run.schedule.evaluation_due:  # has its own line
             self.printed_at = time.monotonic()
-            print(f"{self.position()}: {text}", flush=True)
+            print(f"{self.position()}: {text}")
 
     def position(self) -> str:
         return f"step {self.run.step:,} of {self.run.schedule.total_steps:,}"
@@ -187,10 +186,9 @@ class Recorder:
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
         if answers:
             tqdm.write(terminal.samples(answers))
-        sys.stdout.flush()
 
     def profile(self, table: str, seconds: dict) -> None:
-        print(f"\n{table}", flush=True)
+        print(f"\n{table}")
         rounded = {part: round(s, 6) for part, s in seconds.items()}
         self.record({"event": "profile", "seconds_a_step": rounded})
 
@@ -208,7 +206,7 @@ class Recorder:
         step = "no step completed yet"
         if self.run.step:
             step = f"step {self.run.step:,} is saved in {self.run.folder}"
-        print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}", flush=True)
+        print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}")
 
     def summary(self, ending: str) -> None:
         """Print the last lines of a run: the curve, its figures, and what to do with it."""
@@ -238,7 +236,7 @@ class Recorder:
         command = f"python -m tools.evaluate {quote(folder.as_posix())}"
         if importlib.util.find_spec("matplotlib"):
             command = f"python -m tools.report {quote(folder.as_posix())} [OTHER RUN ...]"
-        print(f"  {command}", flush=True)
+        print(f"  {command}")
 
 
 def commit() -> str | None:

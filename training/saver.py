@@ -116,7 +116,7 @@ class Saver:
         if self.mirror is None:
             last.result()
             return
-        print(f"uploading to {self.mirror.address}", flush=True)
+        print(f"uploading to {self.mirror.address}")
         try:
             last.result(LAST_UPLOAD_S)
         except TimeoutError:

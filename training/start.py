@@ -214,7 +214,7 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
                 f"{error}\n{run} has no checkpoint, and the mirror may have one: start again"
                 f" later, fix mirror = {config.mirror}, or leave it out to start a new run"
             ) from None
-        print(f"{error}. Continuing from {run}", file=sys.stderr, flush=True)
+        print(f"{error}. Continuing from {run}", file=sys.stderr)
         return []
 
 

@@ -30,7 +30,7 @@ class Output:
 
 def warn(message: str) -> None:
     """Print to stderr, below a progress bar."""
-    print(f"\n{message}", file=sys.stderr, flush=True)
+    print(f"\n{message}", file=sys.stderr)
 
 
 def samples(answers: list[dict]) -> str:
