@@ -3,6 +3,7 @@
 Knows token ids, not text and not models. formats/data_folder.py reads and checks the folder.
 """
 
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Dataset:
         self.location = find_location(self.bytes, device)
         self.tokens = self._load(file, meta.dtype)
         self.mask = self._load(file.mask, "uint8") if masked else None
-        self._orders = {}  # epoch -> (offset, order of its windows)
+        # Of two epochs: a batch may begin in one and end in the next.
+        self._order = functools.lru_cache(maxsize=2)(self._draw_order)
 
     def _load(self, file: Split, dtype: str) -> torch.Tensor:
         """The numbers of a file, [length], at `location`. Read into memory, they are checked."""
@@ -98,18 +100,14 @@ class Dataset:
             batch_size -= count
         return torch.cat(parts)
 
-    def _order(self, epoch, seed):
+    def _draw_order(self, epoch, seed):
         """The offset of an epoch's windows, and their order, int64 [windows]."""
-        if epoch not in self._orders:
-            # NumPy guarantees Philox's raw stream in all its versions, which it does not for
-            # permutation() (NEP 19).
-            random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
-            offset = int(random.random_raw() % self.block_size)
-            order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
-            # The epoch before is kept: a batch may begin in it.
-            self._orders = {e: known for e, known in self._orders.items() if e == epoch - 1}
-            self._orders[epoch] = (offset, order.to(self.tokens.device))
-        return self._orders[epoch]
+        # NumPy guarantees Philox's raw stream in all its versions, which it does not for
+        # permutation() (NEP 19).
+        random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
+        offset = int(random.random_raw() % self.block_size)
+        order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
+        return offset, order.to(self.tokens.device)
 
     def _move_to_turns(self, starts):
         """Move each start to the first turn of its window that is not the assistant's, if any.
