@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import re
+import runpy
 import typing
 from dataclasses import Field
 from pathlib import Path
@@ -142,9 +143,9 @@ def find_preset(path: Path) -> Path:
 
 def read_preset(path: Path, table: dict[str, Field]) -> dict:
     """The assignments of a preset, {name: value}. Raises ConfigError."""
-    path, assigned = find_preset(path), {}
+    path = find_preset(path)
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), assigned)
+        assigned = runpy.run_path(path)
     except Exception as error:  # a preset is a program, and may raise anything
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
     values = {}
