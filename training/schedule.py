@@ -66,7 +66,7 @@ class Schedule:
     ):
         self.config, self.counters, self.total_steps = config, counters, total_steps
         self.evaluated, self.validates = evaluated, validates
-        self.last_save_step, self.last_save_at = counters.step, time.monotonic()
+        self.mark_saved()
 
     @property
     def done(self) -> bool:
