@@ -55,14 +55,12 @@ def seconds_by_part(averages) -> dict[str, float]:
     # On a GPU a kernel is an event of its own, and what marks a part has one there too.
     total = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
     on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
-    steps = [event for key, event in total.items() if key.startswith("ProfilerStep")]
     kernels = sum(e.self_device_time_total for e in on_gpu if not e.is_user_annotation)
     by = "device_time_total" if kernels else "cpu_time_total"
-    micros = {part: getattr(total[part], by) if part in total else 0.0 for part in PARTS}
-    whole = sum(event.cpu_time_total for event in steps)
+    micros = {part: getattr(total[part], by) for part in PARTS}
     if kernels:
         micros["backward"] = kernels - sum(micros[part] for part in PARTS if part != "backward")
-    micros["other"] = whole - sum(micros.values())
+    micros["other"] = total["ProfilerStep*"].cpu_time_total - sum(micros.values())
     return {part: value / 1e6 / STEPS for part, value in micros.items()}
 
 
