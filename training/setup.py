@@ -45,7 +45,7 @@ def build(config: Config) -> Run:
     config = start.settings(config)
     data = open_data(config, device)
     check_prompts(data.tokenizer, config.sample_prompts)
-    start.check(config, data.meta, data.tokenizer)
+    start.check(config, data)
     log, best = read_past(folder, start.counters.step)
     schedule = make_schedule(config, start.counters, data, log)
     state = open_model(config, data, device, start, schedule)

@@ -14,12 +14,11 @@ from shlex import quote
 from config import SETTINGS, Config, ConfigError
 from formats import pretrained, run_folder
 from formats.address import AddressError
-from formats.data_folder import Meta
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
+from training.dataset import Data
 from training.optimizer import reserve_state
 from training.state import Counters, State
 
@@ -38,7 +37,7 @@ class NewRun:
         """The settings, with the shape of what the run starts from where it was not given."""
         return config
 
-    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+    def check(self, config: Config, data: Data) -> None:
         """Raises CheckpointError where the data does not fit. config: from settings()."""
 
     def shape(self, config: Config, vocab_size: int) -> GPTConfig:
@@ -64,11 +63,11 @@ class Checkpoint:
         self.differences = differences(config, shape, config.given, "the checkpoint")
         return replace(config, **shape)
 
-    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+    def check(self, config: Config, data: Data) -> None:
         saved, now = self.saved["settings"], config.recorded()
         fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
         self.differences += differences(config, fixed, fixed, "the checkpoint")
-        was, is_now = self.saved["data"], meta.identity()
+        was, is_now = self.saved["data"], data.meta.identity()
         differ = [name for name, value in is_now.items() if was.get(name, value) != value]
         if differ:
             self.differences.append(f"  data: other {', '.join(differ)} than in the checkpoint")
@@ -129,9 +128,9 @@ class Weights:
             )
         return replace(config, **trained)
 
-    def check(self, config: Config, meta: Meta, tokenizer: Tokenizer) -> None:
+    def check(self, config: Config, data: Data) -> None:
         """Weights without a tokenizer need a vocabulary of the data's size, or padded a little."""
-        found = self.found
+        found, tokenizer = self.found, data.tokenizer
         padding = found.config.vocab_size - tokenizer.vocab_size
         fits = 0 <= padding < 64
         if found.tokenizer:
