@@ -10,7 +10,7 @@ from training import distributed
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for groups of parameters with `num_fused` above 0, AdamW for the others.
+    """Muon for groups of parameters with `num_fused`, AdamW for the others.
 
     A group of Muon's holds parameters of one shape, each `num_fused` matrices on top of each other
     (3 for query, key and value), and has `lr`, Nesterov `momentum`, decoupled `weight_decay`, and
@@ -32,9 +32,9 @@ class Muon(torch.optim.AdamW):
         """Change the parameters along their gradients, `p.grad`."""
         groups = self.param_groups
         for group in groups:
-            if group["num_fused"]:
+            if "num_fused" in group:
                 self.step_matrices(group)
-        self.param_groups = [group for group in groups if not group["num_fused"]]
+        self.param_groups = [group for group in groups if "num_fused" not in group]
         try:
             super().step()
         finally:

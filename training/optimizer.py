@@ -43,8 +43,7 @@ def muon_groups(model, config, device: torch.device) -> list[dict]:
     """The blocks' matrices, a group per shape; the rest for AdamW, with as much weight decay."""
     kinds = by_kind(model)
     scale = config.muon_lr / config.learning_rate
-    for_adamw = adamw_groups(kinds | {"matrix": []}, config, config.weight_decay * scale)
-    groups = [group | {"num_fused": 0} for group in for_adamw]
+    groups = adamw_groups(kinds | {"matrix": []}, config, config.weight_decay * scale)
     options = {
         "scale": scale,
         "momentum": config.muon_momentum,
@@ -95,7 +94,7 @@ def embedding_scale(config) -> float:
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the optimiser's state, as its first step would."""
     for group in optimizer.param_groups:
-        if group.get("num_fused"):
+        if "num_fused" in group:
             optimizer.reserve_momentum(group)
             continue
         for p in group["params"]:

@@ -101,7 +101,7 @@ def checkpoint_bytes(state: State) -> int:
     """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
     total = 0
     for group in state.optimizer.param_groups:
-        tensors = 2 if group.get("num_fused") else 3
+        tensors = 2 if "num_fused" in group else 3
         total += 4 * tensors * sum(p.numel() for p in group["params"])
     return total
 
