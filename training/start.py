@@ -225,17 +225,17 @@ def model_shape(config: Config, vocab_size: int) -> GPTConfig:
     """
     if vocab_size > 1024:
         vocab_size = 64 * math.ceil(vocab_size / 64)
-    names = {field.name for field in fields(GPTConfig)} & config.recorded().keys()
+    shared = {f.name: getattr(config, f.name) for f in fields(GPTConfig) if f.name in SETTINGS}
     try:
-        return GPTConfig(vocab_size=vocab_size, **{name: getattr(config, name) for name in names})
+        return GPTConfig(vocab_size=vocab_size, **shared)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def shape_settings(shape: GPTConfig) -> dict:
     """The settings that a model's shape fixes: all of them but dropout."""
-    names = asdict(shape).keys() & SETTINGS.keys() - {"dropout"}
-    return {name: getattr(shape, name) for name in sorted(names)}
+    values = asdict(shape).items()
+    return {name: v for name, v in values if name in SETTINGS and name != "dropout"}
 
 
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:
