@@ -118,7 +118,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, eps=1e-6) if qwen3 else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, eps=1e-6) if qwen3 else nn.Identity()
 
-    def forward(self, x, rotary=None, cache=None):  # x: [B, T, C]
+    def forward(self, x, rotary, cache):  # x: [B, T, C]
         c = self.config
         B, T, _ = x.shape
         heads = self.c_attn(x).view(B, T, -1, c.head_dim)
@@ -180,7 +180,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.arch == "qwen3" else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x, rotary=None, cache=None):  # x: [B, T, C]
+    def forward(self, x, rotary, cache):  # x: [B, T, C]
         x = x + self.dropout(self.attn(self.ln_1(x), rotary, cache))
         return x + self.dropout(self.mlp(self.ln_2(x)))
 

@@ -154,7 +154,7 @@ def test_zero_init_begins_with_even_odds_and_still_learns(arch):
     idx = torch.randint(97, (4, 32))
     assert model(idx, idx).item() == pytest.approx(math.log(97), abs=1e-4)
     x, rotary = model.wte(idx), None if model.wpe else model.rotary.unsqueeze(-2)
-    assert torch.equal(model.h[0](x, rotary), x)
+    assert torch.equal(model.h[0](x, rotary, None), x)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(20):
         optimizer.zero_grad()
