@@ -57,8 +57,7 @@ def answer(loaded: LoadedModel, prompts: list[str], args: Namespace) -> list[Com
     terminal.note_long_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
     settings = {name: getattr(args, name) for name in SETTINGS}
-    decoder = loaded.decoder(len(repeated))
-    growing = complete(loaded.model, loaded.tokenizer, repeated, decoder=decoder, **settings)
+    growing = complete(loaded.model, loaded.tokenizer, repeated, **settings)
     if args.json:
         *_, completions = growing
         terminal.show_json(loaded.name, completions)

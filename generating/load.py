@@ -9,7 +9,6 @@ import torch
 import hardware
 from formats import files, pretrained
 from generating.cpu_kernels import pack
-from generating.decoder import Decoder, make_decoder
 from model import GPT
 from tokenizer_bpe import Tokenizer
 
@@ -27,16 +26,6 @@ class LoadedModel:
     tokenizer: Tokenizer
     summary: str = ""
     state: dict = field(default_factory=dict)
-    _decoder: Decoder | None = None
-
-    def decoder(self, rows: int) -> Decoder:
-        """The decoder of the last text if it is for as many sequences, else a new one.
-
-        So a session keeps its CUDA graph. One text at a time may use it.
-        """
-        if self._decoder is None or self._decoder.rows != rows:
-            self._decoder = make_decoder(self.model, rows)
-        return self._decoder
 
 
 def open_checkpoint(

@@ -6,7 +6,6 @@ import torch
 from generating.cache import KVCache
 from generating.decode import generate
 from generating.decoder import Decoder, make_decoder
-from generating.load import LoadedModel
 from tests.generating.test_sampling import CONTEXT, PROMPTS, greedy, varied, without_cache
 from tests.test_model import randomised
 
@@ -17,15 +16,6 @@ def test_a_decoder_that_is_used_again_changes_no_text():
     for prompts in (PROMPTS, [[9], [4, 4, 4], [2] * 31, [77]], PROMPTS):
         written = list(generate(model, prompts, CONTEXT + 8, decoder=decoder, temperature=0))
         assert written == without_cache(model, prompts, CONTEXT + 8, temperature=0)
-
-
-def test_a_loaded_model_keeps_its_decoder_for_as_many_sequences(byte_tokenizer):
-    loaded = LoadedModel("name", randomised(), byte_tokenizer)
-    one = loaded.decoder(1)
-    assert loaded.decoder(1) is one
-    two = loaded.decoder(2)
-    assert two is not one
-    assert loaded.decoder(2) is two
 
 
 def test_a_cache_that_grows_keeps_what_it_has():
