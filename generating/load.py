@@ -1,6 +1,5 @@
 """A step folder -> a model ready to generate, with its tokenizer."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,8 +43,6 @@ def open_checkpoint(
     best = files.read_json(folder.parent / "best.json")
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
-        if best["val_loss"] > math.log(model.config.vocab_size):
-            summary += ", which is no better than guessing"
     if on_cpu:
         pack(model, dtype)
     return LoadedModel(folder.as_posix(), model, tokenizer, summary, state)
