@@ -62,7 +62,6 @@ def show_json(name: str, completions: list[Completion]) -> None:
             "ended": completion.ended,
             "tokens": len(completion.ids),
             "ids": completion.ids,
-            "first_token_s": round(completion.first_s, 4),
             "tokens_per_second": round(tokens_per_second(completions), 1),
         }
         print(json.dumps(values, ensure_ascii=False), flush=True)

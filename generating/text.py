@@ -15,8 +15,8 @@ class Completion:
     """One continuation as it grows.
 
     text: whole characters only, and nothing that may turn out to be a stop text. ids: its tokens.
-    ended: why it is finished, "end of text", "stop" or "length"; empty until then. first_s,
-    seconds: from the start to its first and to its last token.
+    ended: why it is finished, "end of text", "stop" or "length"; empty until then. seconds: from
+    the start to its last token.
     """
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, max_new_tokens: int, stop: Sequence[str]):
@@ -24,7 +24,6 @@ class Completion:
         self.text = ""
         self.ids = []
         self.ended = ""
-        self.first_s = 0.0
         self.seconds = 0.0
         self._tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
@@ -34,7 +33,6 @@ class Completion:
 
     def add(self, next_id: int, seconds: float) -> None:
         """Add a token. seconds: since the start."""
-        self.first_s = self.first_s or seconds
         self.seconds = seconds
         if next_id == self._tokenizer.eot_id:
             self.text, self.ended = self._decoded, "end of text"
