@@ -93,12 +93,6 @@ def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
             f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
             f" trained on, or one prepared with --tokenizer {folder}"
         )
-    if state["settings"]["data_dir"] == data_dir and state["data"] != meta.identity():
-        print(
-            f"note: {data_dir} has changed since {folder} was trained; the model may have seen some"
-            " of this validation text",
-            file=sys.stderr,
-        )
 
 
 def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) -> str:
