@@ -100,9 +100,7 @@ def read_history(folder: Path) -> History:
     config, log = files.read_json(folder / "config.json"), run_log.read(folder)
     run = History(folder.resolve().name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):
-        runs = {log.parent for log in folder.parent.glob("*/log.jsonl")} - {folder}
-        hint = f"; runs next to it: {', '.join(sorted(map(str, runs)))}" if runs else ""
-        raise ReportError(f"{folder} is not a run that has logged its start and a step{hint}")
+        raise ReportError(f"{folder} is not a run that has logged its start and a step")
     for field in ("tokens", "epoch"):  # between the logged steps
         x, y = run.series(field)
         values = np.interp([record["step"] for record in log], [0, *x], [0, *y])

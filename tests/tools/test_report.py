@@ -189,7 +189,7 @@ def test_every_loss_may_be_nan(runs, tmp_path):
     ("arguments", "words"),
     [
         (["empty"], "empty is not a run that has logged its start and a step"),
-        (["none"], "runs next to it: empty, run"),
+        (["none"], "none is not a run that has logged its start and a step"),
         (["run", "--out", "x.png"], "must end in .html"),
     ],
 )
