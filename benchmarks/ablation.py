@@ -9,31 +9,24 @@ than the spread may be chance.
 """
 
 import itertools
-import math
 import statistics
 import sys
 
 import config as settings
 import hardware
 from benchmarks import argument_parser, run_main, train, write
-from config import ConfigError
 from formats.data_folder import read_meta
 from tools import command
 from tools.command import count
 
 
-def variants(choices: list[str]) -> list[list[str]]:
-    """The arguments of each setting: ["a=1,2", "b=3"] is [["--a=1", "--b=3"], ["--a=2", "--b=3"]].
-
-    Raises ConfigError.
-    """
+def variants(choices: list[str]) -> list[str]:
+    """The arguments of each setting: ["a=1,2", "b=3"] is ["--a=1 --b=3", "--a=2 --b=3"]."""
     parts = []
     for choice in choices:
-        name, equals, values = choice.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {choice} has no values; write --set NAME=VALUE,VALUE")
+        name, _, values = choice.partition("=")
         parts.append([f"--{name}={value}" for value in values.split(",")])
-    return [list(words) for words in itertools.product(*parts)]
+    return list(map(" ".join, itertools.product(*parts)))
 
 
 def rows(losses: dict[str, list[float]], bits_a_nat: float) -> list[list[str]]:
@@ -65,23 +58,18 @@ def main(argv: list[str]) -> None:
         "--set", action="append", required=True, metavar="NAME=VALUE,...", help=text
     )
     parser.add_argument("--seeds", type=count, default=3)
-    parser.add_argument("--name", help="of the result file; default: the preset's")
     args, extra = parser.parse_known_args(argv)
-    tried = variants(args.set)
-    for words in tried:  # a mistyped setting ends all before the first run
-        c = settings.load([args.preset, *words, *extra])
-    val = read_meta(c.data_dir).splits["val"]
-    bits_a_nat = val.tokens / val.text_bytes / math.log(2)
-    losses = {" ".join(words): [] for words in tried}
-    for seed, words in itertools.product(range(1, args.seeds + 1), tried):
-        log = train(args.preset, *words, *extra, "--eval_batches=0", f"--seed={seed}")
+    losses = {name: [] for name in variants(args.set)}
+    for name in losses:  # a mistyped setting ends all before the first run
+        c = settings.load([args.preset, *name.split(), *extra])
+    bits_a_nat = read_meta(c.data_dir).bits_per_byte(1.0, c.loss_on)
+    for seed, name in itertools.product(range(1, args.seeds + 1), losses):
+        log = train(args.preset, *name.split(), *extra, "--eval_batches=0", f"--seed={seed}")
         loss = [record["val_loss"] for record in log if "val_loss" in record][-1]
-        name = " ".join(words)
         losses[name].append(loss)
         print(f"seed {seed}, {name}: {loss:.4f}", file=sys.stderr, flush=True)
-        command_line = [args.preset, *extra]
-        result = {"command": command_line, "losses": losses, "bits_per_nat": bits_a_nat}
-        path = write(f"ablation_{args.name or 'run'}", result, hardware.find_device(c.device))
+        result = {"command": [args.preset, *extra], "losses": losses}
+        path = write("ablation", result, hardware.find_device(c.device))
     print(command.table(HEAD, rows(losses, bits_a_nat)))
     print(f"written to {path}")
 
