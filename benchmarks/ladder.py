@@ -109,15 +109,12 @@ def main(argv):
     parser.add_argument("--steps", type=count, default=8, help="in a round; default %(default)s")
     args, extra = parser.parse_known_args(argv)
     words = [*args.preset.split(), *extra]
-    c = settings.load(words)
+    device = hardware.find_device(settings.load(words).device)
     rungs = {
         name: partial(run_apart, speed, rung, words, args.steps) for rung, name in enumerate(RUNGS)
     }
     rounds = in_turn(rungs, args.rounds)
-    figures = compare(rounds, RUNGS[-1])
-    milliseconds = {name: 1e3 * c.batch_size * c.block_size / figures[name] for name in RUNGS}
-    details = {"command": " ".join(words), "ms_per_step": milliseconds, "rounds": rounds}
-    report("ladder", figures, hardware.find_device(c.device), **details)
+    report("ladder", compare(rounds, RUNGS[-1]), device, command=" ".join(words), rounds=rounds)
 
 
 if __name__ == "__main__":
