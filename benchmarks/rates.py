@@ -87,14 +87,10 @@ def main(argv):
     c, figures = settings.load([PRESETS[0], *extra]), {}
     device = hardware.find_device(c.device)
     random = partial(torch.randn, device=device, dtype=hardware.find_dtype(device, c.dtype))
-
-    def keep(name, value):
+    for name, value in itertools.chain(products(c, random, device), attention(c, random, device)):
         figures[name] = value
         print(f"{name}: {value:.4g}", flush=True)
         write("rates", {"figures": figures}, device)
-
-    for name, value in itertools.chain(products(c, random, device), attention(c, random, device)):
-        keep(name, value)
     for preset in PRESETS:
         print(run_apart(profile_by_kernel, [preset, *extra]), flush=True)
 
