@@ -92,7 +92,7 @@ def report(folder: Path) -> str:
     """The status of each part and all figures of a folder, in Markdown."""
     known = read_json(folder / "parts.json")
     rows = {folder.name: "", "---": "---"}
-    rows |= {part: known[part]["status"] if part in known else "not run" for part in PARTS}
+    rows |= {part: known.get(part, "not run") for part in PARTS}
     for path in sorted(folder.glob("*_*.json")):
         for name, value in read_json(path)["figures"].items():
             rows[f"{path.stem}: {name}"] = f"{value:.4g}"
@@ -117,25 +117,19 @@ def main(argv):
     folder = RESULTS / f"gpu_{name}"
     folder.mkdir(parents=True, exist_ok=True)
     known = read_json(folder / "parts.json")
-
-    def is_done(part: str) -> bool:
-        return part in known and known[part]["status"] == "done"
-
-    wanted = args.parts or [part for part in PARTS if not is_done(part)]
+    wanted = args.parts or [part for part in PARTS if known.get(part) != "done"]
     for part in sorted(wanted, key=lambda part: part in known):
         words = command(part, args.nanogpt, extra)
-        begun = time.monotonic()
-        limit = min(60 * PARTS[part][0], deadline - begun)
+        limit = min(60 * PARTS[part][0], deadline - time.monotonic())
         if limit < 1:
             break
         print(f"\n{part}: {shlex.join(words)}", flush=True)
-        known[part] = {"command": shlex.join(words), "status": "cut"}
+        known[part] = "cut"
         write_json(folder / "parts.json", known)
-        known[part]["status"] = run(words, limit, folder / f"{part}.log")
-        known[part]["seconds"] = round(time.monotonic() - begun, 1)
+        known[part] = run(words, limit, folder / f"{part}.log")
         write_json(folder / "parts.json", known)
     print(f"\n{report(folder)}")
-    return int(not all(is_done(part) for part in wanted))
+    return int(any(known.get(part) != "done" for part in wanted))
 
 
 def device_name(arguments: list[str]) -> str:
