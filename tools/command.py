@@ -41,11 +41,8 @@ def count(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    """The number in an argument, above 0. Raises ArgumentTypeError, or ValueError for none."""
+    value = float(text)  # argparse has a sentence for what is no number
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: it must be a number above 0")
     return value

@@ -42,11 +42,6 @@ class Size:
     epochs: float
     hours: float
 
-    @property
-    def distance(self) -> float:
-        """How far the size is from 20 tokens per parameter, as a ratio's logarithm."""
-        return abs(math.log(self.tokens / self.parameters / TOKENS_PER_PARAMETER))
-
 
 def family(config: Config) -> list[Config]:
     """The preset at each width: layers and heads in proportion, learning rates by RATE_POWER."""
@@ -96,7 +91,8 @@ def main(argv: list[str]) -> None:
         sizes.append(time_size(member, args.hours))
         if sizes[-1].tokens < sizes[-1].parameters:  # larger ones would see less still
             break
-    best = min(sizes, key=lambda size: size.distance)
+    # The logarithm of the ratio: twice as many tokens are as far from it as half as many.
+    best = min(sizes, key=lambda s: abs(math.log(s.tokens / s.parameters / TOKENS_PER_PARAMETER)))
     rows = []
     for size in sizes:
         name = f"{size.config.n_layer} x {size.config.n_embd}{' <<' if size is best else ''}"
