@@ -6,7 +6,7 @@ import sys
 import pexpect
 import pytest
 
-from generating.chat import reply_prompt
+from generating.chat import Conversation
 from generating.load import LoadedModel
 from generating.terminal import shown
 from generating.text import Completion
@@ -83,7 +83,6 @@ def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):
     assert shown(reply, chat=False).endswith(" Hello\n\n")
 
 
-SYSTEM = {"role": "system", "content": "Be brief."}
 SAID = [
     {"role": "user", "content": " Hi. "},
     {"role": "assistant", "content": " Hello! "},
@@ -94,17 +93,19 @@ WHOLE = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
 
 
 @pytest.mark.parametrize(
-    ("messages", "context", "prompt"),
+    ("system", "messages", "context", "prompt"),
     [
-        (SAID, 256, WHOLE),
-        ([SYSTEM, *SAID], 256, f"System: Be brief.\n\n{WHOLE}"),
-        (SAID, 64, "User: How?\n\nAssistant:"),
-        ([SYSTEM, *SAID], 100, "System: Be brief.\n\nUser: How?\n\nAssistant:"),
-        (LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:"),
+        (None, SAID, 256, WHOLE),
+        ("Be brief.", SAID, 256, f"System: Be brief.\n\n{WHOLE}"),
+        (None, SAID, 64, "User: How?\n\nAssistant:"),
+        ("Be brief.", SAID, 100, "System: Be brief.\n\nUser: How?\n\nAssistant:"),
+        (None, LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:"),
     ],
 )
 def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
-    byte_tokenizer, messages, context, prompt
+    byte_tokenizer, system, messages, context, prompt
 ):
     loaded = LoadedModel("name", GPT(GPTConfig(258, context, 1, 1, 8)), byte_tokenizer)
-    assert reply_prompt(messages, loaded) == prompt
+    conversation = Conversation(loaded, system)
+    conversation.messages = messages[:-1]
+    assert conversation.prompt(messages[-1]["content"]) == prompt

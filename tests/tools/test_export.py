@@ -26,7 +26,7 @@ from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.run_folder import CheckpointError
 from generating import decode
-from generating.chat import reply_prompt
+from generating.chat import Conversation
 from generating.load import LoadedModel, load_model
 from model import GPT, GPTConfig
 from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small, write_conversations
@@ -257,7 +257,9 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
-        prompt = ours.encode(reply_prompt(SAID[:n], wide)).tolist()
+        conversation = Conversation(wide, SAID[0]["content"])
+        conversation.messages = SAID[1 : n - 1]
+        prompt = ours.encode(conversation.prompt(SAID[n - 1]["content"])).tolist()
         assert prompt == trained[: len(prompt)] == of_template(SAID[:n], prompt=True)
         # What was trained on begins where the prompt ends, and ends with what stops the reply.
         assert not mask[len(prompt) - 1]
