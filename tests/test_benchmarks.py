@@ -18,7 +18,7 @@ def count_up(ids):
 
 
 def test_a_model_that_knows_nothing_takes_the_bits_of_an_id_for_each():
-    # Ten windows of 4 ids, in more than one forward: 3 documents of 12, 12 and 13 ids to predict.
+    # Ten windows of 4 ids or fewer: 3 documents of 12, 12 and 13 ids to predict.
     documents = [[0] * 13, [1] * 13, [2] * 14]
     bits = bits_per_byte(lambda ids: torch.zeros(*ids.shape, VOCABULARY), documents, 4, 74)
     assert bits == pytest.approx(37 * 4 / 74)
