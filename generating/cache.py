@@ -23,10 +23,8 @@ class KVCache:
         rows: int,
         device: torch.device,
         dtype: torch.dtype,
-        length: int | None = None,
+        length: int,
     ):
-        """length: None for the whole context."""
-        length = length or config.block_size
         shape = (config.n_layer, rows, config.n_kv_head, length, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)

@@ -28,6 +28,7 @@ class Decoder:
         # On a CPU one row's attention takes half the time in float32 that it takes in bfloat16.
         dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self.model = model
+        length = length or model.config.block_size
         self.cache = KVCache(model.config, rows, weight.device, dtype, length)
 
     def prefill(self, sequences):

@@ -1,6 +1,6 @@
 """A step folder -> a model ready to generate, with its tokenizer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,8 +23,8 @@ class LoadedModel:
     name: str
     model: GPT
     tokenizer: Tokenizer
-    summary: str = ""
-    state: dict = field(default_factory=dict)
+    summary: str
+    state: dict
 
 
 def open_checkpoint(

@@ -105,7 +105,7 @@ WHOLE = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
 def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
     byte_tokenizer, system, messages, context, prompt
 ):
-    loaded = LoadedModel("name", GPT(GPTConfig(258, context, 1, 1, 8)), byte_tokenizer)
-    conversation = Conversation(loaded, system)
+    model = GPT(GPTConfig(258, context, 1, 1, 8))
+    conversation = Conversation(LoadedModel("name", model, byte_tokenizer, "", {}), system)
     conversation.messages = messages[:-1]
     assert conversation.prompt(messages[-1]["content"]) == prompt

@@ -21,7 +21,7 @@ def test_a_decoder_that_is_used_again_changes_no_text():
 def test_a_cache_that_grows_keeps_what_it_has():
     model, ids = varied(), torch.randint(50, (1, 12))
     logits = []
-    for length in (8, None):
+    for length in (8, CONTEXT):
         cache = KVCache(model.config, 1, torch.device("cpu"), torch.float32, length)
         cache.set_positions(cache.slots[:8].expand(1, -1), 8, contiguous=True)
         model(ids[:, :8], cache=cache)

@@ -253,7 +253,7 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
         )
 
     assert of_template(SAID, prompt=False) == trained
-    wide = LoadedModel("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours)
+    wide = LoadedModel("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours, "", {})
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
