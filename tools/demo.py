@@ -16,7 +16,6 @@ import argparse
 import functools
 import os
 import time
-from pathlib import Path
 
 import torch
 
@@ -26,7 +25,7 @@ from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
 from generating.arguments import add_device
 from generating.chat import Conversation
-from generating.load import LoadedModel, open_checkpoint
+from generating.load import open_checkpoint
 from generating.text import complete
 from tokenizer_bpe import TokenizerError
 from tools import command
@@ -41,6 +40,7 @@ CONTROLS = {  # {setting: (smallest, largest, default, step, meaning)}
 }
 DRAW_S = 0.1  # seconds between updates of a growing text
 QUEUE_S = 0.1  # seconds between checks for a request
+opened = functools.lru_cache(maxsize=4)(open_checkpoint)  # keeps the models in use
 
 
 def choices() -> list[str]:
@@ -57,12 +57,6 @@ def examples() -> list[list]:
         settings = files.read_json(run / "config.json")
         found += [[prompt, [run.as_posix()]] for prompt in settings.get("sample_prompts", [])]
     return found
-
-
-@functools.lru_cache(maxsize=4)
-def opened(folder: Path, written_at: float, device: torch.device) -> LoadedModel:
-    """The model of a step folder. written_at: another time if its run was trained again."""
-    return open_checkpoint(folder, device)
 
 
 def generate(device: torch.device, prompt: str, paths: list[str], *values):
@@ -85,8 +79,7 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
 
 def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
-    folder = run_folder.find(path)
-    checkpoint = opened(folder, folder.stat().st_mtime, device)
+    checkpoint = opened(run_folder.find(path), device)
     chat = saw_conversations(checkpoint.state)
     asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
     stop = [STOP] if chat else []
