@@ -25,11 +25,9 @@ class Decoder:
     def __init__(self, model, rows: int, length: int | None = None):
         """length: positions that the cache has room for; None: the whole context."""
         weight = model.wte.weight
-        # On a CPU one row's attention takes half the time in float32 that it takes in bfloat16.
-        dtype = torch.float32 if weight.device.type == "cpu" else weight.dtype
         self.model = model
         length = length or model.config.block_size
-        self.cache = KVCache(model.config, rows, weight.device, dtype, length)
+        self.cache = KVCache(model.config, rows, weight.device, weight.dtype, length)
 
     def prefill(self, sequences):
         """Logits of what follows each sequence, [B, V], from a forward of all its tokens.
