@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import tiktoken
+import tokenizers
 from tiktoken.load import load_tiktoken_bpe
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 EOT = "<|endoftext|>"
 # How GPT-2 cuts text into words before merging bytes. The ByteLevel step of `tokenizers` has the
@@ -24,7 +26,6 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
-BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 # The places at which text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
@@ -96,10 +97,7 @@ class Tokenizer:
         vocab_size: at least 257. Raises TokenizerError when the texts do not support that many
         merges, with the largest size that they do.
         """
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-        hf = Tokenizer(models.BPE())
-        hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        hf = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[EOT],
@@ -116,8 +114,7 @@ class Tokenizer:
                 f"the text supports --vocab_size {found} at most, not {vocab_size}: use {smaller}"
                 "--tokenizer char, or more text"
             )
-        model = json.loads(hf.to_str())["model"]
-        return cls(_description(model["vocab"], model["merges"], byte_level=True))
+        return cls(_description(hf))
 
     @classmethod
     def from_merges(cls, merges: list[tuple[bytes, bytes]]) -> "Tokenizer":
@@ -126,15 +123,17 @@ class Tokenizer:
         vocab = {token: i for i, token in enumerate([EOT, *sorted(ALPHABET.values())])}
         for pair in merges:
             first, second = map(spell, pair)
-            pairs.append([first, second])
+            pairs.append((first, second))
             vocab[first + second] = len(vocab)
-        return cls(_description(vocab, pairs, byte_level=True))
+        return cls(_description(_byte_level(models.BPE(vocab, pairs))))
 
     @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
         """Character level: id 0 is <|endoftext|>, then each of `chars` in code-point order."""
         vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(set(chars)), start=1)}
-        return cls(_description(vocab, [], byte_level=False))
+        hf = tokenizers.Tokenizer(models.BPE(vocab, []))
+        hf.decoder = decoders.Fuse()
+        return cls(_description(hf))
 
     @classmethod
     def gpt2(cls) -> "Tokenizer":
@@ -150,7 +149,7 @@ class Tokenizer:
                 f"GPT-2's vocabulary cannot be read from {place} ({type(error).__name__}). Where"
                 f" there is a network, fetch\n  {GPT2_URL}\nand put it at {GPT2_FILE.absolute()}"
             ) from None
-        return cls(_description(*_vocab_and_merges(ranks), byte_level=True))
+        return cls(_description(_byte_level(models.BPE(*_vocab_and_merges(ranks)))))
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -163,9 +162,11 @@ class Tokenizer:
             files = (path / "tokenizer.json", path / "vocab.json")
             path = next(filter(Path.exists, files), files[0])
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
             if path.name == "vocab.json":
-                description = _with_merges(description, path.with_name("merges.txt"))
+                model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
+                description = _description(_byte_level(model))
+            else:
+                description = json.loads(path.read_text(encoding="utf-8"))
             return cls(description, str(path))
         except TokenizerError:
             raise
@@ -306,41 +307,18 @@ def _isolates(step):
     return step.get("behavior") == "Isolated" and not step.get("invert")
 
 
-def _description(vocab, merges, byte_level):
-    """The content of a tokenizer.json, as `tokenizers` writes it.
-
-    vocab: {token: id}. merges: [first, second] of each. byte_level: read text as GPT-2 does, else
-    character by character.
-    """
-    eot = {"id": vocab.get(EOT, len(vocab)), "content": EOT, "single_word": False}
-    eot |= {"lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    model = {"type": "BPE", "dropout": None, "unk_token": None}
-    model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
-    model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
-    model["vocab"] = dict(sorted(vocab.items(), key=lambda item: item[1]))
-    model["merges"] = merges
-    pre_tokenizer, decoder = None, {"type": "Fuse"}
-    if byte_level:
-        pre_tokenizer = BYTE_LEVEL | {"use_regex": True}
-        decoder = pre_tokenizer | {"add_prefix_space": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [eot],
-        "normalizer": None,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": None,
-        "decoder": decoder,
-        "model": model,
-    }
+def _byte_level(model):
+    """A tokenizer of `tokenizers` that reads text as GPT-2 does."""
+    hf = tokenizers.Tokenizer(model)
+    hf.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    hf.decoder = decoders.ByteLevel()
+    return hf
 
 
-def _with_merges(vocab, path):
-    """The content of a tokenizer.json for that of GPT-2's vocab.json and its merges.txt."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    return _description(vocab, pairs, byte_level=True)
+def _description(hf):
+    """The content of its tokenizer.json, with <|endoftext|>."""
+    hf.add_special_tokens([EOT])
+    return json.loads(hf.to_str())
 
 
 def _vocab_and_merges(ranks):
@@ -356,7 +334,7 @@ def _vocab_and_merges(ranks):
             at = min(range(len(pair_ranks)), key=pair_ranks.__getitem__)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
-            merges.append([spell(part) for part in parts])
+            merges.append(tuple(map(spell, parts)))
     return {spell(token): rank for token, rank in ranks.items()}, merges
 
 
