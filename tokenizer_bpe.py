@@ -346,12 +346,5 @@ def safe_cut(text: str, limit: int) -> int:
     expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever comes further away.
     0 where there is no such place.
     """
-    end, stride = limit, 4096
-    while end > 0:  # look back in strides, nearest first
-        start = max(0, end - stride)
-        matches = CUT.finditer(text, start, min(end + 1, len(text)))
-        cuts = [match.end() for match in matches if match.end() <= end]
-        if cuts:
-            return cuts[-1]
-        end, stride = start, 65536
-    return 0
+    cuts = (match.end() for match in CUT.finditer(text, 0, limit + 1))
+    return max((cut for cut in cuts if cut <= limit), default=0)

@@ -12,7 +12,7 @@ from tokenizer_bpe import EOT, safe_cut
 # Bytes that a thread encodes at a time. Much more in one call is slower and takes far more memory.
 CHUNK_BYTES = 1 << 20
 UNCUT_BYTES = 16 * CHUNK_BYTES  # Text without a place to cut for this long is cut anyway.
-LOOK_BACK = 1 << 16  # bytes before the end of a chunk in which to look for a place to cut
+LOOK_BACK = 1 << 14  # bytes before the end of a chunk in which to look for a place to cut
 LOOK_AHEAD = 8  # bytes after a place to cut that decide whether it is one
 LONGEST_SEPARATOR = 64  # bytes of an end-of-text line, with the white space after the mark
 MARK = EOT.encode()
