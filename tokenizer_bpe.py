@@ -235,10 +235,7 @@ class _Characters:
 
     def encode(self, text):
         """The ids of a text, uint32 [characters]. Raises TokenizerError for an unknown one."""
-        if text.isascii():
-            codes = np.frombuffer(text.encode(), np.uint8)
-        else:
-            codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         ids = self.ids.take(codes, mode="clip")
         unknown = ids == UNKNOWN
         if unknown.any():
