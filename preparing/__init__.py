@@ -7,7 +7,7 @@ obtains a tokenizer; encoder encodes, in threads or on a cluster, by ray_engine;
 tokens in order, without the copies that copies finds. summary describes the finished dataset.
 """
 
-import importlib.util
+import importlib
 
 
 class InputError(ValueError):
@@ -23,15 +23,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def need(what: str, *packages: str) -> None:
-    """Raises InputError where a package is missing that `what` needs."""
-    missing = " ".join(name for name in packages if not _is_installed(name))
-    if missing:
-        raise InputError(f"{what} needs {missing}; run\n  python -m pip install {missing}")
-
-
-def _is_installed(package):
+def need(what: str, package: str) -> None:
+    """Raises InputError where a package that `what` needs is missing, or cannot be imported."""
     try:
-        return importlib.util.find_spec(package) is not None
-    except ImportError:  # of backports, for backports.zstd
-        return False
+        importlib.import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"{what} needs {package} ({error}); run\n  python -m pip install {package}"
+        ) from None

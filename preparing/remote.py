@@ -61,7 +61,7 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
         raise InputError(f"{address}: {protocol}:// is not among {'://, '.join(PACKAGES)}://")
-    need(address, "fsspec", PACKAGES[protocol])
+    need(address, PACKAGES[protocol])
     return retry(address, LISTING_S, _list_files, address)
 
 
