@@ -134,7 +134,7 @@ def _read_rows(source, raw, at, options):
                 f"{source.name} has no column {column!r}; it has {', '.join(columns)}: name one"
                 " with --text_field"
             )
-        for value in values_of(column, at.offset):
+        for value in itertools.islice(values_of(column), at.offset, None):
             rows.append({column: value})
             size += len(str(value))
             end = Position(at.source, end.offset + 1)
@@ -154,7 +154,7 @@ def _read_rows(source, raw, at, options):
 
 
 def _open_table(source, raw, options):
-    """The columns of a table, and a function of a column and a row: the values from there on."""
+    """The columns of a table, and a function of a column: its values."""
     if source.kind == "parquet":
         import pyarrow.parquet
 
@@ -172,17 +172,9 @@ def _open_table(source, raw, options):
         csv.field_size_limit(1 << 30)
         rows = csv.DictReader(text, delimiter="\t" if source.kind == "tsv" else ",")
         columns = rows.fieldnames or []
-    return columns, lambda column, first: (
-        row.get(column) for row in itertools.islice(rows, first, None)
-    )
+    return columns, lambda column: (row.get(column) for row in rows)
 
 
-def _parquet_values(file, column, first):
-    """The values of a column from row `first` on."""
-    groups = list(range(file.num_row_groups))
-    while groups and first >= file.metadata.row_group(groups[0]).num_rows:
-        first -= file.metadata.row_group(groups.pop(0)).num_rows
-    for batch in file.iter_batches(64, groups, [column], use_threads=False):
-        values = batch.column(0).slice(first)
-        first = max(0, first - len(batch))
-        yield from values.to_pylist()
+def _parquet_values(file, column):
+    for batch in file.iter_batches(64, columns=[column], use_threads=False):
+        yield from batch.column(0).to_pylist()
