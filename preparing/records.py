@@ -42,9 +42,8 @@ class Document:
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
     """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
     report = CleaningReport()
-    read = _documents_of_text if chunk.kind == "txt" else _documents_of_records
     documents = []
-    for document in read(chunk, options, report):
+    for document in _readable(chunk, options, report):
         if document.text and options.clean:
             document = document.corrected(clean, report)
             rule = noise(document.text) if chunk.whole else ""
@@ -56,84 +55,44 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
     return documents, report
 
 
-def _documents_of_text(chunk, options, report) -> Iterator[Document]:
-    for start, data in split_documents(chunk.data):
+def _readable(chunk, options, report) -> Iterator[Document]:
+    """The documents but those that are broken and to be skipped."""
+    for place, offset, record in _records_of(chunk):
         try:
-            yield Document(_decoded(data, chunk, options, report))
-        except BrokenText as broken:
-            if options.on_error == "skip":
-                example = data.decode("utf-8", "replace")
-                report.add(_not_the_encoding(options), 1, len(data), [example])
-                continue
-            offset = chunk.start.offset + start + broken.at
-            raise InputError(
-                f"{chunk.path} is {_not_the_encoding(options)}: byte 0x{data[broken.at]:02x} at"
-                f" offset {offset:,}; leave such documents out with --on_error skip, or take such"
-                " bytes as U+FFFD with --on_error replace. Only where all files are in another"
-                " encoding, name it: --encoding latin-1 or utf-16"
-            ) from None
-
-
-def _decoded(data, chunk, options, report):
-    """The text of bytes; what is not UTF-8 in it is reported, or raises BrokenText."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        at = error.start
-    if options.on_error != "replace":
-        raise BrokenText(options, at)
-    text = data.decode("utf-8", "replace")
-    before = len(data[:at].decode())
-    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
-    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape")))
-    rule = f"{_not_the_encoding(options)}: taken with U+FFFD"
-    report.add(rule, int(not chunk.start.inside), size, [f"{Path(chunk.path).name}: {shown}"])
-    return text
-
-
-def _not_the_encoding(options):
-    return f"not {options.encoding or 'UTF-8'}"
-
-
-class BrokenText(InputError):
-    """Bytes that are not text in the encoding, from byte `at` on."""
-
-    def __init__(self, options, at):
-        self.at = at
-        super().__init__(
-            f"{_not_the_encoding(options)} at byte {at:,}; take it with U+FFFD by --on_error"
-            " replace, or name the --encoding of all .txt and .jsonl files"
-        )
-
-
-def _documents_of_records(chunk, options, report) -> Iterator[Document]:
-    """The documents of JSON lines, or of the rows of a table."""
-    is_lines = chunk.kind == "jsonl"
-    records = chunk.data.split(b"\n") if is_lines else chunk.data
-    before = chunk.start.line if is_lines else chunk.start.offset
-    for number, data in enumerate(records, before + 1):
-        if is_lines and not data.strip():
-            continue
-        try:
-            record = _parsed(_decoded(data, chunk, options, report)) if is_lines else data
-            yield _document_of(record, options, report)
+            yield _document_of(record, offset, chunk, options, report)
         except InputError as error:
-            place = f"{chunk.path}, {'line' if is_lines else 'row'} {number:,}"
-            problem = f"{place}: {error}; correct it, or skip such records with --on_error skip"
+            problem = f"{place}: {error}. --on_error skip leaves such documents out"
             if options.on_error == "stop":
                 raise InputError(problem) from None
-            report.add("unusable records", 1, len(data) if is_lines else 0, [problem])
+            size = len(record) if isinstance(record, bytes) else 0
+            report.add("unusable documents", 1, size, [problem])
 
 
-def _parsed(line):
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise InputError(f"not valid JSON ({error}); a record takes one line") from None
+def _records_of(chunk) -> Iterator[tuple[str, int, bytes | dict]]:
+    """Each record, before it its place in words, and the offset at which that begins."""
+    if chunk.kind == "txt":
+        for start, data in split_documents(chunk.data):
+            yield chunk.path, chunk.start.offset + start, data
+    elif chunk.kind == "jsonl":
+        for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
+            if line.strip():
+                yield f"{chunk.path}, line {number:,}", 0, line
+    else:
+        for number, row in enumerate(chunk.data, chunk.start.offset + 1):
+            yield f"{chunk.path}, row {number:,}", 0, row
 
 
-def _document_of(record, options, report):
-    """The document in a JSON object or a row. Raises InputError when it has no usable text."""
+def _document_of(record, offset, chunk, options, report):
+    """The document in a record. Raises InputError when it has no usable text."""
+    if isinstance(record, bytes):
+        record = _decoded(record, offset, chunk, options, report)
+    if chunk.kind == "txt":
+        return Document(record)
+    if chunk.kind == "jsonl":
+        try:
+            record = json.loads(record)
+        except ValueError as error:
+            raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name = options.text_column(record)
@@ -154,6 +113,28 @@ def _document_of(record, options, report):
         raise InputError(f"{name!r} is {value!s:.40}, not a text")
     correct = functools.partial(_without_lone_surrogates, options)
     return Document(value, turns).corrected(correct, report)
+
+
+def _decoded(data, offset, chunk, options, report):
+    """The text of bytes, the first at `offset`; what is not UTF-8 is an InputError, or reported."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+    what = f"not {options.encoding or 'UTF-8'}"
+    if options.on_error != "replace":
+        raise InputError(
+            f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; take such bytes as U+FFFD"
+            " with --on_error replace. Only where all files are in another encoding, name it:"
+            " --encoding latin-1 or utf-16"
+        )
+    text = data.decode("utf-8", "replace")
+    before = len(data[:at].decode())
+    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
+    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape")))
+    example = f"{Path(chunk.path).name}: {shown}"
+    report.add(f"{what}: taken with U+FFFD", int(not chunk.start.inside), size, [example])
+    return text
 
 
 def _without_lone_surrogates(options, text, report):

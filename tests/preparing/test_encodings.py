@@ -52,7 +52,7 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
     for name in ENCODINGS:
         result = prepare(files / "in" / f"{name}.txt", out=files / "out", **flags)
         advice = "--on_error skip", "where all files are in another encoding", "--encoding"
-        fails_clearly(result, f"{name}.txt is not UTF-8: byte 0x", *advice)
+        fails_clearly(result, f"{name}.txt: not UTF-8: byte 0x", *advice)
     for way in ({"on_error": "replace"}, {"clean": True}):
         out = files / next(iter(way))
         rule = "not UTF-8: taken with U+FFFD"
@@ -79,7 +79,9 @@ def test_a_named_encoding_gives_what_utf_8_gives(files, tokenizer):
 def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     plain = {"tokenizer": tokenizer, "out": files / "out"}
     path = files / "in" / "latin-1.txt"
-    fails_clearly(prepare(path, encoding="ascii", **plain), "is not ascii: byte 0xdc at offset 67")
+    fails_clearly(
+        prepare(path, encoding="ascii", **plain), "latin-1.txt: not ascii: byte 0xdc at offset 67"
+    )
     fails_clearly(prepare(path, encoding="utf-16", **plain), "latin-1.txt is not utf-16: ")
     replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
     assert "not ascii: taken with U+FFFD: 1 document, 120 bytes" in replaced.stdout

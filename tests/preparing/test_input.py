@@ -66,7 +66,7 @@ def test_names_of_files_need_not_be_utf_8(tmp_path, tokenizer):
     (tmp_path / "caf\udce9").mkdir()
     (tmp_path / "caf\udce9/\udcff.txt").write_bytes(b"caf\xe9 and more\n")
     flags = {"tokenizer": tokenizer, "out": tmp_path / "bad\udcff"}
-    fails_clearly(prepare(tmp_path / "caf\udce9", **flags), "/caf\\udce9/\\udcff.txt is not UTF-8")
+    fails_clearly(prepare(tmp_path / "caf\udce9", **flags), "/caf\\udce9/\\udcff.txt: not UTF-8")
     ok(prepare(tmp_path / "caf\udce9", on_error="replace", **flags))
     found = read_meta(tmp_path / "bad\udcff").sources[0]["path"]
     assert found == f"{tmp_path}/caf\udce9/\udcff.txt"
@@ -109,7 +109,7 @@ BAD = [
     ("a.jsonl", b'{"conversations": []}', "there is 'conversations'; name"),
     ("a.jsonl", GOOD_LINE + b'{"text": 1}', "line 3: 'text' is 1, not a text"),
     ("a.jsonl", GOOD_LINE + b"[]", "line 3: [] is not an object"),
-    ("a.jsonl", GOOD_LINE + b'{"text": "\xff"}', "line 3: not UTF-8 at byte 10;"),
+    ("a.jsonl", GOOD_LINE + b'{"text": "\xff"}', "line 3: not UTF-8: byte 0xff at offset 10;"),
     ("a.jsonl", b'{"text": "\\ud83d"}', "surrogate"),
     ("a.jsonl", b'{"messages": [{"role": "user"}]}', "is not a list of"),
     ("a.txt.gz", gzip.compress(prose().encode())[:-100], "a.txt.gz is cut off or damaged"),
@@ -178,7 +178,10 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
             b"one\n<|endoftext|>\nbad caf\xe9\n<|endoftext|>\ntwo\n",
             ["one\n", "two\n"],
             ["one\n", "bad caf\ufffd\n", "two\n"],
-            ("not UTF-8: 1 document, 9 bytes", "not UTF-8: taken with U+FFFD: 1 document, 1 byte"),
+            (
+                "unusable documents: 1 document, 9 bytes",
+                "not UTF-8: taken with U+FFFD: 1 document, 1 byte",
+            ),
         ),
         (
             "a.jsonl",
@@ -186,14 +189,14 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
             b'{"text": "a \\ud83d, \\ud83d"}\n{"text": "caf\xe9"}',
             ["one"],
             ["one", "a \ufffd, \ufffd", "caf\ufffd"],
-            ("unusable records: 5 documents", "lone surrogates: taken as U+FFFD: 1 document, 6"),
+            ("unusable documents: 5 documents", "lone surrogates: taken as U+FFFD: 1 document, 6"),
         ),
         (
             "a.json",
             b'[{"text": "one"}, {"text": null}, {"text": "two"}]',
             ["one", "two"],
             ["one", "two"],
-            ("unusable records: 1 document, 0 bytes", "unusable records: 1 document, 0 bytes"),
+            ("unusable documents: 1 document, 0 bytes", "unusable documents: 1 document, 0 bytes"),
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokeni
     with open(large, "ab") as file:
         file.write(b"caf\xe9\n")
     stopped = prepare(large, tokenizer=tokenizer, out=tmp_path / "out")
-    fails_clearly(stopped, "a.txt is not UTF-8", "--on_error skip")
+    fails_clearly(stopped, "a.txt: not UTF-8", "--on_error skip")
     for name in ("out", "whole"):
         ok(prepare(large, tokenizer=tokenizer, on_error="skip", out=tmp_path / name))
     assert sha(tmp_path / "out") == sha(tmp_path / "whole")
