@@ -55,7 +55,7 @@ def file_system(protocol: str):
 def list_files(address: str) -> dict[str, tuple[int, str]]:
     """The files that an address names: one, those of a folder, or those that match a glob.
 
-    In order of their names, {address: (bytes, tag)}. tag: changes with the content; "" if unknown.
+    In order of their names, {address: (bytes, version)}, as a Source has them; "" if unknown.
     Raises InputError, and PrepareError where nobody answers.
     """
     protocol = protocol_of(address)
@@ -76,17 +76,17 @@ def _list_files(address):
                 f"{address}: the server does not give its size, or no parts of it; fetch it first,"
                 " as with curl -LO, and give the file"
             )
-        return {address: _size_and_tag(info)}
+        return {address: _size_and_version(info)}
     path = re.sub(r"\*\*(?=[^/])", "**/*", files._strip_protocol(address))  # **.parquet is common
     found = files.glob(path, detail=True) if has_magic(path) else files.find(path, detail=True)
     return {
-        files.unstrip_protocol(path): _size_and_tag(info)
+        files.unstrip_protocol(path): _size_and_version(info)
         for path, info in sorted(found.items())
         if info["type"] == "file"
     }
 
 
-def _size_and_tag(info):
+def _size_and_version(info):
     tags = (str(info[name]) for name in TAGS if info.get(name))
     return info["size"], next(tags, "")
 
@@ -95,7 +95,7 @@ def _check_unchanged(source):
     """Raises InputError when a source is no longer what it was when it was listed."""
     files = file_system(protocol_of(source.path))
     files.invalidate_cache()
-    if _size_and_tag(files.info(source.path)) != (source.size, source.tag):
+    if _size_and_version(files.info(source.path)) != (source.size, source.version):
         raise InputError(f"{source.path} changed at its source; start again with --overwrite")
 
 

@@ -37,15 +37,15 @@ class Source:
     """One input file.
 
     path: the address, of a remote file. kind: a value of KINDS, or txt. compression: "", gzip or
-    zstd. size: bytes on disk. modified: ns since 1970. tag: the ETag or the like of a remote file.
+    zstd. size: bytes on disk. version: what changes with the content: when a file was modified, the
+    ETag or the like of a remote one, the checksum of standard input.
     """
 
     path: str
     kind: str
     compression: str
     size: int
-    modified: int
-    tag: str = ""
+    version: str
 
     @property
     def name(self) -> str:
@@ -93,18 +93,18 @@ def _sources_of(given) -> Iterator[Source]:
             files = {address: found for address, found in files.items() if _is_known(address)}
         if not files:
             raise InputError(f"no {FORMATS} at {given}")
-        for address, (size, tag) in files.items():
-            yield _source(address, size, 0, tag)
+        for address, (size, version) in files.items():
+            yield _source(address, size, version)
     else:
         for path in _expand(given):
             try:
                 stat = os.stat(path)
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}") from None
-            yield _source(path, stat.st_size, stat.st_mtime_ns)
+            yield _source(path, stat.st_size, str(stat.st_mtime_ns))
 
 
-def _source(path, size, modified, tag=""):
+def _source(path, size, version):
     """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
@@ -115,7 +115,7 @@ def _source(path, size, modified, tag=""):
         need(f"reading {path}", "pyarrow")
     if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
         need(f"reading {path}", "backports.zstd")
-    return Source(path, kind, compression, size, modified, tag)
+    return Source(path, kind, compression, size, version)
 
 
 def _name(path):
@@ -187,6 +187,4 @@ def keep_stdin(folder: Path, kind: str) -> Source:
     size = path.stat().st_size
     if not size:
         raise InputError("standard input is empty")
-    # In place of a time, which differs at each start; as a time it would be long ago.
-    content = int(sha256(path)[:12], 16)
-    return Source(path.as_posix(), kind, "", size, modified=content)
+    return Source(path.as_posix(), kind, "", size, sha256(path))

@@ -221,6 +221,6 @@ def test_characters_are_those_of_whole_documents(tmp_path):
 
 def test_what_opens_an_address_is_in_no_chunk(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    source = Source("https://me:secret@host/a.txt?token=secret", "txt", "", 4, 0)
+    source = Source("https://me:secret@host/a.txt?token=secret", "txt", "", 4, "")
     chunk = next(read_chunks([source], Position(0), Options(), lambda index: tmp_path / "a.txt"))
     assert "secret" not in chunk.path

@@ -122,7 +122,7 @@ def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
 
 def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
     def sampled(count, megabytes, protocol="hf://"):
-        found = [Source(f"{protocol}{n}", "parquet", "", megabytes << 20, 0) for n in range(count)]
+        found = [Source(f"{protocol}{n}", "parquet", "", megabytes << 20, "") for n in range(count)]
         return [found.index(source) for source in sources_to_sample(found, 100_000_000)]
 
     assert sampled(40, 300) == [0, 13, 26]  # 900 of 12,000 MB
