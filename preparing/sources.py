@@ -4,7 +4,6 @@ Looks at names, sizes and permissions, for remote files at what their source say
 no file, except to keep standard input.
 """
 
-import difflib
 import glob
 import itertools
 import os
@@ -139,10 +138,8 @@ def _expand(given):
         return found
     if glob.has_magic(given):
         raise InputError(f"no file matches {given}")
-    names = ["shakespeare", *CATALOG]
-    near = difflib.get_close_matches(given.lower(), names, 1)
-    names = f"did you mean {near[0]}?" if near else f"texts by name are {', '.join(names)}"
-    raise InputError(f"no such file or folder: {given}; {names}")
+    names = ", ".join([SHAKESPEARE, *CATALOG])
+    raise InputError(f"no such file or folder: {given}; texts by name are {names}")
 
 
 def _files_of_folder(folder):
