@@ -53,9 +53,7 @@ def map_on_cluster(function: Callable, items: Iterable) -> Iterator:
     """
     import ray
 
-    def most():
-        return ITEMS_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
-
+    most = ITEMS_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
     # A closure, which each process of the cluster gets once, with what it holds.
     task = ray.remote(lambda item: function(item)).options(max_retries=RETRIES)
     try:

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 
-def map_in_order(
-    submit: Callable[..., Future], items: Iterable, most: Callable[[], int]
-) -> Iterator:
+def map_in_order(submit: Callable[..., Future], items: Iterable, most: int) -> Iterator:
     """Yield the result of submit(item) for each item, in order. Raises what the work raises.
 
-    most: returns how many items to have under way, or waiting for an earlier one.
+    most: items to have under way, or waiting for an earlier one.
     """
     under_way = deque()
     for item in items:
         under_way.append(submit(item))
-        while len(under_way) >= most():
+        if len(under_way) == most:
             yield under_way.popleft().result()
     while under_way:
         yield under_way.popleft().result()

@@ -195,7 +195,7 @@ class WorkFolder:
         count = self.plan.workers
         with ThreadPoolExecutor(count) as threads:
             submit = functools.partial(threads.submit, function)
-            yield map_in_order(submit, chunks, lambda: 2 * count)  # no thread waits for a chunk
+            yield map_in_order(submit, chunks, 2 * count)  # no thread waits for a chunk
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         if report.rules:
