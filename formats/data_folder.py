@@ -20,6 +20,7 @@ FORMAT = 1
 # Bits of a mask's byte for each token.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
+REMEDY = "copy the folder here again, or prepare the data again with --overwrite"
 
 
 class DataError(ValueError):
@@ -114,8 +115,7 @@ def read_meta(folder: str | Path) -> Meta:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
     except (ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{path} cannot be used ({type(error).__name__}: {error}); prepare the data again, or"
-            " restore the file from a copy"
+            f"{path} cannot be used ({type(error).__name__}: {error}); {REMEDY}"
         ) from None
     for split in meta.splits.values():
         _check_size(folder, split, split.tokens, meta.dtype)
@@ -135,16 +135,12 @@ def _check_size(folder, split, tokens, dtype):
     """Raises DataError unless a .bin is there and has its size."""
     path, expected = folder / split.file, tokens * np.dtype(dtype).itemsize
     if not path.exists():
-        raise DataError(
-            f"{path} is missing, though {folder / 'meta.json'} names it; copy it here or prepare"
-            " the data again"
-        )
+        raise DataError(f"{path} is missing, though {folder / 'meta.json'} names it; {REMEDY}")
     size = path.stat().st_size
     if size != expected:
         raise DataError(
             f"{path} has {size:,} bytes instead of {expected:,} ({tokens:,} {dtype} tokens): it is"
-            " cut off, still being copied, or not the file that meta.json describes; copy both"
-            " again, or prepare the data again"
+            f" cut off, still being copied, or not the file that meta.json describes; {REMEDY}"
         )
 
 
@@ -152,8 +148,7 @@ def check_tokens(path: Path, numbers: np.ndarray, sha256: str) -> None:
     """Raises DataError unless the content of a .bin, as read, has its checksum."""
     if hashlib.sha256(numbers).hexdigest() != sha256:
         raise DataError(
-            f"{path} is damaged: its bytes are not those that meta.json describes; copy it here"
-            " again, or prepare the data again"
+            f"{path} is damaged: its bytes are not those that meta.json describes; {REMEDY}"
         )
 
 

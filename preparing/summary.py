@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.data_folder import DataError, Meta, dtype_for, read_meta
+from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
 from preparing import plural
 from preparing.fast_bpe import encoder_name
@@ -85,8 +85,7 @@ def verify(folder: Path) -> str:
     damaged = [name for name in expected if sha256(folder / name) != expected[name]]
     if damaged:
         raise DataError(
-            f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; copy it"
-            " again, or prepare it again with --overwrite"
+            f"{folder}: {', '.join(damaged)} is damaged: not what meta.json describes; {REMEDY}"
         )
     tokens = sum(split.tokens for split in meta.splits.values())
     return f"{folder} is good: {', '.join(expected)}; {tokens:,} tokens"

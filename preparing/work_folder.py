@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from formats.data_folder import DataError, Meta, read_meta, write_meta
+from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import read_json, write_json
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
@@ -124,13 +124,13 @@ class WorkFolder:
         return [{"path": source.name, "bytes": source.size} for source in self.sources]
 
     def finished(self) -> str:
-        """A line about this dataset if it is finished, else "". Raises InputError for another."""
+        """A line about this dataset if it is finished, else "".
+
+        Raises InputError for another one, DataError for a damaged one.
+        """
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
-        try:
-            meta = read_meta(self.out)
-        except DataError as error:
-            raise InputError(f"{error} (this command with --overwrite makes it again)") from None
+        meta = read_meta(self.out)
         changed = self._differences(meta.settings, meta.sources, self.listed_sources())
         if changed:
             raise InputError(
