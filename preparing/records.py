@@ -17,7 +17,6 @@ from preparing.chunks import Chunk, Options, split_documents
 from preparing.cleaning import CleaningReport, clean, noise
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
-BROKEN = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as surrogateescape has them
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -131,7 +130,7 @@ def _decoded(data, offset, chunk, options, report):
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())
     shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
-    size = len(BROKEN.findall(data.decode("utf-8", "surrogateescape")))
+    size = len(data) - len(data.decode("utf-8", "ignore").encode())
     example = f"{Path(chunk.path).name}: {shown}"
     report.add(f"{what}: taken with U+FFFD", int(not chunk.start.inside), size, [example])
     return text
