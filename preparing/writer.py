@@ -191,7 +191,9 @@ class TokenWriter:
         new = np.ones(len(short), bool)
         if self.seen:
             new[short] = self.seen.first(part.hashes[short])
-            self._report_copies(part.text_bytes[~new])
+            copies = part.text_bytes[~new]
+            if len(copies):
+                self.report.add("exact duplicates", len(copies), int(copies.sum()), [])
         if part.whole:
             sizes = part.text_bytes * new
             written_before = self.text_bytes + np.cumsum(sizes) - sizes
@@ -208,10 +210,6 @@ class TokenWriter:
         self.read += int(part.text_bytes.sum())
         if time.monotonic() - self.saved_at > SAVE_SECONDS:
             self.save()
-
-    def _report_copies(self, sizes):
-        if len(sizes):
-            self.report.add("exact duplicates", len(sizes), int(sizes.sum()), [])
 
     def save(self) -> None:
         """Record how far the files are finished, safe from a power cut."""
