@@ -77,7 +77,7 @@ def standard_library() -> list[str]:
     return sorted(
         path.as_posix()
         for path in root.rglob("*.py")
-        if path.stat().st_size and not NOT_IN_STDLIB.search(f"/{path.relative_to(root).as_posix()}")
+        if not NOT_IN_STDLIB.search(f"/{path.relative_to(root).as_posix()}")
     )
 
 
