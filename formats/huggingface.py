@@ -185,9 +185,8 @@ def from_hf(
             wrong.append(f"{name}: {tuple(out[name].shape)}, expected {shape}")
     wrong += [f"{name}: no such tensor" for name in left]
     if wrong:
-        more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise CheckpointError(
-            f"the weights in {folder} do not fit their description: {'; '.join(wrong[:4])}{more}"
+            f"{len(wrong)} of the weights in {folder} do not fit config.json, first {wrong[0]}"
         )
     if config.tie_weights:
         out["lm_head.weight"] = out["wte.weight"]

@@ -55,8 +55,8 @@ def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
             "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
         ),
-        ("gpt2", {"n_inner": 64}, "h.0.mlp.c_fc.bias: (128,), expected (64,)"),
-        ("gpt2", {"n_layer": 3}, "h.2.attn.c_attn.bias: missing"),
+        ("gpt2", {"n_inner": 64}, "first h.0.mlp.c_fc.weight: (128, 32), expected (64, 32)"),
+        ("gpt2", {"n_layer": 3}, "first h.2.ln_1.weight: missing"),
         ("gpt2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias: no such tensor"),
         ("gpt2", {"n_head": 3}, "n_head = 3 does not divide"),
         (
