@@ -20,6 +20,7 @@ import sys
 import time
 
 from formats.data_folder import DataError
+from formats.files import error_message
 from preparing import InputError, PrepareError, ray_engine
 from preparing.arguments import Plan, parse
 from preparing.encoder import encode_chunk
@@ -104,10 +105,9 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, KeyboardInterrupt):
         return "stopped; finished work is kept, and the same command continues"
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
         return (
-            f"{place}{error.strerror or error}; finished work is kept, and the same command"
-            " continues once there is room or permission"
+            f"{error_message(error)}; finished work is kept, and the same command continues once"
+            " there is room or permission"
         )
     return str(error) if isinstance(error, PrepareError) else None
 
