@@ -188,12 +188,9 @@ def _how_to_prepare(folder):
     if folder.exists():
         text, out = out, "data/NAME"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
-    here = Path("data").absolute()
-    others = f"nothing is prepared in {here}"
-    if prepared:
-        others = f"or choose one that is prepared in {here}: {', '.join(prepared)}"
     return (
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"
         f"  python prepare_data.py {text} --out {out}\n"
-        f"(the first lines of a preset have its own command)\n{others}"
+        "(the first lines of a preset have its own command)\n"
+        f"prepared in {Path('data').absolute()}: {', '.join(prepared) or 'nothing yet'}"
     )

@@ -146,8 +146,8 @@ def test_a_folder_that_is_not_prepared_names_the_command_and_those_that_are(fold
     (folder / "data/texts").mkdir(parents=True)
     with pytest.raises(DataError, match=r"prepare_data.py data/texts --out data/NAME\n"):
         read_meta("data/texts")
-    with pytest.raises(DataError, match="nothing is prepared in"):
+    with pytest.raises(DataError, match=r"prepared in .*: nothing yet$"):
         read_meta("none")
     (folder / "data/texts/meta.json").write_text(json.dumps({}))
-    with pytest.raises(DataError, match=r"that is prepared in .*: data/texts$"):
+    with pytest.raises(DataError, match=r"prepared in .*: data/texts$"):
         read_meta("none")
