@@ -250,16 +250,13 @@ class _Characters:
 def _byte_pairs(vocab, special, pattern, source):
     """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
     to_byte = {char: byte for byte, char in ALPHABET.items()}
-    ranks = {}
-    for token, i in vocab.items():
-        if token not in special and to_byte.keys() >= set(token):
-            ranks[bytes(to_byte[char] for char in token)] = i
-    others = vocab.keys() - special.keys()
-    if len(ranks) < len(others) or any(bytes([byte]) not in ranks for byte in range(256)):
+    tokens = vocab.keys() - special.keys()
+    if not to_byte.keys() <= tokens or set().union(*tokens) != to_byte.keys():
         raise TokenizerError(
             f"{source} is not byte-level: its vocabulary lacks single bytes, or holds characters"
             " for none; train with the whole byte alphabet"
         )
+    ranks = {bytes(map(to_byte.get, token)): vocab[token] for token in tokens}
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
     )
