@@ -65,7 +65,9 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
-    vocab_size = plan.vocab_size or default_vocab_size(min(work.input_size, work.most_bytes))
+    text_bytes = min(work.input_size, work.most_bytes)
+    by_default = next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
+    vocab_size = plan.vocab_size or by_default
     tokenizer = None
     if size > FAST_FROM * vocab_size:
         tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
@@ -73,11 +75,6 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         texts = texts_of(sample, plan.options)
         tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     return tokenizer, f"trained on {described} spread over the text"
-
-
-def default_vocab_size(text_bytes: float) -> int:
-    """The ids of a BPE for so much text."""
-    return next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
