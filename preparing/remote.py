@@ -8,7 +8,6 @@ and send them to no other host. What they give up is tried again here.
 import functools
 import hashlib
 import itertools
-import random
 import re
 import sys
 import time
@@ -131,7 +130,7 @@ def retry(address: str, seconds: float, function: Callable, *arguments) -> objec
                 raise InputError(
                     f"{address} is not there, or not open to you: {why}; {hint}".rstrip("; ")
                 ) from error
-            pause = random.uniform(0, min(60, 2**tries / 2))
+            pause = min(60, 2**tries / 4)
             if time.monotonic() + pause > end:
                 raise PrepareError(
                     f"{address} cannot be reached: {why}. Check the network; finished work is kept,"
