@@ -139,8 +139,7 @@ class WorkFolder:
             )
         if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
             self._clear()
-        tokens = ", ".join(f"{name} {split.tokens:,} tokens" for name, split in meta.splits.items())
-        return f"{self.out} is finished already: {tokens} (--overwrite makes it again)"
+        return f"{self.out} is finished already (--overwrite makes it again)"
 
     def _differences(self, settings, former_sources, sources):
         """Describe how former work differs from this one; "" where it does not."""
