@@ -156,10 +156,7 @@ def _files_of_folder(folder):
     others = itertools.filterfalse(_is_known, files)
     skipped = Counter(Path(path).suffix.lower() or "without ending" for path in others)
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
-    if not files:
-        raise InputError(
-            f"folder {folder} is empty; folders that begin with a dot are not searched"
-        )
+    counts = counts or "nothing, dot folders aside"
     example = shlex.quote(f"{Path(folder).as_posix()}/**/*.ENDING")
     hint = f"a glob in quotes takes other text, as in {example}"
     if not known:

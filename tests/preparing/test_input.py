@@ -136,7 +136,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my pictures"
     folder.mkdir()
-    fails(folder, "my pictures is empty")
+    fails(folder, "or .parquet file", "but nothing, dot folders aside")
     (folder / "a.png").write_bytes(b"x")
     (folder / "b.md").write_bytes(b"x")
     fails(folder, "holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{folder}/**/*.ENDING'")
