@@ -37,10 +37,6 @@ class Corpus:
     files: str
     licence: str
 
-    @property
-    def address(self) -> str:
-        return f"hf://datasets/{self.repository}/{self.files}"
-
 
 CATALOG = {
     # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet.

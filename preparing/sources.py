@@ -85,7 +85,7 @@ def _sources_of(given) -> Iterator[Source]:
             given = shakespeare()
         elif corpus := CATALOG.get(given):
             print(f"{given}: {corpus.repository}; licence: {corpus.licence}", file=sys.stderr)
-            given = corpus.address
+            given = f"hf://datasets/{corpus.repository}/{corpus.files}"
     if protocol_of(given):
         files = list_files(given)
         if len(files) != 1:
