@@ -181,18 +181,23 @@ def test_shapes_that_no_architecture_has_say_so(wrong, words):
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
-@pytest.mark.parametrize("place", ["embedding", "attention", "mlp"])
-def test_dropout_is_in_three_places_and_only_in_training(arch, place):
-    """Another mask each time; in the weights of attention there is one too, for gpt2 and qwen3."""
+@pytest.mark.parametrize("place", ["embedding", "weights of attention", "attention", "mlp"])
+def test_dropout_is_in_four_places_and_only_in_training(arch, place):
+    """Another mask each time; here in one place alone."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(50, 16, 1, 2, 32, arch=arch, dropout=0.5))
-    ids = torch.randint(50, (2, 16))
-    if place != "attention":
-        torch.nn.init.zeros_(model.h[0].attn.c_proj.weight)
-    if place != "mlp":
-        torch.nn.init.zeros_(model.h[0].mlp.c_proj.weight)
+    ids, block = torch.randint(50, (2, 16)), model.h[0]
+    without = dataclasses.replace(model.config, dropout=0.0)
     if place != "embedding":
-        model.config.dropout = 0.0
+        model.config = without
+    if place != "weights of attention":
+        block.attn.config = without
+    if place not in ("attention", "mlp"):
+        block.dropout.p = 0.0
+    elif place == "mlp":
+        torch.nn.init.zeros_(block.attn.c_proj.weight)
+    else:
+        torch.nn.init.zeros_(block.mlp.c_proj.weight)
     with torch.no_grad():
         assert not torch.equal(model(ids), model(ids))
         model.eval()

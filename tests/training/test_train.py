@@ -1,5 +1,6 @@
 """train.py: whole runs as a user starts them, and what goes wrong with them."""
 
+import dataclasses
 import json
 import math
 import os
@@ -9,12 +10,13 @@ import signal
 import subprocess
 
 import pytest
+import torch
 
 from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
-from training.setup import count_steps
+from training.setup import count_steps, should_compile
 from training.state import Counters
 
 # -- whole runs -----------------------------------------------------------------------------------
@@ -169,9 +171,15 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
         assert count_steps(config, counters, windows=100) == end
 
 
-def test_a_long_run_is_compiled(char_data, tmp_path):
-    assert not small_run(char_data, tmp_path, "--max_steps=1000", "--compile=None").compiles
-    assert small_run(char_data, tmp_path, "--max_steps=2000000", "--compile=None").compiles
+@pytest.mark.parametrize(("kind", "short", "long"), [("cpu", 8e12, 1e15), ("cuda", 1e14, 1e16)])
+def test_a_long_run_is_compiled(char_data, tmp_path, kind, short, long):
+    run = small_run(char_data, tmp_path)
+    config = dataclasses.replace(run.config, compile=None)
+    device = dataclasses.replace(run.device, torch=torch.device(kind))
+    step = run.state.model.flops_per_token() * config.tokens_per_step
+    for flops, compiled in ((short, False), (long, True)):
+        run.schedule.total_steps = round(flops / step)
+        assert should_compile(config, run.state.model, device, run.schedule) == compiled
 
 
 def test_compiled_and_in_bf16_it_learns_the_same(little_data, tmp_path, finished):
