@@ -90,11 +90,11 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     }
     place = {"metadata": {"path": str(content)}}
     first = NotebookClient(opened(**fields), timeout=300, resources=place)
-    killer = threading.Thread(target=kill_kernel_while_training, args=(home / "run",), daemon=True)
+    killer = threading.Thread(target=kill_kernel_while_training, args=(home / "run",))
     killer.start()
     with pytest.raises(DeadKernelError):
         first.execute(env=environment)
-    killer.join(60)  # training has heard of it, and has saved
+    killer.join()
     last = run_folder.step_of(run_folder.steps(home / "run")[-1])
     end = last + 200
     data = (home / "data/train.bin").stat()
@@ -118,11 +118,14 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
 
 
 def kill_kernel_while_training(folder):
-    """Kill the notebook's kernel once there is a checkpoint, and wait for what it started."""
-    while not run_folder.steps(folder):
+    """Kill the notebook's kernel and what it started, as a lost machine, once a step is saved."""
+    for _ in range(20_000):
+        if run_folder.steps(folder):
+            break
         time.sleep(0.01)
-    for process in psutil.Process().children():
-        if "ipykernel_launcher" in " ".join(process.cmdline()):
-            started = process.children(recursive=True)
-            process.kill()
-            psutil.wait_procs(started, timeout=60)
+    for kernel in psutil.Process().children():
+        if "ipykernel_launcher" in " ".join(kernel.cmdline()):
+            lost = [kernel, *kernel.children(recursive=True)]
+            for process in lost:
+                process.kill()
+            psutil.wait_procs(lost)
