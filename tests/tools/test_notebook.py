@@ -1,7 +1,9 @@
-"""colab.ipynb as Colab runs it, with a folder for the Drive: killed while it trains, and again."""
+"""colab.ipynb as Colab runs it, with a folder for the Drive: killed, run again, another text."""
 
+import json
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -24,15 +26,18 @@ COLAB = {
     "drive": "def mount(path):\n    assert path == '/content/drive'\n",
     "files": (
         "import os, shutil\n\ndef upload():\n"
-        "    shutil.copy(os.environ['TEST_UPLOAD'], 'topics.txt')\n"
-        "    return {'topics.txt': b''}\n"
+        "    shutil.copytree(os.environ['CHOSEN'], '.', dirs_exist_ok=True)\n"
+        "    return dict.fromkeys(os.listdir(os.environ['CHOSEN']), b'')\n"
     ),
 }
 
 
 @pytest.fixture
 def machine(tmp_path, text_file):
-    """A Colab machine with the code on it: the folder that notebooks begin in, its environment."""
+    """A Colab machine with the code on it: the folder that notebooks begin in, its environment.
+
+    Who is asked for an upload chooses the files of the folder CHOSEN.
+    """
     content = tmp_path / "content"
     code = content / "gpt2_code"
     code.mkdir(parents=True)
@@ -43,10 +48,12 @@ def machine(tmp_path, text_file):
         path = tmp_path / "packages/google/colab" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (tmp_path / "chosen").mkdir()
+    shutil.copy(text_file, tmp_path / "chosen")
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(tmp_path / "packages"),
-        "TEST_UPLOAD": str(text_file),
+        "CHOSEN": str(tmp_path / "chosen"),
         "IPYTHONDIR": str(tmp_path / "ipython"),
     }
     return content, environment
@@ -65,9 +72,9 @@ def opened(**values):
 
 
 def said(notebook, name):
-    """What a cell printed."""
+    """What a cell printed, and the sentence with which it stopped."""
     cell = next(cell for cell in notebook.cells if cell.id == name)
-    return "".join(output.get("text", "") for output in cell.outputs)
+    return "".join(output.get("text", "") + output.get("evalue", "") for output in cell.outputs)
 
 
 def test_a_command_that_fails_stops_the_notebook():
@@ -90,7 +97,7 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     }
     place = {"metadata": {"path": str(content)}}
     first = NotebookClient(opened(**fields), timeout=300, resources=place)
-    killer = threading.Thread(target=kill_kernel_while_training, args=(home / "run",))
+    killer = threading.Thread(target=kill_kernel_while_training, args=(home / "run",), daemon=True)
     killer.start()
     with pytest.raises(DeadKernelError):
         first.execute(env=environment)
@@ -129,3 +136,72 @@ def kill_kernel_while_training(folder):
             for process in lost:
                 process.kill()
             psutil.wait_procs(lost)
+
+
+@pytest.fixture
+def run_cell(machine, tmp_path):
+    """run_cell(name, **fields) runs a cell in one kernel; returns what it says, and what it shows.
+
+    The project is the folder "drive" of tmp_path.
+    """
+    content, environment = machine
+    client = NotebookClient(
+        opened(),
+        timeout=300,
+        resources={"metadata": {"path": str(content / "gpt2_code")}},
+        allow_errors=True,
+    )
+
+    def run(name, **fields):
+        client.nb = opened(**fields)
+        index = next(n for n, cell in enumerate(client.nb.cells) if cell.id == name)
+        client.execute_cell(client.nb.cells[index], index)
+        return said(client.nb, name)
+
+    with client.setup_kernel(env=environment):
+        run("place", project=str(tmp_path / "drive"))
+        yield run
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Colab runs Linux")
+def test_another_text_is_prepared_or_a_sentence_says_how(run_cell, tmp_path):
+    chosen, drive = tmp_path / "chosen", tmp_path / "drive"
+    (chosen / "topics.txt").rename(tmp_path / "topics.txt")
+
+    def text(**fields):
+        options = fields.pop("more_options", "")
+        return run_cell("text", more_options=f"--tokenizer char {options}", **fields)
+
+    def prepared():
+        return json.loads((drive / "data/meta.json").read_text())["sources"]
+
+    # An upload that is cancelled, or brings no text, is asked for again.
+    assert "stopped: no file was uploaded; run this cell again" in text()
+    (chosen / "notes.md").write_text("# Notes")
+    assert "holds no .txt" in text()
+    (chosen / "story.txt").write_text("It was a calm day.\n" * 40)
+    assert "1 .md" in text()  # as skipped
+    (story,) = prepared()
+    assert story["path"].endswith("drive/texts/story.txt")
+
+    # What has been prepared stays until another text is asked for in so many words.
+    (chosen / "story.txt").write_text("Another day.\n" * 40)
+    again = text()
+    assert "uploaded before" in again
+    assert "--overwrite in more_options" in again
+    assert "is finished already" in again
+    refused = text(source=str(tmp_path / "topics.txt"), gigabytes=1e-5)
+    assert "other input or settings" in refused
+    assert "another project in cell 1, and other options go into more_options" in refused
+    assert prepared() == [story]
+    (chosen / "story.txt").rename(tmp_path / "story.txt")
+    assert "holds no .txt" in text(more_options="--overwrite")
+    assert prepared() == [story]
+    assert (drive / "texts/story.txt").exists()
+    (tmp_path / "story.txt").rename(chosen / "other.txt")
+    text(more_options="--overwrite")
+    (other,) = prepared()
+    assert other["path"].endswith("drive/texts/other.txt")
+    text(more_options="--overwrite", source=str(tmp_path / "topics.txt"))
+    (topics,) = prepared()
+    assert topics["path"] == str(tmp_path / "topics.txt")
