@@ -54,6 +54,7 @@ MISTAKES = (
 def train(config: Config) -> int:
     """A whole run, from its settings to the last checkpoint. Returns the exit status."""
     check_batch(config)
+    run_folder.check_own(Path(config.checkpoint_dir))
     if config.dry_run or not distributed.is_main:
         return run_to_its_end(build(config))
     folder = Path(config.checkpoint_dir)

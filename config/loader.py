@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 import runpy
+import shlex
 import typing
 from dataclasses import Field
 from pathlib import Path
@@ -34,6 +35,7 @@ NANOGPT = {
 }
 # Values of nanoGPT's init_from that are no weights of ours.
 NANOGPT_STARTS = ("scratch", "resume", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+RECORDED = '"checkpoint_dir"'  # is in each config.json that a run wrote, and in no other program's
 # What a setting of each type takes; the limits are those of its table.
 KINDS = {
     bool: "True or False",
@@ -165,11 +167,18 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
         raise ConfigError(f"{folder} is one step of a run; the run is {folder.parent}")
     path, values = folder / "config.json", {}
     try:
-        for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+        text = path.read_text(encoding="utf-8")
+        for name, value in json.loads(text).items() if RECORDED in text else ():
             if name in table:
                 values[name] = convert(table[name], value, path)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder} is no run with its settings: {error}") from None
+    if not values:
+        raise ConfigError(
+            f"{folder} is no run: train.py did not write its config.json. If it holds weights in"
+            " Hugging Face's format, a run of its own can start from them:\n  python train.py"
+            f" config/finetune.py --init_from={shlex.quote(folder.as_posix())}"
+        )
     return values | {"checkpoint_dir": str(folder), "dry_run": False, "resume": "auto"}
 
 

@@ -89,6 +89,19 @@ def write_text(path: Path, text: str) -> None:
         partial.write_bytes(data)
 
 
+def is_foreign(content: str, mark: str) -> bool:
+    """True if the content of a file lacks `mark`, which each file of ours of that name holds.
+
+    A power cut may have left nothing of a file: that is not foreign.
+    """
+    return bool(content.strip("\0 \r\n")) and mark not in content
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, however damaged; "" if there is none."""
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
+
+
 def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 

@@ -9,16 +9,20 @@ import json
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
 
+from config.loader import RECORDED
 from formats.files import (
     atomic_folder,
     check_room,
     delete_folder,
     error_message,
+    is_foreign,
     read_json,
+    read_text,
     sha256,
     write_json,
 )
@@ -27,6 +31,8 @@ from model import GPTConfig
 FORMAT = 1
 ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
+STEP_STATE = re.compile(r"step_\d+/state\.json")
+REPLACED = re.compile(r"(log\.jsonl|best\.json|trace\.json|step_\d+/.*)")  # config.json aside
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
 
 
@@ -226,6 +232,31 @@ def delete_partial(run: Path) -> None:
     """Delete what interrupted saves left."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)
+
+
+def check_own(run: Path) -> None:
+    """Raises CheckpointError where a run in this folder would replace what no run wrote."""
+    paths = [*run.glob("*.json*"), *run.glob("step_*/*")]
+    names = [path.relative_to(run).as_posix() for path in paths]
+    name = foreign(names, read_text(run / "config.json"))
+    if name:
+        raise CheckpointError(
+            f"checkpoint_dir = {run} holds {name}, which no run wrote and this one would replace;"
+            " choose another checkpoint_dir (init_from is the setting for weights to start from)"
+        )
+
+
+def foreign(names: Collection[str], config: str) -> str:
+    """The file in a folder that a run would replace and no run wrote; "" if there is none.
+
+    names: of the files in the folder and in its step folders. config: the text of config.json,
+    which tells whose the folder is.
+    """
+    if is_foreign(config, RECORDED):
+        return "config.json"
+    if RECORDED in config or any(STEP_STATE.fullmatch(name) for name in names):
+        return ""
+    return next(filter(REPLACED.fullmatch, names), "")
 
 
 def saw_conversations(state: dict) -> bool:

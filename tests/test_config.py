@@ -156,6 +156,12 @@ def test_qwen3_records_that_it_has_no_biases():
     assert config.load(["--arch=qwen3", "--bias"]).bias is False
 
 
+def test_a_model_of_another_program_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
+    with pytest.raises(ConfigError, match=r"is no run.*\n.*--init_from="):
+        config.load([str(tmp_path)])
+
+
 def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
     assert config.load([str(recorded_run(tmp_path, data_location="ram"))]).n_layer == 3
 

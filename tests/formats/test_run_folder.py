@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,30 @@ def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
     assert run_folder.read_shape(Path("run"), {"model": shape}) == GPTConfig(**shape)
     with pytest.raises(CheckpointError, match=r"does not fit .* 'position'"):
         run_folder.read_shape(Path("run"), {"model": shape | {"position": "rotary"}})
+
+
+@pytest.mark.parametrize(
+    ("there", "name"),
+    [
+        ({"config.json": '{"model_type": "gpt2"}'}, "config.json"),
+        ({"config.json": '{"n_layer": 2}', "log.jsonl": ""}, "config.json"),  # an old GPT-2
+        (
+            {"config.json": '{"model_type": "gpt2"}', "step_00000001/state.json": "{}"},
+            "config.json",
+        ),
+        ({"log.jsonl": "{}"}, "log.jsonl"),
+        ({"best.json": "{}"}, "best.json"),
+        ({"step_100/model.bin": ""}, "step_100/model.bin"),
+        ({"config.json": '{"data_dir": "a", "checkpoint_dir": "b"'}, None),  # damaged
+        ({"config.json": "\0" * 9, "log.jsonl": ""}, "log.jsonl"),
+        ({"step_00000001/state.json": "{}", "log.jsonl": ""}, None),
+        ({"README.md": "", "step_one/a": ""}, None),
+        ({}, None),
+    ],
+)
+def test_a_run_takes_no_folder_in_which_it_would_replace_what_no_run_wrote(tmp_path, there, name):
+    for path, content in there.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(content)
+    with pytest.raises(CheckpointError, match=f"holds {name},") if name else nullcontext():
+        run_folder.check_own(tmp_path)
