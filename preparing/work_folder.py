@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from formats.data_folder import Meta, read_meta, write_meta
-from formats.files import read_json, write_json
+from formats.files import is_foreign, read_json, read_text, write_json
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
 from preparing.chunks import Chunk, Position
@@ -36,6 +36,7 @@ VAL_BYTES = 20_000_000  # about the most that is held back of a large input
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
+MARK = '"eot_id"'  # is in each meta.json that was written here
 
 
 class WorkFolder:
@@ -66,11 +67,27 @@ class WorkFolder:
         for given in plan.inputs:
             if Path(given).is_dir() and plan.out.resolve().is_relative_to(Path(given).resolve()):
                 raise InputError(f"--out {plan.out} is in the input {given}; choose another folder")
+        self._check_out()
         largest = max((source.size for source in self.sources if source.is_remote), default=0)
         if largest > plan.cache_gb * 1e9:
             raise InputError(
                 f"--cache_gb {plan.cache_gb:g} does not hold the largest file; give at"
                 f" least --cache_gb {largest / 1e9 + 0.01:.2f}"
+            )
+
+    def _check_out(self):
+        """Raises InputError where the folder holds what another program, or a run, wrote."""
+        held = [name for name in FILES if (self.out / name).exists()]
+        if "meta.json" in held and not is_foreign(read_text(self.out / "meta.json"), MARK):
+            held = []
+        if (self.path / "meta.json").exists():  # these files were moving to their place
+            held = []
+        if (self.out / "config.json").exists():
+            held = ["config.json of a run or a model"]
+        if held:
+            raise InputError(
+                f"--out {self.out} holds {held[0]}, which prepare_data.py did not write; give"
+                " another --out"
             )
 
     def __enter__(self):

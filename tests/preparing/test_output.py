@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
+from preparing import InputError
 from preparing.arguments import parse
 from preparing.work_folder import WorkFolder
 from tests.conftest import fails_clearly, prose
@@ -147,3 +148,23 @@ def test_verify_finds_what_is_damaged_and_says_what_is_good(tmp_path, tokenizer)
     fails_clearly(prepare(verify=out), "train.bin is damaged")
     (out / "train.bin").write_bytes(data[:-2])
     fails_clearly(prepare(verify=out), "cut off")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.bin", "nanoGPT's"),
+        ("tokenizer.json", "{}"),  # of a model, or of a step of a run
+        ("meta.json", '{"stoi": {}}'),
+        ("config.json", '{"checkpoint_dir": "."}'),
+        ("config.json", '{"model_type": "gpt2"}'),
+    ],
+)
+def test_what_prepare_data_did_not_write_is_not_replaced(tmp_path, name, content):
+    (tmp_path / "a.txt").write_text("A text.")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(content)
+    options = [f"{tmp_path}/a.txt", f"--out={tmp_path}/out", "--overwrite"]
+    with pytest.raises(InputError, match=rf"holds {name}.* did not write"):
+        WorkFolder(parse(options))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
