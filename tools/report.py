@@ -35,6 +35,7 @@ SMALL = {  # {field: title} of the small curves
     "mfu": "MFU, share of the device's peak",
 }
 UNITS = {"val_loss": "nats a token", "bits_per_byte": "bits per byte"}
+MARK = "by python -m tools.report"  # is in each page
 SAMPLES = 8  # answers per prompt
 STYLE = [  # of matplotlib
     "seaborn-v0_8-whitegrid",
@@ -44,7 +45,7 @@ STYLE = [  # of matplotlib
 
 
 class ReportError(ValueError):
-    """A folder that holds nothing to show, in a sentence for the user."""
+    """Nothing to show, or no place to show it, in a sentence for the user."""
 
 
 # -- a run as numbers ------------------------------------------------------------------------------
@@ -318,6 +319,14 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
     files.write_text(out, html)
 
 
+def check_own(out: Path) -> None:
+    """Raises ReportError where the page or its picture would replace what no report wrote."""
+    is_ours = out.exists() and not files.is_foreign(files.read_text(out), MARK)
+    for path in (out, out.with_suffix(".png")):
+        if path.exists() and not is_ours:
+            raise ReportError(f"{path} exists already, and no report wrote it; give another --out")
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.report",
@@ -331,6 +340,7 @@ def main(argv: list[str]) -> None:
     out = args.out or Path(args.runs[0] if len(args.runs) == 1 else "", "report.html")
     if out.suffix != ".html":
         parser.error(f"--out {out}: the name must end in .html")
+    check_own(out)
     runs = [read_history(run) for run in args.runs]
     comparison = compare_ends(runs)
     write_page(runs, comparison, out)

@@ -201,6 +201,14 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path, arguments, words):
     fails_clearly(run_script("-m", "tools.report", *arguments, cwd=tmp_path), words)
 
 
+@pytest.mark.parametrize("name", ["page.html", "page.png"])
+def test_what_no_report_wrote_is_not_replaced(runs, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    result = run_script("-m", "tools.report", runs / "bpe", "--out", tmp_path / "page.html")
+    fails_clearly(result, f"{name} exists already", "--out")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 NO_MATPLOTLIB = "import runpy, sys; sys.modules['matplotlib'] = None; "
 
 
