@@ -29,6 +29,7 @@ from training.trial import measure
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_PARAMETER = 20
 RATE_POWER = -0.5  # the best learning rate follows this power of the width
+MARK = "# Written by python -m tools.size, which replaces it.\n"
 TIMED_S = 3.0  # seconds per size
 
 
@@ -84,6 +85,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--preset", default="config/laptop.py", help="recipe; default %(default)s")
     parser.add_argument("--out", help="preset to write; default: FOLDER/size.py")
     args, more = parser.parse_known_args(argv)
+    path = Path(args.out or Path(args.data, "size.py"))
+    if files.is_foreign(files.read_text(path), MARK):
+        parser.error(f"{path} exists already, and tools.size did not write it; give another --out")
     config = settings.load([args.preset, f"--data_dir={args.data}", *more])
 
     sizes = []
@@ -102,8 +106,7 @@ def main(argv: list[str]) -> None:
 
     chosen, defaults = best.config.recorded(), Config().recorded()
     lines = [f"{name} = {v!r}\n" for name, v in chosen.items() if v != defaults[name]]
-    path = Path(args.out or Path(args.data, "size.py"))
-    files.write_text(path, "".join(lines))
+    files.write_text(path, "".join([MARK, *lines]))
     print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter\n  python train.py {path}")
 
 

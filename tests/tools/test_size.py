@@ -20,3 +20,11 @@ def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
 def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
     result = run_script("-m", "tools.size", tmp_path, "--hours", 1)
     fails_clearly(result, "holds no prepared data")
+
+
+def test_a_preset_of_the_users_is_not_replaced(bpe_data, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("n_layer = 3\n")
+    result = run_script("-m", "tools.size", bpe_data, "--hours", 1, "--out", path)
+    fails_clearly(result, "mine.py exists already", "--out")
+    assert path.read_text() == "n_layer = 3\n"
