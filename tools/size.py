@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import config as settings
+import hardware
 from config import Config, ConfigError
 from formats import files
 from hardware import DeviceError
@@ -92,7 +93,13 @@ def main(argv: list[str]) -> None:
 
     sizes = []
     for member in family(config):
-        sizes.append(time_size(member, args.hours))
+        try:
+            sizes.append(time_size(member, args.hours))
+        except (MemoryError, RuntimeError) as error:
+            if not sizes or not hardware.out_of_memory(error):
+                raise
+            print(f"{member.n_layer} x {member.n_embd} does not fit the memory of this machine")
+            break
         if sizes[-1].tokens < sizes[-1].parameters:  # larger ones would see less still
             break
     # The logarithm of the ratio: twice as many tokens are as far from it as half as many.

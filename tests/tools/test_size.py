@@ -1,5 +1,9 @@
 """tools/size.py: from a text and hours to a preset that trains."""
 
+import resource
+from pathlib import Path
+
+import tools.size
 from tests.conftest import fails_clearly, run_script
 
 
@@ -20,6 +24,26 @@ def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
 def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
     result = run_script("-m", "tools.size", tmp_path, "--hours", 1)
     fails_clearly(result, "holds no prepared data")
+
+
+def test_sizes_that_fit_the_memory_are_shown_when_a_larger_one_does_not(
+    bpe_data, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
+    monkeypatch.setattr(tools.size, "WIDTHS", (64, 1024))
+    family = ["--n_layer=2", "--n_embd=64", "--block_size=32", "--batch_size=1", "--device=cpu"]
+    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), *family]
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 150_000_000, limit[1]))
+    try:
+        tools.size.main([*command, "--epochs=1000"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    said = capsys.readouterr().out
+    assert "does not fit the memory" in said
+    assert "4 x 64 " in said
+    assert (tmp_path / "a.py").exists()
 
 
 def test_a_preset_of_the_users_is_not_replaced(bpe_data, tmp_path):
