@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 import hardware
-from formats.data_folder import IN_REPLY, TURN_BEGINS, DataError, Meta, Split, check_tokens
+from formats.data_folder import IN_REPLY, DataError, Meta, Split, check_tokens
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
+from training.replies import reply_windows
 
 # uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
 # on some devices.
@@ -31,8 +32,9 @@ class Dataset:
 
     tokens: [length], int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped, as
     `location` says. mask: where only replies count in the loss, [length], uint8: bits that
-    prepare_data.py wrote for each token. windows: how many sequences of block_size tokens fit into
-    the split, from whatever offset below block_size.
+    prepare_data.py wrote for each token. windows: how many sequences of block_size tokens an epoch
+    has: as many as fit into the split from whatever offset below block_size, or, where only replies
+    count, those that reply_windows finds.
     """
 
     def __init__(
@@ -61,8 +63,13 @@ class Dataset:
         self.location = find_location(self.bytes, device)
         self.tokens = self._load(file, meta.dtype)
         self.mask = self._load(file.mask, "uint8") if masked else None
+        if masked:
+            self._replies = torch.from_numpy(
+                np.stack(reply_windows(self.mask.cpu().numpy(), block_size), axis=1)
+            )
+            self.windows = len(self._replies)
         # Of two epochs: a batch may begin in one and end in the next.
-        self._order = functools.lru_cache(maxsize=2)(self._draw_order)
+        self._epoch = functools.lru_cache(maxsize=2)(self._draw_epoch)
 
     def _load(self, file: Split, dtype: str) -> torch.Tensor:
         """The numbers of a file, [length], at `location`. Read into memory, they are checked."""
@@ -79,46 +86,33 @@ class Dataset:
         """Inputs and targets of the sequences number `first` and on of a run.
 
         Each is int64 [batch_size, block_size] on the device. Without replacement: an epoch visits
-        every window once, in an order and from an offset that follow from (seed, epoch) alone. So
-        with first = step x batch_size a batch follows from (seed, step), and a run resumes anywhere
-        at no cost.
+        every window once, in an order and from an offset that follow from (seed, epoch) alone;
+        where only replies count, there is no offset. So with first = step x batch_size a batch
+        follows from (seed, step), and a run resumes anywhere at no cost.
         """
-        starts = self._starts(first, batch_size, seed)
-        if self.mask is not None:
-            starts = self._move_to_turns(starts)
-        return self._at(starts[:, None] + torch.arange(self.block_size + 1, device=starts.device))
-
-    def _starts(self, first, batch_size, seed):
-        """Where the sequences number `first` and on of a run start, int64 [batch_size]."""
         parts = []
-        while batch_size:  # once, or twice where an epoch ends inside the batch
+        while batch_size:  # once, or more often where epochs end inside the batch
             epoch, at = divmod(first, self.windows)
             count = min(batch_size, self.windows - at)
-            offset, order = self._order(epoch, seed)
-            parts.append(offset + order[at : at + count] * self.block_size)
+            parts.append(self._epoch(epoch, seed)[at : at + count])
             first += count
             batch_size -= count
-        return torch.cat(parts)
+        windows = torch.cat(parts)
+        steps = torch.arange(self.block_size + 1, device=windows.device)
+        return self._at(windows[:, :1] + steps, windows[:, 1:])
 
-    def _draw_order(self, epoch, seed):
-        """The offset of an epoch's windows, and their order, int64 [windows]."""
+    def _draw_epoch(self, epoch, seed):
+        """An epoch's windows in their order, int64 [windows, 2]: their starts, and `since`."""
         # NumPy guarantees Philox's raw stream in all its versions, which it does not for
         # permutation() (NEP 19).
         random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
         offset = int(random.random_raw() % self.block_size)
         order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
-        return offset, order.to(self.tokens.device)
-
-    def _move_to_turns(self, starts):
-        """Move each start to the first turn of its window that is not the assistant's, if any.
-
-        A conversation then begins with what was asked. An epoch leaves out some tokens before such
-        turns, and visits some after them twice.
-        """
-        window = starts[:, None] + torch.arange(self.block_size, device=starts.device)
-        turns = self.mask[window] & TURN_BEGINS
-        moved = starts + turns.argmax(dim=1)  # the first of the largest: 0 where there is no turn
-        return torch.where(moved < self.length - self.block_size, moved, starts)
+        if self.mask is None:
+            windows = (offset + order * self.block_size).unsqueeze(1).expand(-1, 2)
+        else:
+            windows = self._replies[order]
+        return windows.to(self.tokens.device)
 
     def evaluation(
         self, windows: int, micro_batch: int, rank: int = 0, ranks: int = 1
@@ -126,26 +120,35 @@ class Dataset:
         """Yield inputs and targets of fixed windows, spread evenly.
 
         Both are int64 [micro_batch, block_size]. windows: how many; 0 for all, with the last,
-        partial one. Each of `ranks` processes takes every ranks-th window, and all yield as many
-        micro-batches. Targets beyond the split and rows that fill up a micro-batch are IGNORE, so
-        every forward has one shape and the mean does not depend on micro_batch.
+        partial one. Where only replies count, they are those of training. Each of `ranks` processes
+        takes every ranks-th window, and all yield as many micro-batches. Targets beyond the split
+        and rows that fill up a micro-batch are IGNORE, so every forward has one shape and the mean
+        does not depend on micro_batch.
         """
         T = self.block_size
-        whole = (self.length - 1) // T  # windows of T targets: every token but the first is one
-        if windows and windows < whole:
-            starts = [i * whole // windows * T for i in range(windows)]
+        if self.mask is None:
+            starts = torch.arange(0, self.length - 1, T)  # every token but the first is a target
+            if windows:
+                starts = starts[: (self.length - 1) // T]
+            chosen = starts.unsqueeze(1).expand(-1, 2)
         else:
-            starts = list(range(0, whole * T if windows else self.length - 1, T))
-        starts += [self.length] * (-len(starts) % (ranks * micro_batch))
-        for part in torch.tensor(starts[rank::ranks]).split(micro_batch):
-            index = part[:, None] + torch.arange(T + 1)
-            index = self._send(index) if self.location == "gpu" else index
-            x, y = self._at(index.clamp(max=self.length - 1))
+            chosen = self._replies
+        if windows and windows < len(chosen):
+            chosen = chosen[torch.arange(windows) * len(chosen) // windows]
+        filling = -len(chosen) % (ranks * micro_batch)
+        chosen = torch.cat((chosen, torch.full((filling, 2), self.length)))
+        for part in chosen[rank::ranks].split(micro_batch):
+            part = self._send(part) if self.location == "gpu" else part
+            index = part[:, :1] + torch.arange(T + 1, device=part.device)
+            x, y = self._at(index.clamp(max=self.length - 1), part[:, 1:])
             y.masked_fill_(self._send(index[:, 1:]) >= self.length, IGNORE)
             yield x, y
 
-    def _at(self, index):
-        """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory."""
+    def _at(self, index, since):
+        """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory.
+
+        since: int64 [B, 1]: where only replies count, targets of inputs before it do not.
+        """
         chunk = self._send(self.tokens[index]).long()
         if self.tokens.dtype == torch.int16:  # uint16's bits
             chunk.bitwise_and_(0xFFFF)
@@ -153,8 +156,8 @@ class Dataset:
         # be compiled again.
         x, y = chunk[:, :-1], chunk.clone()[:, 1:]
         if self.mask is not None:
-            in_reply = self._send(self.mask[index[:, 1:]]) & IN_REPLY
-            y.masked_fill_(in_reply == 0, IGNORE)
+            counts = (self.mask[index[:, 1:]] & IN_REPLY > 0) & (index[:, :-1] >= since)
+            y.masked_fill_(~self._send(counts), IGNORE)
         return x, y
 
     def _send(self, chunk):

@@ -4,7 +4,6 @@ Knows the model, its data and the device; no log and no terminal.
 """
 
 import itertools
-import math
 from collections.abc import Callable
 
 import torch
@@ -145,8 +144,7 @@ class Trainer:
             x, y = self.data.train.batch(first, batch, c.seed)
         predictions = None
         if c.loss_on == "assistant":
-            counted = (y != IGNORE).sum().float()
-            predictions = distributed.all_reduce_mean(counted).clamp(min=1 / distributed.world_size)
+            predictions = distributed.all_reduce_mean((y != IGNORE).sum().float())
         self.seed_dropout()
         loss = forward_backward(
             self.parallel, x, y, self.micro_batch, self.cast, self.state.scaler, predictions
@@ -171,7 +169,7 @@ class Trainer:
             torch.manual_seed((seed + (distributed.rank << 40)) % 2**63)
 
     def evaluate(self, interrupted: Callable[[], bool]) -> float | None:
-        """The validation loss in nats per token; NaN where nothing counts in the windows.
+        """The validation loss in nats per token.
 
         interrupted: asked between micro-batches; the loss is None once it says so.
         """
@@ -184,7 +182,7 @@ class Trainer:
             return None
         total = sum(distributed.gather(float(total)))
         count = sum(distributed.gather(float(count)))
-        return total / count if count else math.nan
+        return total / count
 
     # -- numbers -----------------------------------------------------------------------------------
 

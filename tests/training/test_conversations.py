@@ -13,6 +13,7 @@ from model import IGNORE
 from tests.conftest import losses, run_script, trained
 from tests.training.conftest import EXACT, assert_same_losses, train_on
 from training.dataset import Dataset
+from training.replies import reply_windows
 
 CPU = torch.device("cpu")
 
@@ -21,37 +22,82 @@ def open_split(folder, split, block_size=32, loss_on="assistant"):
     return Dataset(folder, read_meta(folder), split, block_size, CPU, loss_on)
 
 
-def test_sequences_begin_at_turns_and_replies_are_their_targets(chat_data):
-    ids = np.fromfile(chat_data / "train.bin", read_meta(chat_data).dtype).astype(int)
-    mask = np.fromfile(chat_data / "train.mask.bin", np.uint8)
-    T = 64
-    data = open_split(chat_data, "train", T)
-    whole = open_split(chat_data, "train", T, "all")
-    assert data.bytes == whole.bytes * 3 // 2
-    starts = whole._starts(0, data.windows, 7).tolist()
-    x, y = data.batch(0, data.windows, 7)
-    at_turns = 0
-    for start, row_x, row_y in zip(starts, x, y, strict=True):
-        turns = np.flatnonzero(mask[start : start + T] & TURN_BEGINS)
-        moved = start + int(turns[0]) if len(turns) else start
-        if moved + T >= len(ids):
-            moved = start
-        at_turns += moved != start
-        assert row_x.tolist() == ids[moved : moved + T].tolist()
-        counts = mask[moved + 1 : moved + T + 1] & IN_REPLY > 0
-        assert row_y.tolist() == np.where(counts, ids[moved + 1 : moved + T + 1], IGNORE).tolist()
-    assert at_turns > data.windows / 3
+def mask_of(lengths):
+    """The mask of conversations [(tokens asked, tokens replied), ...], two tokens a name.
+
+    Also where each question begins, where the reply to it begins, and where what ends it ends.
+    """
+    parts, asked, begins, ends, at = [], [], [], [], 0
+    for turns in lengths:
+        for n, (question, reply) in enumerate(turns):
+            name = np.full(2, IN_REPLY if n else 0, np.uint8)  # it ends the reply before
+            name[0] |= TURN_BEGINS
+            parts += [name, np.zeros(question + 2, np.uint8), np.full(reply, IN_REPLY, np.uint8)]
+            asked.append(at)
+            begins.append(at + question + 4)
+            at += question + 4 + reply
+            ends.append(at + (2 if n + 1 < len(turns) else 1))
+        parts.append(np.array([IN_REPLY], np.uint8))  # end-of-text
+        at += 1
+    return np.concatenate(parts), asked, begins, ends
 
 
-def test_an_evaluation_counts_each_token_of_a_reply_once(chat_data):
-    data, whole = (open_split(chat_data, "val", loss_on=on) for on in ("assistant", "all"))
-    count = 0
-    for (x, y), (all_x, all_y) in zip(data.evaluation(0, 7), whole.evaluation(0, 7), strict=True):
-        assert torch.equal(x, all_x)
-        assert ((y == all_y) | (y == IGNORE)).all()
-        assert y.stride() == data.batch(0, 7, 1)[1].stride()  # else it is compiled again
-        count += int((y != IGNORE).sum())
-    assert count == read_meta(chat_data).splits["val"].mask.tokens
+@pytest.mark.parametrize("T", [64, 512])
+@pytest.mark.parametrize(
+    ("asked", "replied", "turns", "most"),
+    [
+        (40, 250, 1, 1.4),
+        (20, 60, 4, 1.6),
+        (60, 1000, 1, 1.1),  # replies longer than the context
+        (800, 60, 1, 0.6),  # articles with summaries
+        (900, 4, 1, 0.6),
+    ],
+)
+def test_each_reply_is_seen_once_with_what_was_asked(T, asked, replied, turns, most):
+    """Lengths are log-normal. most: windows that an epoch has, of those that the tokens fill."""
+    dice = np.random.default_rng(1)
+    lengths = np.exp(dice.normal(np.log((asked, replied)), 0.5, (300, turns, 2))).astype(int) + 1
+    mask, asked, begins, ends = mask_of(lengths)
+    starts, since = reply_windows(mask, T)
+    assert len(starts) < most * len(mask) / T + 1
+    seen, context = np.zeros(len(mask), int), np.zeros(len(mask), int)
+    for start, first in zip(starts, since, strict=True):
+        assert mask[first + 1] & IN_REPLY  # no window without a reply
+        seen[first + 1 : start + T + 1] += 1
+        context[first + 1 : start + T + 1] = start
+    assert (seen[mask & IN_REPLY > 0] == 1).all()
+    for question, begin, end in zip(asked, begins, ends, strict=True):
+        if end - question <= T:
+            assert (context[begin:end] <= question).all()
+        elif end - begin <= T // 2:
+            assert (context[begin:end] <= begin - T // 2).all()
+
+
+def test_what_a_reply_answers_begins_with_the_first_turn_after_the_reply_before():
+    """A system message and a question, two replies in a row, and a text between conversations."""
+    turn, other, reply = [TURN_BEGINS, 0, 0, 0], [0] * 4, [IN_REPLY] * 6
+    said = turn + turn + other + reply + other + reply + [0] * 90 + turn + other + reply
+    starts, since = reply_windows(np.array(said + [0] * 99, np.uint8), 24)
+    assert starts.tolist() == [0, 18, 118]
+    assert since.tolist() == [11, 24, 125]
+
+
+@pytest.mark.parametrize("T", [16, 64])
+def test_an_epoch_and_an_evaluation_count_each_token_of_a_reply_once(chat_data, T):
+    for split in ("train", "val"):
+        data, meta = open_split(chat_data, split, T), read_meta(chat_data)
+        ids = np.fromfile(chat_data / f"{split}.bin", meta.dtype).astype(int)
+        mask = np.fromfile(chat_data / f"{split}.mask.bin", np.uint8)
+        batches = [data.batch(data.windows, data.windows, 7)]
+        evaluated = list(data.evaluation(0, 7))
+        assert evaluated[0][1].stride() == data.batch(0, 7, 1)[1].stride()  # or it compiles again
+        for pairs in (batches, evaluated):
+            x, y = (torch.cat(part) for part in zip(*pairs, strict=True))
+            counts = y != IGNORE
+            assert counts[: data.windows].any(dim=1).all()
+            assert sorted(y[counts].tolist()) == sorted(ids[mask & IN_REPLY > 0].tolist())
+            assert torch.equal(x[:, 1:][counts[:, :-1]], y[:, :-1][counts[:, :-1]])
+        assert data.bytes == open_split(chat_data, split, T, "all").bytes * 3 // 2
 
 
 def test_batches_are_the_same_in_ram_and_memory_mapped(chat_data, monkeypatch):
