@@ -19,6 +19,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+import torch
+
 import config as settings
 import hardware
 from benchmarks import ENVIRONMENT, RESULTS, argument_parser, nanogpt, run_apart, run_main
@@ -38,7 +40,11 @@ PARTS = {  # {part: (minutes, what follows `python`)}
         5,
         "-m benchmarks.generate --rounds 2 {modern} --name generate_modern {settings}",
     ),
-    "tests": (9, "-m pytest tests/training tests/generating -m gpu -rs"),
+    "tests": (
+        9,
+        "-m pytest tests/training/test_gpu.py tests/training/test_ranks.py"
+        " tests/generating/test_decoder.py tests/test_hardware.py -m gpu -rs",
+    ),
     "plan": (3, "train.py config/gpt2_small.py --dry_run {settings}"),
     "ladder": (9, "-m benchmarks.ladder {small} --rounds 1 --steps 30 {settings}"),
     "time_to_loss": (
@@ -133,8 +139,14 @@ def main(argv):
 
 
 def device_name(arguments: list[str]) -> str:
-    """The device of a run, for a folder: NVIDIA_H200."""
-    device = hardware.find_device(settings.load(arguments).device)
+    """The device of a run, for a folder: NVIDIA_H200. Raises DeviceError where there is no GPU."""
+    setting = settings.load(["config/gpt2_small.py", *arguments]).device
+    device = hardware.find_device(setting)
+    if device.type == "cpu" and setting == "auto":
+        raise hardware.DeviceError(
+            f"PyTorch {torch.__version__} finds no GPU here, and all parts need one; --device=cpu"
+            " tries them on the CPU"
+        )
     return re.sub("[^A-Za-z0-9]+", "_", hardware.describe(device).partition(",")[0])
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+import startup
 from formats import run_log
 from tests import warm_start
 
+startup.tune_environment()  # as the scripts do, before PyTorch is imported
 # Models this small gain nothing from a second thread, and processes side by side lose.
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent

@@ -1,13 +1,17 @@
 """What benchmarks compute, and a part of `make gpu` on a CPU with the smallest of models."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from benchmarks import ablation
+from benchmarks import ablation, gpu
 from benchmarks.laptop import bits_per_byte, read_documents
-from tests.conftest import SMALL, run_script
+from tests.conftest import ROOT, SMALL, run_script
 
 VOCABULARY = 16
 
@@ -45,6 +49,51 @@ def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     assert json.loads((folder / "parts.json").read_text())["rates"] == "done"
     assert json.loads((folder / "rates_cpu.json").read_text())["figures"]["copy, TB/s"] > 0
     assert "| rates_cpu: copy, TB/s |" in result.stdout
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_gpu_says_where_there_is_no_gpu():
+    result = subprocess.run(
+        ["make", "gpu", f"PY={sys.executable}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert result.returncode == 2, result.stdout + result.stderr
+    said = result.stderr.splitlines()[0]
+    assert said.startswith("benchmarks.gpu: PyTorch ") and "finds no GPU here" in said
+
+
+# Finds no package that tests alone need, as on a rented machine.
+WITHOUT_THEM = """
+import re, sys
+from importlib.metadata import packages_distributions
+
+def listed(path):
+    return set(re.findall("(?m)^[a-z0-9_.-]+", open(path).read().lower()))
+
+extra = listed("requirements-dev.txt") | listed("requirements-tools.txt")
+extra -= listed("requirements.txt") | {"pytest"}
+hidden = {name for name, of in packages_distributions().items() if extra & set(map(str.lower, of))}
+
+class Finder:
+    def find_spec(name, *_):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+def test_the_tests_for_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_THEM)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    words = gpu.command("tests", None, [])[1:]
+    result = run_script(*words, "--collect-only", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stdout
+    marked = {p for p in ROOT.glob("tests/**/*.py") if "pytest.mark.gpu\n" in p.read_text()}
+    assert {ROOT / word for word in words if word.endswith(".py")} == marked
 
 
 def test_a_difference_within_the_spread_of_seeds_is_not_clear():
