@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # on Linux; WSL2 has Windows' driver
 PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # each script needs these
 
 # Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. The default,
@@ -66,8 +67,9 @@ def tune_environment() -> None:
     # uncompiled.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     # GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing.
-    # The second name is the older one.
-    if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    # Only with NVIDIA's own driver: under WSL2 and ROCm the first allocation may fail or hang
+    # (github.com/pytorch/pytorch/issues/192330, 192259). The second name is the older one.
+    if NVIDIA_DRIVER.exists() and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN)

@@ -1,5 +1,6 @@
 """startup.py: what holds before a script has imported what it needs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -75,8 +76,18 @@ def test_what_the_user_has_set_stays(monkeypatch, given, name, value):
     monkeypatch.delenv(name, raising=False)
     for variable, text in given.items():
         monkeypatch.setenv(variable, text)
-    code = f"import os, startup; startup.begin(); print(os.environ.get({name!r}))"
+    code = (
+        "import os, pathlib, startup; startup.NVIDIA_DRIVER = pathlib.Path('startup.py')\n"
+        f"startup.begin(); print(os.environ.get({name!r}))"
+    )
     assert run_script("-c", code).stdout == f"{value}\n"
+
+
+@pytest.mark.skipif(startup.NVIDIA_DRIVER.exists(), reason="this machine has NVIDIA's driver")
+def test_the_allocator_is_pytorchs_where_another_driver_may_lack_its_segments(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    startup.tune_environment()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
 ENDINGS = {
