@@ -110,7 +110,8 @@ class CudaGraphDecoder(Decoder):
             with torch.cuda.device(self.tokens.device):
                 self.warm_up()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                # Whatever other threads do on the GPU meanwhile does not end the recording.
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.logits = self.forward()
         except RuntimeError as error:
             if out_of_memory(error):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def test_the_tests_for_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
     words = gpu.command("tests", None, [])[1:]
     result = run_script(*words, "--collect-only", PYTHONPATH=str(tmp_path))
     assert result.returncode == 0, result.stdout
-    marked = {p for p in ROOT.glob("tests/**/*.py") if "pytest.mark.gpu\n" in p.read_text()}
+    tests = ROOT.glob("tests/**/test_*.py")
+    marked = {path for path in tests if re.search(r"mark\.gpu\b", path.read_text())}
     assert {ROOT / word for word in words if word.endswith(".py")} == marked
 
 

@@ -1,21 +1,209 @@
-"""A decoder that is used for one text after the other; on a GPU, its CUDA graph."""
+"""Decoding with the cache gives the tokens of whole forwards, on a GPU from a CUDA graph.
+
+A graph is tried without a GPU too: one that records operations instead of kernels.
+"""
+
+import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from generating import decoder
 from generating.cache import KVCache
-from generating.decode import generate
-from generating.decoder import Decoder, make_decoder
-from tests.generating.test_sampling import CONTEXT, PROMPTS, greedy, varied, without_cache
-from tests.test_model import randomised
+from generating.decode import generate, sample
+from generating.decoder import CudaGraphDecoder, Decoder
+from tests.test_model import GROUPED, QWEN3, TINY, randomised
+
+pytestmark = pytest.mark.filterwarnings("error:no CUDA graph")
+CONTEXT = TINY["block_size"]
+PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 75))]  # the last is beyond the context
 
 
-def test_a_decoder_that_is_used_again_changes_no_text():
+def varied(**changes):
+    """A model that does not repeat one token, as so small a one else does."""
+    model = randomised(**changes)
+    model.wpe.weight.data *= 20
+    return model
+
+
+def whole_forwards(model, texts):
+    """The logits of what follows each text, [B, V]."""
+    device = model.wte.weight.device
+    with torch.inference_mode():
+        return torch.cat([model(torch.tensor([text], device=device))[:, -1] for text in texts])
+
+
+def without_cache(model, prompts, count, generator=None, **settings):
+    """The ids that generate must give, from whole forwards, beyond the context too."""
+    texts, out = [list(p)[-CONTEXT:] for p in prompts], []
+    for _ in range(count):
+        logits = whole_forwards(model, texts)
+        out.append(sample(logits, generator=generator, **settings).tolist())
+        texts = [
+            (text if len(text) < CONTEXT else text[-CONTEXT // 2 + 1 :]) + [i]
+            for text, i in zip(texts, out[-1], strict=True)
+        ]
+    return out
+
+
+# -- a graph without a GPU -------------------------------------------------------------------------
+
+
+class Recorded:
+    """What a CUDA graph is, on the CPU: operations on fixed tensors, to be run again."""
+
+    def __init__(self):
+        self.operations = []  # each with its inputs, and the outputs that are no view of one
+
+    def replay(self):
+        for function, args, kwargs, outputs in self.operations:
+            again = tensors(function(*args, **kwargs))
+            for index, output in outputs.items():
+                output.copy_(again[index])
+
+
+class Recording(TorchDispatchMode):
+    """Records what is done in this context; as on a GPU, it has no result before the replay."""
+
+    forbidden = ("_local_scalar_dense", "nonzero", "lift_fresh")  # they wait, or send a value
+
+    def __init__(self, graph, capture_error_mode="global"):
+        super().__init__()
+        self.operations = graph.operations
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        if name in self.forbidden:
+            raise RuntimeError(f"{name} is not permitted when a stream is capturing")
+        result = function(*args, **kwargs)
+        there = {memory(t) for t in tensors((args, kwargs))}
+        made = {i: t for i, t in enumerate(tensors(result)) if memory(t) not in there}
+        self.operations.append((function, args, kwargs, made))
+        return result
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        for *_, made in self.operations:
+            for tensor in made.values():
+                tensor.fill_(77)
+
+
+def tensors(tree):
+    """All tensors in arguments or results."""
+    return [leaf for leaf in tree_leaves(tree) if torch.is_tensor(leaf)]
+
+
+def memory(tensor):
+    """Where a tensor's numbers are; a view has those of another."""
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def fake_graphs(monkeypatch):
+    """PyTorch's CUDA graphs, without CUDA."""
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
+    monkeypatch.setattr(torch.cuda, "graph", Recording)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+@pytest.fixture(params=["cpu", "fake graph", pytest.param("cuda", marks=pytest.mark.gpu)])
+def make_decoder(request, monkeypatch):
+    """A function of a model, which it moves to the device, and a number of rows: their decoder.
+
+    A graph's cache begins so short that a text outgrows it twice.
+    """
+    monkeypatch.setattr(decoder, "FIRST_LENGTH", 8)
+    if request.param == "cpu":
+        return Decoder
+    if request.param == "fake graph":
+        request.getfixturevalue("fake_graphs")
+        return CudaGraphDecoder
+    # A run that was built in this process left TF32 switched on.
+    torch.set_float32_matmul_precision("highest")
+    return lambda model, rows: decoder.make_decoder(model.cuda(), rows)
+
+
+# -- tokens and logits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", [[[7]], PROMPTS], ids=["one", "ragged"])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, {"top_k": 20, "temperature": 0.9}], ids=["greedy", "sampled"]
+)
+def test_the_cache_changes_nothing_up_to_the_context_and_beyond(make_decoder, prompts, settings):
+    model, count = varied(), 2 * CONTEXT
+    options = settings | {"decoder": make_decoder(model, len(prompts))}
+    generators = [torch.Generator(model.wte.weight.device).manual_seed(1) for _ in range(2)]
+    cached = list(generate(model, prompts, count, generator=generators[0], **options))
+    assert cached == without_cache(model, prompts, count, generator=generators[1], **settings)
+    assert len({tuple(ids) for ids in cached}) > 5  # not stuck on one token
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_cache_changes_nothing_in_qwen3(make_decoder, kv_heads):
+    model = randomised(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
+    decoder = make_decoder(model, len(PROMPTS))
+    written = list(generate(model, PROMPTS, CONTEXT, decoder=decoder, temperature=0))
+    assert written == without_cache(model, PROMPTS, CONTEXT, temperature=0)
+    assert len({tuple(ids) for ids in written}) > 5
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_the_smallest_contexts_go_on_too(make_decoder, context):
+    model = randomised(block_size=context)
+    assert len(list(generate(model, [[1, 2, 3], [4]], 7, decoder=make_decoder(model, 2)))) == 7
+
+
+def test_a_decoder_that_is_used_again_changes_no_text(make_decoder):
     model = varied()
     decoder = make_decoder(model, 4)
-    for prompts in (PROMPTS, [[9], [4, 4, 4], [2] * 31, [77]], PROMPTS):
-        written = list(generate(model, prompts, CONTEXT + 8, decoder=decoder, temperature=0))
-        assert written == without_cache(model, prompts, CONTEXT + 8, temperature=0)
+    for prompts in ([[9], [4, 4, 4], [2] * 20, [77]], PROMPTS, [[9], [4, 4, 4], [2] * 20, [77]]):
+        written = list(generate(model, prompts, 12, decoder=decoder, temperature=0))
+        assert written == without_cache(model, prompts, 12, temperature=0)
+
+
+@pytest.mark.parametrize("shape", [{}, QWEN3, GROUPED], ids=["gpt2", "qwen3", "grouped queries"])
+@pytest.mark.parametrize(
+    ("weights", "cast"),
+    [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)],
+    ids=["float32", "autocast", "bfloat16"],
+)
+def test_a_step_gives_the_logits_of_a_whole_forward(make_decoder, shape, weights, cast):
+    """Under autocast as at the evaluations of a run."""
+    model = randomised(**shape).to(weights)
+    decoder, texts = make_decoder(model, 3), [[5, 17, 3], [8] * 6, [1]]
+    device = model.wte.weight.device.type
+    ids = torch.randint(97, (20, 3), generator=torch.Generator().manual_seed(0))
+    with torch.autocast(device, torch.bfloat16) if cast else contextlib.nullcontext():
+        with torch.inference_mode():
+            logits = decoder.prefill(texts)
+        for step in ids.tolist():
+            exact = whole_forwards(model, texts)
+            close = 1e-4 if exact.dtype == torch.float32 else 0.05
+            assert (logits - exact).abs().max() < close * exact.abs().max()
+            for text, next_id in zip(texts, step, strict=True):
+                text.append(next_id)
+            with torch.inference_mode():
+                logits = decoder.step(texts)
+
+
+def test_where_a_graph_cannot_be_recorded_the_text_is_the_same(fake_graphs, monkeypatch):
+    def fails(graph, **options):
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    model = varied()
+    with pytest.warns(match="no CUDA graph .operation not permitted.: generation is slower"):
+        written = list(generate(model, [[7]], 9, decoder=CudaGraphDecoder(model, 1), temperature=0))
+    assert written == without_cache(model, [[7]], 9, temperature=0)
 
 
 def test_a_cache_that_grows_keeps_what_it_has():
@@ -29,14 +217,3 @@ def test_a_cache_that_grows_keeps_what_it_has():
         cache.set_positions(cache.slots[8:].expand(1, -1)[:, :4], 12)
         logits.append(model(ids[:, 8:], cache=cache))
     assert torch.equal(*logits)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_a_text_outgrows_its_first_graph():
-    model = randomised(block_size=1200, n_embd=256).cuda().bfloat16()
-    decoder = make_decoder(model, 1)
-    prompt = list(range(50)) * 10
-    written = greedy(model, prompt, 40, decoder=decoder)
-    assert decoder.cache.length == 1024
-    assert decoder.graph is not None
-    assert written == greedy(model, prompt, 40, decoder=Decoder(model, 1))

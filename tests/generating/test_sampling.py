@@ -1,4 +1,4 @@
-"""Decoding with the cache gives the tokens of whole forwards; what sampling allows."""
+"""What the repetition penalty changes, and what sampling allows."""
 
 import pytest
 import torch
@@ -6,66 +6,10 @@ import torch
 from generating.decode import apply_repetition_penalty, generate, sample
 from tests.test_model import TINY, randomised
 
-CONTEXT = TINY["block_size"]
-PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 75))]  # the last is beyond the context
-
-
-def varied(**changes):
-    """A model that does not repeat one token, as so small a one else does."""
-    model = randomised(**changes)
-    model.wpe.weight.data *= 20
-    return model
-
-
-def without_cache(model, prompts, count, generator=None, **settings):
-    """The ids that generate must give, from whole forwards, beyond the context too."""
-    texts, out = [list(p)[-CONTEXT:] for p in prompts], []
-    for _ in range(count):
-        logits = torch.cat([model(torch.tensor([text]))[:, -1] for text in texts]).detach()
-        out.append(sample(logits, generator=generator, **settings).tolist())
-        texts = [
-            (text if len(text) < CONTEXT else text[-CONTEXT // 2 + 1 :]) + [i]
-            for text, i in zip(texts, out[-1], strict=True)
-        ]
-    return out
-
 
 def greedy(model, prompt, count, **settings):
     """The ids that follow one prompt."""
     return [i for (i,) in generate(model, [prompt], count, temperature=0, **settings)]
-
-
-@pytest.mark.parametrize("prompts", [[[7]], PROMPTS], ids=["one", "ragged"])
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0}, {"top_k": 20, "temperature": 0.9}], ids=["greedy", "sampled"]
-)
-def test_the_cache_changes_nothing_up_to_the_context_and_beyond(prompts, settings):
-    model = varied()
-    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
-    count = 2 * CONTEXT
-    cached = list(generate(model, prompts, count, generator=generators[0], **settings))
-    assert cached == without_cache(model, prompts, count, generator=generators[1], **settings)
-    assert len({tuple(ids) for ids in cached}) > 5  # not stuck on one token
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_the_cache_changes_nothing_in_qwen3(kv_heads):
-    model = randomised(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
-    written = list(generate(model, PROMPTS, CONTEXT, temperature=0))
-    assert written == without_cache(model, PROMPTS, CONTEXT, temperature=0)
-
-
-@pytest.mark.parametrize("context", [1, 2, 3])
-def test_the_smallest_contexts_go_on_too(context):
-    assert len(list(generate(randomised(block_size=context), [[1, 2, 3], [4]], 7))) == 7
-
-
-def test_in_bfloat16_the_cache_is_close():
-    model = randomised().to(torch.bfloat16)
-    ids = greedy(model, [5], CONTEXT - 1)
-    logits = model(torch.tensor([[5, *ids]])).float()[0]
-    chosen = logits[torch.arange(CONTEXT - 1), ids]
-    assert (logits[:-1].amax(-1) - chosen).max() < 0.1
 
 
 def test_the_repetition_penalty_counts_the_text():

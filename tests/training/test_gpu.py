@@ -12,10 +12,7 @@ import torch
 import config
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
-from generating import decode
 from tests.conftest import losses, run_script, train_command
-from tests.generating.test_sampling import PROMPTS, without_cache
-from tests.test_model import randomised
 from tests.training.conftest import small_run, torchrun
 from train import train
 from training import dataset, profiling
@@ -200,31 +197,6 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable):
     assert same(*map(run_folder.load_tensors, ends))
     whole, part = losses(tmp_path / "whole")[0], losses(tmp_path / "part")[0]
     assert [part[step] for step in (30, 35, 40)] == [whole[step] for step in (30, 35, 40)]
-
-
-@pytest.fixture
-def exact_products():
-    """float32 products in float32: a run that was built in this process left TF32 switched on."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize("prompts", [[[7]], PROMPTS], ids=["one", "ragged"])
-def test_generation_from_a_cuda_graph_is_that_of_whole_forwards(prompts, recwarn, exact_products):
-    model = randomised()
-    expected = without_cache(model, prompts, 100, temperature=0)
-    assert list(decode.generate(model.cuda(), prompts, 100, temperature=0)) == expected
-    assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
-
-
-def test_a_second_generation_repeats_the_first(recwarn):
-    model = randomised().to("cuda", torch.bfloat16)
-    first = list(decode.generate(model, PROMPTS, 60, temperature=0))
-    list(decode.generate(model, [[7]], 60, temperature=0))  # another number of rows
-    assert list(decode.generate(model, PROMPTS, 60, temperature=0)) == first
-    assert not [w for w in recwarn if "CUDA graph" in str(w.message)]
 
 
 def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
