@@ -26,10 +26,7 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
     decay); the last step has min_lr. config: anything with learning_rate, min_lr (None: a tenth of
     that; 0 for wsd), warmup_steps and lr_schedule.
     """
-    wsd, high = config.lr_schedule == "wsd", config.learning_rate
-    low = config.min_lr
-    if low is None:
-        low = 0.0 if wsd else high / 10
+    wsd, high, low = config.lr_schedule == "wsd", config.learning_rate, final_rate(config)
     if step < config.warmup_steps:
         return high * (step + 1) / config.warmup_steps
     if wsd:
@@ -37,6 +34,31 @@ def learning_rate_at(step: int, total_steps: int, config) -> float:
         return low + (high - low) * min(1.0, left)
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
     return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def final_rate(config) -> float:
+    """The learning rate of the last step. config: as in learning_rate_at."""
+    if config.min_lr is not None:
+        return config.min_lr
+    return 0.0 if config.lr_schedule == "wsd" else config.learning_rate / 10
+
+
+def full_rate_steps(total_steps: int, config) -> float:
+    """The learning rates of all steps summed up, in steps at the peak.
+
+    In closed form, as a run may have 1e9 steps. config: as in learning_rate_at.
+    """
+    warmup = min(config.warmup_steps, total_steps)
+    rising = warmup * (warmup + 1) / 2 / max(1, config.warmup_steps)
+    later = total_steps - warmup
+    if config.lr_schedule == "wsd":
+        decay = max(1, DECAY_FRACTION * total_steps)
+        falling = min(later, math.ceil(decay))
+        above = later - falling + falling * (falling - 1) / 2 / decay
+    else:
+        above = later / 2 if later > 1 else later  # a cosine's mean is 0
+    low = final_rate(config) / config.learning_rate
+    return rising + low * later + (1 - low) * above
 
 
 def weight_decay_at(total_steps: int, epochs: float, config) -> float:
@@ -48,9 +70,8 @@ def weight_decay_at(total_steps: int, epochs: float, config) -> float:
     if config.weight_decay is not None:
         return config.weight_decay
     peak = config.muon_lr if config.optimizer == "muon" else config.learning_rate
-    rates = sum(learning_rate_at(step, total_steps, config) for step in range(total_steps))
     in_all = DECAY_PER_REPEAT * max(0.0, epochs - 1)
-    steps = max(rates / config.learning_rate, in_all)  # as many at the peak; no step flips weights
+    steps = max(full_rate_steps(total_steps, config), in_all)  # rate times decay is at most 1
     return in_all / (peak * steps) if in_all else 0.0
 
 

@@ -1,5 +1,6 @@
 """schedule.py: the learning rate, what is due when, and budgets over all starts of a run."""
 
+import dataclasses
 import time
 
 import pytest
@@ -7,7 +8,13 @@ import torch
 
 from config import Config
 from tests.training.conftest import small_run
-from training.schedule import Clock, Schedule, learning_rate_at, weight_decay_at
+from training.schedule import (
+    Clock,
+    Schedule,
+    full_rate_steps,
+    learning_rate_at,
+    weight_decay_at,
+)
 from training.state import Counters
 
 CPU = torch.device("cpu")
@@ -31,6 +38,18 @@ def test_the_learning_rate_of_a_step(settings, total_steps, expected):
     config = Config(**settings)
     found = {step: learning_rate_at(step, total_steps, config) for step in expected}
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "settings", [COSINE, COSINE | {"min_lr": None}, WSD, WSD | {"min_lr": 0.1}]
+)
+@pytest.mark.parametrize("warmup_steps", [0, 1, 20])
+def test_the_sum_of_the_learning_rates_is_that_of_all_steps(settings, warmup_steps):
+    config = Config(**settings | {"learning_rate": 0.5, "warmup_steps": warmup_steps})
+    for total_steps in (1, 2, 3, 20, 21, 22, 101, 1000):
+        rates = [learning_rate_at(step, total_steps, config) for step in range(total_steps)]
+        assert full_rate_steps(total_steps, config) == pytest.approx(2 * sum(rates))
+    assert weight_decay_at(10**9, 8.0, dataclasses.replace(config, weight_decay=None)) > 0
 
 
 @pytest.mark.parametrize(("optimizer", "peak"), [("muon", 0.03), ("adamw", 4e-3)])
