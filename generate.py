@@ -36,7 +36,6 @@ MISTAKES = (AddressError, CheckpointError, TokenizerError, hardware.DeviceError)
 def main(argv: list[str]) -> None:
     """Open the checkpoint, and let it continue the prompts."""
     args = parse_args(argv)
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character shows another
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
     terminal.note(loaded.summary)
     if args.chat and not saw_conversations(loaded.state):
@@ -82,7 +81,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
     conversation = Conversation(loaded, args.system)
     while True:
         try:
-            line = input("> ")
+            line = input("> " if sys.stdin.isatty() else "")
             if line == "/new":
                 conversation = Conversation(loaded, args.system)
             elif line.strip() and args.chat:
@@ -91,8 +90,10 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
             elif line.strip():
                 answer(loaded, [line], args)
         except EOFError:
-            print()
+            print(file=sys.stderr)
             return
+        except UnicodeDecodeError as error:
+            raise terminal.not_text(error) from None
         except KeyboardInterrupt:
             print()
         except TokenizerError as error:

@@ -87,7 +87,6 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
 def main(argv: list[str]) -> None:
     """Prepare what the command line asks for, or verify a folder."""
     signal.signal(signal.SIGTERM, terminate)
-    sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
     plan = parse(argv)
     if plan.verify:
         print(verify(plan.verify))

@@ -25,10 +25,11 @@ SPIN = "20000"
 
 
 def begin(*packages: str) -> None:
-    """From here on Ctrl-C and SIGTERM end the script quietly.
+    """From here on Ctrl-C and SIGTERM end the script quietly, and its streams take all text.
 
     An older Python, or a missing package, ends it now.
     """
+    set_up_streams()
     script, version = Path(sys.argv[0]).name, ".".join(map(str, sys.version_info[:2]))
     if sys.version_info < (3, 11):  # noqa: UP036 - that a user may start it with
         print(f"{script}: this is Python {version}; 3.11 or newer is needed", file=sys.stderr)
@@ -48,6 +49,22 @@ def begin(*packages: str) -> None:
     signal.signal(signal.SIGINT, leave)
     signal.signal(signal.SIGTERM, leave)
     tune_environment()
+
+
+def set_up_streams() -> None:
+    """Files and pipes hold UTF-8; a terminal shows as escapes the characters that it cannot show.
+
+    Whatever encoding the system has: Windows' cp1252 lacks most of the world's letters, and file
+    names need not be UTF-8. A line is written at once, as a log is read while a run goes on. What
+    was closed, as by `<&-`, is empty.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name) or open(os.devnull, mode)  # noqa: SIM115 - to the end
+        if not stream.isatty():
+            stream.reconfigure(encoding="utf-8")
+        if mode == "w":
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+        setattr(sys, name, stream)
 
 
 def leave(signum: int, _) -> None:

@@ -212,8 +212,6 @@ def main() -> int:
 
 def start(argv: list[str]) -> int:
     """Join the other processes, and train. Returns the exit status."""
-    # A console may not have all characters, and a log file is read while the run goes on.
-    sys.stdout.reconfigure(errors="replace", line_buffering=True)
     sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
     distributed.init()
     status = train(settings.load(argv))

@@ -17,9 +17,14 @@ CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 def read_prompt() -> str:
     """The text of standard input, without the line break at its end. Raises TokenizerError."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return sys.stdin.buffer.read().decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
-        raise TokenizerError(f"standard input is no text in UTF-8: {error}") from None
+        raise not_text(error) from None
+
+
+def not_text(error: UnicodeDecodeError) -> TokenizerError:
+    """The error for standard input that is not UTF-8."""
+    return TokenizerError(f"standard input is no text in UTF-8: {error}")
 
 
 def note(words: str) -> None:
@@ -53,7 +58,10 @@ def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
 
 
 def show_json(name: str, completions: list[Completion]) -> None:
-    """Print a line of JSON for each continuation of the checkpoint `name`."""
+    """Print a line of JSON for each continuation of the checkpoint `name`.
+
+    It is whole on every terminal: only one for UTF-8 shows all characters as they are.
+    """
     for completion in completions:
         values = {
             "checkpoint": name,
@@ -64,7 +72,7 @@ def show_json(name: str, completions: list[Completion]) -> None:
             "ids": completion.ids,
             "tokens_per_second": round(tokens_per_second(completions), 1),
         }
-        print(json.dumps(values, ensure_ascii=False), flush=True)
+        print(json.dumps(values, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
 
 
 def note_speed(completions: list[Completion]) -> None:

@@ -1,6 +1,7 @@
 """startup.py: what holds before a script has imported what it needs."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,6 +89,38 @@ def test_the_allocator_is_pytorchs_where_another_driver_may_lack_its_segments(mo
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     startup.tune_environment()
     assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+TEXT = "Привет é 😀"
+SHOWN = {"cp1252": r"\u041f\u0440\u0438\u0432\u0435\u0442 é \U0001f600", "utf-8": TEXT}
+
+
+def echo(encoding, **streams):
+    """A script that prints TEXT and the line that it reads, on a system with an encoding."""
+    code = f"import startup; startup.begin(); print({TEXT!r}, input())"
+    variables = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=variables, check=True, **streams)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_files_and_pipes_hold_utf_8_whatever_the_system_has(encoding):
+    result = echo(encoding, input=TEXT.encode(), capture_output=True)
+    assert result.stdout.decode() == f"{TEXT} {TEXT}\n"
+
+
+@pytest.mark.parametrize("encoding", SHOWN)
+def test_a_terminal_shows_what_it_cannot_as_escapes(encoding):
+    ours, its = os.openpty()
+    echo(encoding, input=b"line", stdout=its)
+    assert os.read(ours, 1000).decode(encoding).strip() == f"{SHOWN[encoding]} line"
+    os.close(ours)
+    os.close(its)
+
+
+def test_streams_may_be_closed():
+    code = "import startup, sys; startup.begin(); sys.exit(startup.run('me', lambda _: print(1)))"
+    line = f"{sys.executable} -c {shlex.quote(code)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line], cwd=ROOT).returncode == 0
 
 
 ENDINGS = {

@@ -14,7 +14,6 @@ import argparse
 import gzip
 import lzma
 import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -57,7 +56,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> None:
     """Print a row for each checkpoint, then one for each compressor of the same text."""
-    sys.stdout.reconfigure(errors="replace")
     args = parse_args(argv)
     device = hardware.find_device(args.device)
     models, compressors = {}, {}  # {label: function that computes the columns}

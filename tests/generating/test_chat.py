@@ -1,5 +1,6 @@
 """generating/chat.py: a session on a terminal, and the prompts of a conversation."""
 
+import json
 import os
 import sys
 
@@ -70,9 +71,11 @@ def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversation
 
 def test_each_piped_line_of_a_chat_is_answered(bpe_run):
     ask = ["generate.py", "--checkpoint", bpe_run, "--chat", "--max_new_tokens=2"]
-    result = run_script(*ask, stdin="Hi\nWho are you?\n")
+    result = run_script(*ask, "--json", stdin="Hi\nКто ты?\n")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("2 tokens, ") == 2
+    prompts = [json.loads(line)["prompt"] for line in result.stdout.splitlines()]
+    assert "User: Hi\n" in prompts[0]
+    assert "User: Кто ты?\n" in prompts[1]
 
 
 def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):

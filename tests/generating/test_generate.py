@@ -1,5 +1,6 @@
 """generate.py: text from any checkpoint, knowing only its folder."""
 
+import io
 import json
 import os
 import shutil
@@ -9,7 +10,9 @@ import sys
 import pytest
 
 from formats import run_folder
+from generating import terminal
 from generating.arguments import parse_args
+from generating.text import Completion
 from tests.conftest import ROOT, fails_clearly, run_script
 from tests.generating.test_chat import ends, on_a_terminal
 from tokenizer_bpe import Tokenizer
@@ -54,6 +57,15 @@ def test_json_has_a_line_for_each_continuation(bpe_run):
         assert tokenizer.decode(line["ids"]).startswith(line["text"])
 
 
+def test_json_is_whole_on_a_terminal_that_lacks_its_characters(byte_tokenizer, monkeypatch):
+    screen = io.TextIOWrapper(io.BytesIO(), "cp1252", "backslashreplace")
+    monkeypatch.setattr(sys, "stdout", screen)
+    completion = Completion("Привет é 😀", byte_tokenizer, 1, [])
+    completion.add(byte_tokenizer.eot_id, 1.0)
+    terminal.show_json("run", [completion])
+    assert json.loads(screen.buffer.getvalue())["prompt"] == "Привет é 😀"
+
+
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
     result = generate(char_run, "--prompt", "The name of " * 30, "--max_new_tokens", 40)
     assert result.returncode == 0, result.stderr
@@ -75,6 +87,7 @@ def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
 COMMANDS = {
     "a text": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
     "no prompt": "generate.py --checkpoint {run} --max_new_tokens 3 < /dev/null",
+    "a chat": "generate.py --checkpoint {run} --chat --max_new_tokens 3 < /dev/null",
     "help": "generate.py --help",
     "a tool": "-m tools.evaluate {run}",
 }
@@ -105,8 +118,10 @@ def test_an_empty_standard_input_is_an_empty_prompt(bpe_run):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
-def test_standard_input_that_is_no_text_is_a_sentence(bpe_run):
-    fails_clearly(in_bash("no prompt", r"< <(printf '\xff')", bpe_run), "no text in UTF-8", "0xff")
+@pytest.mark.parametrize("command", ["no prompt", "a chat"])
+def test_standard_input_that_is_no_text_is_a_sentence(bpe_run, command):
+    result = in_bash(command, r"< <(printf '\xff')", bpe_run)
+    fails_clearly(result, "no text in UTF-8", "0xff")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")
