@@ -36,22 +36,25 @@ def main(argv: list[str]) -> None:
         from formats import gguf
 
         gguf.check(source.tokenizer)
+    lines = []  # printed last: a reader of the output may leave early, as `| head` does
     if args.out:
         parameters = write_folder(source, args.out, chat)
-        print(f"{source.path} -> {args.out}: {parameters:,} parameters")
+        lines.append(f"{source.path} -> {args.out}: {parameters:,} parameters")
         load = f"pipeline('text-generation', {str(args.out)!r})"
         prompt = [{"role": "user", "content": "Hello"}] if chat else "The"
-        print(f"  from transformers import pipeline; print({load}({prompt!r}))")
+        lines.append(f"  from transformers import pipeline; print({load}({prompt!r}))")
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, chat)
         write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
         megabytes = args.gguf.stat().st_size / 1e6
-        print(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
+        lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
-        print(f"  llama-cli -m {file}" if chat else f"  {complete}")
-        print(f"  ollama create {name} -f {quote(args.modelfile.as_posix())} && ollama run {name}")
+        lines.append(f"  llama-cli -m {file}" if chat else f"  {complete}")
+        modelfile = quote(args.modelfile.as_posix())
+        lines.append(f"  ollama create {name} -f {modelfile} && ollama run {name}")
+    print("\n".join(lines))
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
