@@ -109,7 +109,7 @@ def _add_arguments(parser):
         " conversation of role and content)",
     )
     add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="default txt")
-    add("--encoding", type=encoding, help="encoding of .txt and .jsonl; default: UTF-8")
+    add("--encoding", type=encoding, help="encoding of all text files; default: UTF-8")
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],

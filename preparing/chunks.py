@@ -18,6 +18,7 @@ LOOK_AHEAD = 8  # bytes after a place to cut that decide whether it is one
 MARK = EOT.encode()
 # A line that holds the mark alone: white space may follow it, up to 50 bytes.
 SEPARATOR = re.compile(rb"(?<![^\n])%b[^\S\n]{0,50}(\n|\Z)" % re.escape(MARK))
+FIELDS = ("text", "messages")  # of a record, in which its text is looked for, in this order
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
 
 
@@ -25,19 +26,16 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character 
 class Options:
     """The options for turning records into texts; --help says what each one does."""
 
-    text_field: str | None = None  # None: "text", else "messages"
+    text_field: str | None = None  # None: the first of FIELDS with a text
     on_error: str = "stop"
     encoding: str | None = None  # None: UTF-8
     clean: bool = False
     dedupe: bool = False
 
-    def text_column(self, names: Iterable[str]) -> str:
-        """The field or column with the text: the one asked for, else text, else messages."""
-        if self.text_field:
-            return self.text_field
-        if "messages" in names and "text" not in names:
-            return "messages"
-        return "text"
+    def fields(self, names: Iterable[str]) -> list[str]:
+        """Those of a record's fields that may hold its text: the one asked for, or FIELDS."""
+        wanted = (self.text_field,) if self.text_field else FIELDS
+        return [name for name in wanted if name in names]
 
 
 @dataclass
@@ -60,8 +58,8 @@ class Position:
 class Chunk:
     """Whole documents, or a part of a single long one.
 
-    data: bytes, or the rows of a table as {column: value}. size: bytes; of rows, roughly. start,
-    end: its positions.
+    data: bytes; or rows of a table, each with its place in words, as tables.py yields them. size:
+    bytes; of rows, roughly. start, end: its positions.
     """
 
     path: str

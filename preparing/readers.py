@@ -4,21 +4,27 @@ Reads .txt, .jsonl, .parquet, .csv, .tsv and .json, all but .parquet also compre
 encodings than UTF-8. The ends of the chunks follow from the content alone.
 """
 
-import csv
+import codecs
 import dataclasses
-import functools
 import io
 import itertools
-import json
 from collections.abc import Callable, Iterator
 
 from formats.files import error_message
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position, cut_documents, cut_lines
 from preparing.sources import Source
+from preparing.tables import LONGEST_RECORD, csv_rows, json_kind, json_rows, parquet_rows
 
-LONGEST_LINE = 256 << 20  # bytes of a line of JSON
-BOM = b"\xef\xbb\xbf"
+BOM = codecs.BOM_UTF8
+# The encodings that files say with their first bytes, whatever --encoding says; None: UTF-8.
+MARKS = {
+    codecs.BOM_UTF8: None,
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's mark, with which it begins
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def read_chunks(
@@ -30,11 +36,10 @@ def read_chunks(
     """
     before = sum(source.size for source in sources[: start.source])  # bytes on disk
     for index, source in enumerate(sources[start.source :], start.source):
-        read = _read_text if source.kind in ("txt", "jsonl") else _read_rows
         at = start if index == start.source else Position(index)
         try:
             with open(path_of(index), "rb") as raw:
-                for chunk in read(source, raw, at, options):
+                for chunk in _read(source, raw, at, options):
                     chunk.end.on_disk = before + (source.size if raw.closed else raw.tell())
                     yield chunk
         except OSError as error:
@@ -42,66 +47,88 @@ def read_chunks(
         before += source.size
 
 
+def _read(source, raw, at, options):
+    """The chunks of one source."""
+    kind, encoding = source.kind, options.encoding
+    try:
+        if kind != "parquet":
+            kind, encoding = _look(source, raw, options)
+        if kind in ("txt", "jsonl"):
+            yield from _read_text(source, kind, _blocks(source, raw, encoding, at.offset), at)
+        else:
+            rows = _rows(source, kind, raw, encoding, options)
+            yield from _read_rows(source, kind, rows, at)
+    except InputError:
+        raise
+    except UnicodeError as error:
+        raise InputError(f"{source.name} is not {encoding}: {error}") from None
+    except Exception as error:  # whatever the packages of the compression and the format raise
+        if source.compression:
+            problem = f"{source.name} is cut off or damaged ({error}); copy it again"
+            raise InputError(problem) from None
+        if isinstance(error, OSError) or kind in ("txt", "jsonl"):
+            raise
+        problem = f"{source.name} cannot be read as {kind}: {error_message(error)}"
+        raise InputError(problem) from None
+
+
+def _look(source, raw, options):
+    """The kind and the encoding of a file of text, by its first bytes. Leaves `raw` as it was."""
+    head = _opened(source, raw).read(CHUNK_BYTES)
+    raw.seek(0)
+    marked = (name for mark, name in MARKS.items() if head.startswith(mark))
+    encoding = next(marked, options.encoding)
+    decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")("replace")
+    return json_kind(source.kind, decoder.decode(head)), encoding
+
+
 # -- lines and documents of bytes
 
 
-def _read_text(source, raw, at, options):
+def _read_text(source, kind, blocks, at):
     buffer = bytearray()
-    for block in itertools.chain(_blocks(source, raw, at.offset, options), [b""]):
+    for block in itertools.chain(blocks, [b""]):
         buffer += block
         ended = not block
         while len(buffer) > CHUNK_BYTES or ended:
             if not at.offset and buffer.startswith(BOM):
                 at = dataclasses.replace(at, offset=len(BOM))
                 del buffer[: len(BOM)]
-            size, whole = _cut(source, buffer, ended, at)
+            size, whole = _cut(source, kind, buffer, ended, at)
             if not size:
                 break
             data = bytes(buffer[:size])
             del buffer[:size]
-            lines = data.count(b"\n") if source.kind == "jsonl" else 0
+            lines = data.count(b"\n") if kind == "jsonl" else 0
             end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-            yield Chunk(source.name, source.kind, data, size, at, end)
+            yield Chunk(source.name, kind, data, size, at, end)
             at = end
 
 
-def _cut(source, buffer, ended, at):
+def _cut(source, kind, buffer, ended, at):
     """The size of the next chunk, 0 to read on, and whether a document ends there."""
-    if source.kind == "txt":
+    if kind == "txt":
         return cut_documents(buffer, ended, at.inside)
     end = cut_lines(buffer, ended)
-    if not end and len(buffer) > LONGEST_LINE:
+    if not end and len(buffer) > LONGEST_RECORD:
         raise InputError(
-            f"{source.name}, line {at.line + 1:,}: longer than {LONGEST_LINE >> 20} MB; JSON Lines"
-            " has one object a line (jq -c . converts)"
+            f"{source.name}, line {at.line + 1:,}: longer than {LONGEST_RECORD >> 20} MB; JSON"
+            " Lines has one object a line (jq -c . converts)"
         )
     return end, True
 
 
-def _blocks(source, raw, start, options):
-    """The content in UTF-8 from byte `start` on. Raises InputError for a damaged file."""
-    stream = _opened(source, raw)
-    try:
-        if options.encoding:
-            yield from _recoded(stream, options.encoding, start)
-            return
-        stream.seek(start)
-        while block := stream.read1(CHUNK_BYTES):
-            yield block
-    except UnicodeError as error:
-        raise InputError(f"{source.name} is not {options.encoding}: {error}") from None
-    except Exception as error:  # whatever the package of the compression raises
-        if not source.compression:
-            raise
-        problem = f"{source.name} is cut off or damaged ({error}); copy it again"
-        raise InputError(problem) from None
-
-
-def _recoded(stream, encoding, start):
-    """The text of a stream in UTF-8, from byte `start` of that on.
+def _blocks(source, raw, encoding, start):
+    """The content in UTF-8 from byte `start` on.
 
     A byte that the encoding does not have stays as it is, which is broken in UTF-8 as well.
     """
+    stream = _opened(source, raw)
+    if not encoding:
+        stream.seek(start)
+        while block := stream.read1(CHUNK_BYTES):
+            yield block
+        return
     text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
     while block := text.read(CHUNK_BYTES):
         data = block.encode("utf-8", "surrogateescape")
@@ -122,59 +149,29 @@ def _opened(source, raw):
 # -- rows of a table
 
 
-def _read_rows(source, raw, at, options):
-    rows = []
+def _rows(source, kind, raw, encoding, options):
+    """The rows of a table, each with its place."""
+    if kind == "parquet":
+        return parquet_rows(source.name, raw, options)
+    stream = _opened(source, raw)
+    text = io.TextIOWrapper(stream, encoding or "utf-8-sig", "surrogateescape", newline="")
+    if kind == "json":
+        return json_rows(text.read(), options)
+    return csv_rows(source.name, kind, text, options)
+
+
+def _read_rows(source, kind, rows, at):
+    part = []
     size = 0
     end = at
-    try:
-        columns, values_of = _open_table(source, raw, options)
-        column = options.text_column(columns)
-        if column not in columns:
-            raise InputError(
-                f"{source.name} has no column {column!r}; it has {', '.join(columns)}: name one"
-                " with --text_field"
-            )
-        for value in itertools.islice(values_of(column), at.offset, None):
-            rows.append({column: value})
-            size += len(str(value))
-            end = Position(at.source, end.offset + 1)
-            if size >= CHUNK_BYTES:
-                yield Chunk(source.name, source.kind, rows, size, at, end)
-                rows = []
-                size = 0
-                at = end
-    except (InputError, OSError):
-        raise
-    except Exception as error:  # whatever the package of the format raises
-        raise InputError(
-            f"{source.name} cannot be read as {source.kind}: {error_message(error)}"
-        ) from None
-    if rows:
-        yield Chunk(source.name, source.kind, rows, size, at, end)
-
-
-def _open_table(source, raw, options):
-    """The columns of a table, and a function of a column: its values."""
-    if source.kind == "parquet":
-        import pyarrow.parquet
-
-        file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
-        return file.schema_arrow.names, functools.partial(_parquet_values, file)
-    text = io.TextIOWrapper(_opened(source, raw), options.encoding or "utf-8-sig", newline="")
-    if source.kind == "json":
-        rows = json.load(text)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise InputError(
-                f"{source.name} is no array of objects; a file with one object a line is a .jsonl"
-            )
-        columns = list(dict.fromkeys(itertools.chain(*rows)))
-    else:
-        csv.field_size_limit(1 << 30)
-        rows = csv.DictReader(text, delimiter="\t" if source.kind == "tsv" else ",")
-        columns = rows.fieldnames or []
-    return columns, lambda column: (row.get(column) for row in rows)
-
-
-def _parquet_values(file, column):
-    for batch in file.iter_batches(64, columns=[column], use_threads=False):
-        yield from batch.column(0).to_pylist()
+    for place, row in itertools.islice(rows, at.offset, None):
+        part.append((place, row))
+        size += len(str(row))
+        end = Position(at.source, end.offset + 1)
+        if size >= CHUNK_BYTES:
+            yield Chunk(source.name, kind, part, size, at, end)
+            part = []
+            size = 0
+            at = end
+    if part:
+        yield Chunk(source.name, kind, part, size, at, end)

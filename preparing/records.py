@@ -1,6 +1,6 @@
 """Chunks of bytes or rows -> the texts of their documents.
 
-In a text file, what is between lines of end-of-text; in JSON lines and parquet, a record's text or
+In a text file, what is between lines of end-of-text; in JSON lines and tables, a record's text or
 its conversation.
 """
 
@@ -77,29 +77,34 @@ def _records_of(chunk) -> Iterator[tuple[str, int, bytes | dict]]:
             if line.strip():
                 yield f"{chunk.path}, line {number:,}", 0, line
     else:
-        for number, row in enumerate(chunk.data, chunk.start.offset + 1):
-            yield f"{chunk.path}, row {number:,}", 0, row
+        for place, row in chunk.data:
+            yield f"{chunk.path}, {place}", 0, row
 
 
 def _document_of(record, offset, chunk, options, report):
     """The document in a record. Raises InputError when it has no usable text."""
+    decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
+    if isinstance(record, InputError):
+        raise record
     if isinstance(record, bytes):
-        record = _decoded(record, offset, chunk, options, report)
+        record = decoded(record, offset)
     if chunk.kind == "txt":
         return Document(record)
     if chunk.kind == "jsonl":
         try:
             record = json.loads(record)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
-    name = options.text_column(record)
-    if name not in record:
+    fields = options.fields(record)
+    if not fields:
         names = ", ".join(map(repr, record)) or "nothing"
         raise InputError(
-            f"no field {name!r}, there is {names}; name the text's field with --text_field"
+            f"no field {options.text_field or 'text'!r}, there is {names}; name the text's field"
+            " with --text_field"
         )
+    name = next((name for name in fields if record[name]), fields[0])
     value = record[name]
     turns = []
     if isinstance(value, list):
@@ -108,13 +113,15 @@ def _document_of(record, offset, chunk, options, report):
         except (TypeError, KeyError, AttributeError):
             raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
         value = "".join(turns)
+    if isinstance(value, bytes):
+        value = decoded(value, 0)
     if not isinstance(value, str):
         raise InputError(f"{name!r} is {value!s:.40}, not a text")
-    correct = functools.partial(_without_lone_surrogates, options)
+    correct = functools.partial(_valid, options, decoded)
     return Document(value, turns).corrected(correct, report)
 
 
-def _decoded(data, offset, chunk, options, report):
+def _decoded(data, offset, *, chunk, options, report):
     """The text of bytes, the first at `offset`; what is not UTF-8 is an InputError, or reported."""
     try:
         return data.decode()
@@ -125,7 +132,7 @@ def _decoded(data, offset, chunk, options, report):
         raise InputError(
             f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; take such bytes as U+FFFD"
             " with --on_error replace. Only where all files are in another encoding, name it:"
-            " --encoding latin-1 or utf-16"
+            " --encoding cp1252 or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())
@@ -136,11 +143,18 @@ def _decoded(data, offset, chunk, options, report):
     return text
 
 
-def _without_lone_surrogates(options, text, report):
-    """Replace lone surrogates, which JSON can hold, with U+FFFD. Else raises InputError."""
+def _valid(options, decoded, text, report):
+    """The text in Unicode that can be encoded.
+
+    A byte of a table that is not UTF-8 is a lone surrogate here, as are those that JSON can hold.
+    """
     try:
         text.encode()
         return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return decoded(text.encode("utf-8", "surrogateescape"), 0, report=report)
     except UnicodeEncodeError:
         if options.on_error != "replace":
             raise InputError(

@@ -86,7 +86,9 @@ def test_chunks_hold_the_whole_text_and_encode_like_it(tokenizer, text, size):
     assert ids == [i for text in expected for i in (*tokenizer.encode(text).tolist(), *end)]
 
 
-@pytest.mark.parametrize(("format", "most"), [("txt", 4096), ("jsonl", 4096), ("parquet", 5000)])
+@pytest.mark.parametrize(
+    ("format", "most"), [("txt", 4096), ("jsonl", 4096), ("parquet", 5000), ("csv", 5000)]
+)
 def test_chunks_are_about_as_large_as_asked(tmp_path, monkeypatch, format, most):
     chunks_of(1 << 12, monkeypatch)
     path = tmp_path / f"a.{format}"
@@ -97,27 +99,27 @@ def test_chunks_are_about_as_large_as_asked(tmp_path, monkeypatch, format, most)
 
 
 def test_a_line_too_long_to_be_a_record_is_named(tmp_path, monkeypatch):
-    """Such as a whole array in a file that is called .jsonl."""
     chunks_of(1 << 12, monkeypatch)
-    monkeypatch.setattr(readers, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(readers, "LONGEST_RECORD", 1 << 20)
     (tmp_path / "a.jsonl").write_text("{}\n" * 3 + "[" * (2 << 20))
     with pytest.raises(InputError, match=r"a.jsonl, line 4: longer than 1 MB; .* \(jq -c"):
         read(tmp_path / "a.jsonl")
 
 
-@pytest.mark.parametrize("format", ["txt", "jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("format", ["txt", "jsonl", "jsonl.gz", "parquet", "csv"])
 def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, format):
     chunks_of(1 << 12, monkeypatch)
     for name in ("a", "b"):
         write(tmp_path / f"{name}.{format}", format, [*DOCUMENTS, prose()[:50_000]])
-    whole = read(tmp_path)
+    both = tmp_path / f"*.{format}"
+    whole = read(both)
     assert len(whole) > 40
     on_disk = [chunk.end.on_disk for chunk in whole]
     assert on_disk == sorted(on_disk)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert 0.95 * size < on_disk[-1] <= size  # parquet's end is no rows
     for n in range(1, len(whole), 6):
-        again = read(tmp_path, whole[n - 1].end)
+        again = read(both, whole[n - 1].end)
         assert list(map(described, again)) == list(map(described, whole[n:]))
 
 

@@ -23,7 +23,7 @@ SCRIPTS = [
     "👩🏽‍🚀 und 🏳️‍🌈, dann 🇯🇵 👨‍👩‍👧‍👦 1️⃣ ✅ 🫠!",
 ]
 BROKEN = {ord("Ü"): "\ufffd", ord("ü"): "\ufffd"}
-ENCODINGS = ("utf-16", "utf-16-be", "latin-1")
+ENCODINGS = ("utf-16-be", "latin-1")  # without a byte order mark
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "given"])
@@ -56,7 +56,7 @@ def test_another_encoding_is_an_error_and_replacing_it_is_reported(files, tokeni
     for way in ({"on_error": "replace"}, {"clean": True}):
         out = files / next(iter(way))
         rule = "not UTF-8: taken with U+FFFD"
-        assert f"{rule}: 3 documents" in ok(prepare(files / "in", out=out, **way, **flags)).stdout
+        assert f"{rule}: 2 documents" in ok(prepare(files / "in", out=out, **way, **flags)).stdout
         report = json.loads((out / "cleaning.json").read_text())
         example = TEXT[37:97].translate(BROKEN)
         assert report[rule]["examples"][0] == f"latin-1.txt: {example}"
@@ -74,6 +74,16 @@ def test_a_named_encoding_gives_what_utf_8_gives(files, tokenizer):
     (files / "a.jsonl").write_bytes(json.dumps({"text": LINE}).encode("utf-16"))
     ok(prepare(files / "a.jsonl", encoding="utf-16", out=files / "json", **flags))
     assert documents(files / "json") == [LINE]
+
+
+def test_a_byte_order_mark_names_the_encoding(files, tokenizer):
+    """Whatever --encoding says of the other files."""
+    for name in ("utf-8-sig", "utf-16", "utf-32"):
+        (files / "in" / f"{name}.txt").write_bytes(TEXT.encode(name))
+    (files / "in/utf-16-be.txt").unlink()
+    flags = {"encoding": "latin-1", "tokenizer": tokenizer, "val_fraction": 0}
+    ok(prepare(files / "in", out=files / "out", **flags))
+    assert documents(files / "out") == [TEXT] * 4
 
 
 def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):

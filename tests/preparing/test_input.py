@@ -115,8 +115,13 @@ BAD = [
     ("a.txt.gz", gzip.compress(prose().encode())[:-100], "a.txt.gz is cut off or damaged"),
     ("a.jsonl.zst", zstd.compress(prose().encode())[:-100], "a.jsonl.zst is cut off or damaged"),
     ("a.parquet", b"PAR1 no table", "a.parquet cannot be read as parquet"),
-    ("a.csv", b"title,body\na,b\n", "a.csv has no column 'text'; it has title, body: name"),
-    ("a.json", b'{"text": "one object"}', "a.json is no array of objects"),
+    (
+        "a.csv",
+        b"title,body\na,b\n",
+        "a.csv has no column 'text'; it has title, body: name",
+    ),
+    ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
+    ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value"),
     ("a.tar.gz", gzip.compress(b"books"), "a.tar.gz is an archive; unpack it"),
 ]
 

@@ -1,0 +1,238 @@
+"""The rows of .csv, .tsv, .json and .parquet files, each with its place in words.
+
+A row is {column: value} for the columns that may hold the text, or the InputError that it is. In
+text, a byte that is not UTF-8 is a lone surrogate (surrogateescape); records.py tells of it.
+"""
+
+import csv
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+
+from preparing import InputError
+from preparing.chunks import CHUNK_BYTES, Options
+
+LONGEST_RECORD = 256 << 20  # bytes of a line of JSON, characters of a cell
+SEPARATORS = ",\t;|"
+NO_SEPARATOR = "\x1f"  # of a table with one column: whatever is in no text
+SHOWN_NAMES = 8  # columns that a message names
+SHOWN_CHARS = 40  # of each name, which may be a text where the header is missing
+SPACES = re.compile(r"\s*")
+SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel names its separator
+
+
+def columns_of(name: str, columns: list[str], options: Options) -> list[str]:
+    """Those of a table's columns that may hold the text. Raises InputError if there is none."""
+    wanted = options.fields(columns)
+    if not wanted:
+        shown = ", ".join(f"{column!s:.{SHOWN_CHARS}}" for column in columns[:SHOWN_NAMES])
+        more = ", ..." if len(columns) > SHOWN_NAMES else ""
+        raise InputError(
+            f"{name} has no column {options.text_field or 'text'!r}; it has {shown}{more}: name"
+            " one with --text_field; if these are no names, put a line with names first"
+        )
+    for column in wanted:
+        if columns.count(column) > 1:
+            raise InputError(
+                f"{name} has {columns.count(column)} columns {column!r}; rename all but one"
+            )
+    return wanted
+
+
+# -- separated values
+
+
+class _Lines:
+    """The lines of a text, of which those that an attempt to read a row took can be given back."""
+
+    def __init__(self, text):
+        self.text = text
+        self.number = 0  # of the first line that the attempt took
+        self.taken = []
+        self.waiting = deque()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        line = self.waiting.popleft() if self.waiting else next(self.text)
+        self.taken.append(line)
+        return line
+
+    def keep(self, count: int) -> None:
+        """Of the lines taken, the first `count` are read for good; the others come again."""
+        self.number += count
+        self.waiting.extendleft(reversed(self.taken[count:]))
+        self.taken.clear()
+
+
+def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Iterator[tuple]:
+    """The rows of comma-separated or other values.
+
+    The header's line decides what separates them. A cell in quotes may hold line breaks, and quotes
+    that are doubled or follow a backslash. Between tabs, a quote that is not closed in its row is
+    a character like others, for most such files know no quotes. Raises InputError for the header.
+    """
+    csv.field_size_limit(LONGEST_RECORD)
+    lines = _Lines(text)
+    first = next(lines, "")
+    said = SPREADSHEET.fullmatch(first)
+    while said or (first and not first.strip()):
+        lines.keep(1)
+        first = next(lines, "")
+        if said:
+            break
+    separator = said[1] if said else _separator(first, kind, options)
+    header = _names(first, separator)
+    wanted = {column: header.index(column) for column in columns_of(name, header, options)}
+    lines.keep(1)
+    form = {
+        "delimiter": separator if len(header) > 1 else NO_SEPARATOR,
+        "skipinitialspace": f"{separator} " in first,
+        "strict": True,
+    }
+    others = {"quoting": csv.QUOTE_NONE} if separator == "\t" else {"escapechar": "\\"}
+    readers = [csv.reader(lines, **form), csv.reader(lines, **form | others)]
+    while True:
+        cells = _next_row(lines, readers, len(header))
+        place = f"line {lines.number + 1:,}"
+        if cells is None:
+            return
+        lines.keep(1 if isinstance(cells, InputError) else len(lines.taken))
+        if isinstance(cells, InputError):
+            yield place, cells
+        elif cells:  # no empty line
+            yield place, {column: cells[at] for column, at in wanted.items()}
+
+
+def _next_row(lines, readers, width):
+    """The cells of the next row, [] for an empty line, an InputError, or None at the end.
+
+    Its lines are those taken.
+    """
+    problem = None
+    for reader in readers:
+        lines.keep(0)
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return None
+        except csv.Error:
+            problem = problem or InputError(
+                "a quote is open, or there is text after a closed one; within quotes, write each"
+                " quote twice"
+            )
+            continue
+        if len(cells) in (0, width) and not _swallows(lines.taken, cells, reader.dialect):
+            return cells
+        if len(cells) == width:
+            problem = problem or InputError("a quote is open, and the next row is within it")
+        problem = problem or InputError(
+            f"a row of {len(cells):,} cells, where the header has {width:,}; put cells that hold"
+            f" {reader.dialect.delimiter!r} in quotes"
+        )
+    return problem
+
+
+def _swallows(lines, cells, dialect):
+    """True if the second line of a row is rather a row: between tabs, or of the next number."""
+    if len(lines) < 2:
+        return False
+    parts = lines[1].split(dialect.delimiter)
+    if len(parts) < len(cells) or len(cells) == 1:
+        return False
+    if dialect.delimiter == "\t":
+        return True
+    return cells[0].isdecimal() and parts[0] == str(int(cells[0]) + 1)
+
+
+def _separator(line, kind, options):
+    """What separates the names in a header: as many of them as possible, one of the text's field.
+
+    With none of SEPARATORS in it, that of the kind.
+    """
+
+    def found(separator):
+        names = _names(line, separator)
+        return bool(options.fields(names)), len(names)
+
+    usual = "\t" if kind == "tsv" else ","
+    return max(usual + SEPARATORS, key=found)
+
+
+def _names(line, separator):
+    """The names in a header, without the blanks around them."""
+    form = {"delimiter": separator, "skipinitialspace": True, "strict": True}
+    try:
+        names = next(csv.reader([line], **form), [])
+    except csv.Error:  # a quote that stays open
+        names = line.split(separator)
+    return [name.strip() for name in names]
+
+
+# -- JSON
+
+
+def json_rows(text: str, options: Options) -> Iterator[tuple]:
+    """The objects of an array; of an object that holds one array; or one after the other."""
+    values = []
+    decoder = json.JSONDecoder()
+    at = SPACES.match(text).end()
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        values.append(value)
+        at = SPACES.match(text, at).end()
+    if len(values) == 1 and isinstance(values[0], dict) and not options.fields(values[0]):
+        lists = [value for value in values[0].values() if _is_table(value)]
+        values = lists if len(lists) == 1 else values
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0]
+    for number, value in enumerate(values, 1):
+        yield f"row {number:,}", value
+
+
+def _is_table(value):
+    return isinstance(value, list) and value and isinstance(value[0], dict)
+
+
+def json_kind(kind: str, head: str) -> str:
+    """What a file called .json or .jsonl is, by its beginning: an object a line makes it jsonl."""
+    first, _, rest = head.lstrip().partition("\n")
+    if kind == "jsonl" and re.match(r"\[\s*[{\]]", first + rest[:100]):
+        return kind if _is_json(first) and rest.strip() else "json"
+    if kind == "json" and first.startswith("{") and rest.lstrip().startswith("{"):
+        return "jsonl" if _is_json(first) else kind
+    return kind
+
+
+def _is_json(text):
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# -- Parquet
+
+
+def parquet_rows(name: str, raw, options: Options) -> Iterator[tuple]:
+    """The rows of a file of Parquet. Raises InputError where no column holds the text."""
+    import pyarrow
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(raw, buffer_size=CHUNK_BYTES, pre_buffer=False)
+    wanted = columns_of(name, file.schema_arrow.names, options)
+    numbers = itertools.count(1)
+    for batch in file.iter_batches(64, columns=wanted, use_threads=False):
+        columns = {}
+        for column in wanted:
+            values = batch.column(column)
+            try:
+                columns[column] = values.to_pylist()
+            except UnicodeDecodeError:
+                columns[column] = values.cast(pyarrow.binary()).to_pylist()
+        for values in zip(*columns.values(), strict=True):
+            yield f"row {next(numbers):,}", dict(zip(columns, values, strict=True))

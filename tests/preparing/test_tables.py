@@ -1,0 +1,177 @@
+"""Tables as programs write them: separators, quotes, headers, encodings, JSON under other names."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from preparing import InputError
+from preparing.chunks import Options, Position
+from preparing.cleaning import CleaningReport
+from preparing.readers import read_chunks
+from preparing.records import documents_of
+from preparing.sources import find_sources
+from tests.conftest import fails_clearly
+from tests.preparing.conftest import documents, ok, prepare
+
+ROWS = [f"{n},Row {n}." for n in range(1, 401)]
+TEXTS = [f"Row {n}." for n in range(1, 401)]
+
+
+def read(path, content=None, **options):
+    """The texts of a file's documents, and the report. content: text or bytes to write first."""
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    sources, options = find_sources([str(path)]), Options(**options)
+    texts, report = [], CleaningReport()
+    for chunk in read_chunks(sources, Position(), options, lambda n: sources[n].path):
+        found, left_out = documents_of(chunk, options)
+        texts += [document.text for document in found]
+        report.merge(left_out)
+    return texts, report.rules
+
+
+def table(*rows, end="\n", last="\n"):
+    return end.join(rows) + last
+
+
+GOOD = {
+    "semicolons, decimal commas": ("a.csv", table("id;text", "1,5;a, b", "2,0;c"), ["a, b", "c"]),
+    "tabs in a .csv": ("a.csv", table("id\ttext", "1\ta, b", '2\tc"'), ["a, b", 'c"']),
+    "commas in a .tsv": ("a.tsv", table("id,text", '1,"a\tb"'), ["a\tb"]),
+    "bars": ("a.csv", table("id|text|n", "1|a, b|2"), ["a, b"]),
+    "Excel's own line": ("a.csv", table("sep=;", "text;n", "a,b;1"), ["a,b"]),
+    "blanks after the commas": ("a.csv", table("id, text", '1, "a, b"', "2, c"), ["a, b", "c"]),
+    "one column": (
+        "a.csv",
+        table("text", "Hello, world", '"a, ""b"""'),
+        ["Hello, world", 'a, "b"'],
+    ),
+    "a cell of several lines": ("a.csv", table("id,text", '1,"a,\n2 b\n\nc"'), ["a,\n2 b\n\nc"]),
+    "several lines between tabs": ("a.tsv", table("id\ttext", '1\t"a\nb"', "2\tc"), ["a\nb", "c"]),
+    "quotes doubled": (
+        "a.csv",
+        table("id,text", '1,"He said ""no"", twice"'),
+        ['He said "no", twice'],
+    ),
+    "quotes after backslashes": ("a.csv", table("id,text", r'1,"\"No\", twice"'), ['"No", twice']),
+    "quotes within cells": ("a.csv", table("id,text", '1,a "b" c', '2,5"'), ['a "b" c', '5"']),
+    "no quotes between tabs": ("a.tsv", table("id\ttext", '1\t"a" b', '2\t"c'), ['"a" b', '"c']),
+    "a byte order mark": ("a.csv", b"\xef\xbb\xbftext,id\na,1\n", ["a"]),
+    "the ends of Windows": ("a.csv", table("id,text", "1,a", "2,b", end="\r\n"), ["a", "b"]),
+    "the ends of old Macs": ("a.csv", table("id,text", "1,a", "2,b", end="\r"), ["a", "b"]),
+    "empty lines": ("a.csv", table("", "id,text", "1,a", "", "2,b", "", ""), ["a", "b"]),
+    "no end of the last line": ("a.csv", table("id,text", '1,"a"', last=""), ["a"]),
+    "a cell above 128 KB": ("a.csv", table("id,text", f'1,"{"a " * 100_000}"'), ["a " * 100_000]),
+    "UTF-16": ("a.csv", table("id\ttext", "1\tä").encode("utf-16"), ["ä"]),
+    "UTF-16, packed": (
+        "a.tsv.gz",
+        gzip.compress(table("id\ttext", "1\tä").encode("utf-16")),
+        ["ä"],
+    ),
+    "rare line ends": ("a.csv", table("id,text", "1,a\u2028b\x85c\x1cd"), ["a\u2028b\x85c\x1cd"]),
+    "JSON lines in a .json": ("a.json", '{"text": "a"}\r\n\n{"text": "b"}\n', ["a", "b"]),
+    "objects one after the other": ("a.json", '{\n"text": "a"}\n{\n"text": "b"}', ["a", "b"]),
+    "an array in a .jsonl": ("a.jsonl", '\n[ {"text": "a"},\n{"text": "b"}]\n', ["a", "b"]),
+    "an array within an object": ("a.json", '{"n": 1, "data": [{"text": "a"}]}', ["a"]),
+    "an object": ("a.json", '{"text": "a",\n "id": 1}', ["a"]),
+    "UTF-16 JSON": ("a.json", '[{"text": "ä"}]'.encode("utf-16"), ["ä"]),
+    "UTF-32 JSON lines": ("a.jsonl", '{"text": "ä"}\n{"text": "b"}'.encode("utf-32"), ["ä", "b"]),
+    "a byte order mark before JSON": (
+        "a.json",
+        b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}',
+        ["a", "b"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "texts"), GOOD.values(), ids=GOOD)
+def test_a_table_is_read_as_it_was_meant(tmp_path, name, content, texts):
+    assert read(tmp_path / name, content) == (texts, {})
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";"])
+def test_a_quote_that_stays_open_takes_no_other_row(tmp_path, separator):
+    open_quote = ["id,text", '1,"It was dark.', *ROWS[1:]]
+    path = tmp_path / "a.csv"
+    path.write_text(table(*open_quote).replace(",", separator))
+    if separator == "\t":
+        assert read(path) == (['"It was dark.', *TEXTS[1:]], {})
+        return
+    with pytest.raises(InputError, match=r"a\.csv, line 2: a quote is open.*--on_error skip"):
+        read(path)
+    for on_error in ("skip", "replace"):
+        texts, report = read(path, on_error=on_error)
+        assert texts == TEXTS[1:]
+        assert report["unusable documents"]["documents"] == 1
+
+
+BAD_ROWS = {
+    "a quote that a later cell closes": '7,"It was dark.\n8,A screen of 5"',
+    "text after a quote": '7,"a" b',
+    "a cell too many": "7,Well, then",
+    "a cell too few": "7",
+}
+
+
+@pytest.mark.parametrize("row", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_row_that_does_not_fit_is_named_or_left_out(tmp_path, row):
+    content = table("id,text", '1,"a\nb"', row, "9,c")
+    with pytest.raises(InputError, match=r"a\.csv, line 4: (a quote is open|a row of \d cell)"):
+        read(tmp_path / "a.csv", content)
+    texts, report = read(tmp_path / "a.csv", on_error="skip")
+    assert [texts[0], texts[-1]] == ["a\nb", "c"]
+    assert report["unusable documents"]["documents"] == 1
+
+
+BAD_HEADERS = [
+    ("1,It was dark\n2,b\n", "no column 'text'; it has 1, It was dark: .* put a line with names"),
+    ("My export\nid,text\n1,a\n", "no column 'text'; it has My export"),
+    ("text,id,text\na,1,b\n", "2 columns 'text'; rename"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_HEADERS)
+def test_a_header_that_names_no_text_is_explained(tmp_path, content, words):
+    with pytest.raises(InputError, match=words):
+        read(tmp_path / "a.csv", content)
+
+
+LATIN = [f"A café {n}." for n in range(300)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.tsv.gz", "a.json"])
+def test_broken_bytes_are_treated_alike_in_every_format(tmp_path, name):
+    if "json" in name:
+        text = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in LATIN)
+    else:
+        text = "\n".join(["text", *LATIN] if "sv" in name else LATIN)
+    data = text.encode("cp1252")
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    with pytest.raises(InputError, match=r"byte 0xe9 .*--on_error replace.*--encoding cp1252"):
+        read(path)
+    assert "\n".join(read(path, encoding="cp1252")[0]) == "\n".join(LATIN)
+    texts, report = read(path, on_error="replace")
+    assert "\n".join(texts) == "\n".join(LATIN).replace("é", "\ufffd")
+    assert report["not UTF-8: taken with U+FFFD"]["bytes"] == 300
+    assert read(path, on_error="skip")[0] == []
+
+
+def test_the_options_for_text_reach_every_table(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_bytes(b"body,text\nA caf\xe9.,x\n")
+    flags = {"text_field": "body", "tokenizer": tokenizer, "val_fraction": 0}
+    fails_clearly(prepare(tmp_path / "a.csv", out=tmp_path / "out", **flags), "a.csv, line 2: not")
+    ok(prepare(tmp_path / "a.csv", encoding="cp1252", out=tmp_path / "out", **flags))
+    assert documents(tmp_path / "out") == ["A café."]
+
+
+def test_bytes_in_parquet_are_text(tmp_path):
+    broken = pyarrow.array([b"a caf\xe9", b"b"]).cast(pyarrow.string(), safe=False)
+    for column, texts in ((broken, ["a caf\ufffd", "b"]), ([b"a", None], ["a"])):
+        pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+        with pytest.raises(InputError, match=r"parquet, row [12]: (not UTF-8|'text' is None)"):
+            read(tmp_path / "a.parquet")
+        assert read(tmp_path / "a.parquet", on_error="replace")[0] == texts
