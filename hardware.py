@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +41,10 @@ GPUS = {
 # Words after a key that make it another product, with another speed.
 VARIANTS = "Ti|SUPER|D|Laptop|Max-Q|NVL|MIG"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-OTHER_BUILD = (
-    "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126"
-)
+INSTALL = f"{sys.executable} -m pip install --force-reinstall torch --index-url"
+BUILDS = "https://download.pytorch.org/whl"
+# For GPUs from Turing on, on Linux with drivers of CUDA 12 too.
+BUILD = "cu130" if os.name == "nt" else "cu129"
 SYSTEM = Path("/")  # holds Linux's proc and sys
 
 
@@ -92,25 +94,37 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     limit_threads_to_cgroup()
     found = count_devices()
     fastest = next(iter(found))
-    if name == "auto":
-        name = fastest
-        if name == "cpu":
-            _check_build()
+    wanted = fastest if name == "auto" else name
     try:
-        device = torch.device(name)
+        device = torch.device(wanted)
+        known = str(device) == wanted  # PyTorch takes cuda:255 for cuda:-1
     except RuntimeError:
+        known = False
+    if not known:
         raise DeviceError(
             f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
-        ) from None
+        )
+    if fastest == "cpu" and (name == "auto" or device.type == "cuda"):
+        _check_build()
     count = found.get(device.type, 0)
     if device.type in ("cuda", "xpu") and device.index is None:
         device = torch.device(device.type, 0 if count == 1 else local_rank)
     if (device.index or 0) >= count:
-        raise DeviceError(
-            f"device = {device}: PyTorch {torch.__version__} finds {count} such devices on this"
-            f" machine; device = auto takes {fastest}"
-        )
+        advice = f"device = auto takes {fastest}"
+        if count and local_rank:
+            advice = f"start at most {count} processes here"
+        raise DeviceError(f"device = {device}: {_found(count, f'{device.type} device')}; {advice}")
+    if device.type == "cuda":
+        _check_kernels(device)
     return device
+
+
+def _found(count: int, noun: str) -> str:
+    """How many devices PyTorch finds, and what may hide others."""
+    text = f"PyTorch {torch.__version__} finds {count or 'no'} {noun}{'s' * (count > 1)}"
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        text += f" with CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}"
+    return text
 
 
 def count_devices() -> dict[str, int]:
@@ -129,18 +143,38 @@ def unused_gpus(device: torch.device, processes: int) -> str:
         return ""
     fastest = next(iter(found))
     if fastest == "cpu":
-        return f"PyTorch {torch.__version__} finds no GPU"
+        return _found(0, "GPU")
     return f"not used: {fastest}; device = {fastest} uses it"
 
 
 def _check_build():
     """Raises DeviceError where only PyTorch's build keeps a GPU of NVIDIA from use."""
-    # A notebook without a GPU may have nvidia-smi, but not the driver.
-    driver = os.name == "nt" or (SYSTEM / "proc/driver/nvidia/version").exists()
+    # A notebook without a GPU may have nvidia-smi, but not the driver. WSL2 has Windows'.
+    paths = ("proc/driver/nvidia/version", "dev/dxg")
+    driver = os.name == "nt" or any((SYSTEM / path).exists() for path in paths)
     if driver and shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
         raise DeviceError(
             f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU;"
-            f" another build may:\n  {OTHER_BUILD}\ndevice = cpu trains without a GPU"
+            f" another build may, or a newer driver:\n  {INSTALL} {BUILDS}/{BUILD}\n"
+            "device = cpu trains without a GPU"
+        )
+
+
+def _check_kernels(device: torch.device) -> None:
+    """Raises DeviceError where PyTorch's build has no kernels for a GPU of NVIDIA."""
+    own = torch.cuda.get_device_capability(device)
+    # sm_86: machine code, for later ones of its generation too; compute_86: also for all later.
+    listed = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    for kind, generation, minor in listed:
+        built = (int(generation), int(minor))
+        if built <= own and (kind == "compute" or built[0] == own[0]):
+            return
+    if listed:  # AMD's have other names
+        build = "cu126" if own < (7, 5) else BUILD
+        raise DeviceError(
+            f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)},"
+            f" of compute capability {own[0]}.{own[1]}; another build has:\n"
+            f"  {INSTALL} {BUILDS}/{build}\ndevice = cpu trains without a GPU"
         )
 
 
@@ -148,12 +182,15 @@ def find_dtype(device: torch.device, name: str) -> torch.dtype:
     """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
 
     auto: bfloat16 where the hardware multiplies it (CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16;
-    all GPUs but NVIDIA's before Ampere), float16 on NVIDIA's older GPUs, float32 on other CPUs.
+    AMD's, Intel's and NVIDIA's GPUs from Ampere on), float16 on NVIDIA's older GPUs, float32 on
+    other CPUs, and on Apple's GPUs, where bfloat16 is slower.
     """
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
+    if device.type == "mps":  # bfloat16 takes 17% longer: github.com/karpathy/nanochat/issues/685
+        return torch.float32
     if device.type != "cpu":
         return torch.bfloat16
     multiplies = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()

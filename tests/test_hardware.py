@@ -1,11 +1,15 @@
 """hardware.py: this machine, and what the files of other machines say."""
 
+import re
+import sys
+
 import pytest
 import torch
 
 import hardware
 
 CPU = torch.device("cpu")
+PIP = re.escape(f"{sys.executable} -m pip")
 
 
 def write(path, text=""):
@@ -24,30 +28,120 @@ def system(monkeypatch, tmp_path):
 # -- device and precision --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("gpu", "knows no device = 'gpu'; use auto"), ("cuda:99", "device = cuda:99: .* finds")],
-)
-def test_a_device_that_is_not_there_is_a_sentence(name, words):
-    with pytest.raises(hardware.DeviceError, match=words):
+@pytest.fixture
+def finds(monkeypatch):
+    """A function that makes PyTorch find as many devices of a kind."""
+
+    def find(kind, count=1):
+        found = torch.device(kind) if count else None
+        for name, answer in (("current_accelerator", found), ("device_count", count)):
+            monkeypatch.setattr(torch.accelerator, name, lambda answer=answer, **_: answer)
+
+    return find
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "None", "cuda:", "cuda:-1", "cuda:128", "cuda:300"])
+def test_a_device_that_pytorch_does_not_know_is_a_sentence(name):
+    with pytest.raises(hardware.DeviceError, match=f"knows no device = '{name}'; use auto, cuda"):
         hardware.find_device(name)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch finds the GPU")
-def test_an_nvidia_gpu_that_pytorch_cannot_use_is_named(system, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "kind", "count", "rank", "words"),
+    [
+        ("cuda", "cuda", 0, 0, "cuda:0: .* finds no cuda device; device = auto takes cpu"),
+        ("xpu", "cuda", 0, 0, "xpu:0: .* finds no xpu device; device = auto takes cpu"),
+        ("cuda", "mps", 1, 0, "cuda:0: .* finds no cuda device; device = auto takes mps"),
+        ("cuda:9", "cuda", 2, 0, "cuda:9: .* finds 2 cuda devices; device = auto takes cuda"),
+        ("auto", "cuda", 2, 3, "cuda:3: .* finds 2 cuda devices; start at most 2 processes here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_a_sentence(
+    finds, system, monkeypatch, name, kind, count, rank, words
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    finds(kind, count)
+    with pytest.raises(hardware.DeviceError, match=f"device = {words}$"):
+        hardware.find_device(name, rank)
+
+
+@pytest.mark.parametrize("hidden", ["", "7"])
+def test_gpus_that_a_variable_hides_are_named_with_it(finds, monkeypatch, hidden):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    finds("cuda", 0)
+    words = f"finds no .* with CUDA_VISIBLE_DEVICES={hidden}"
+    with pytest.raises(hardware.DeviceError, match=words):
+        hardware.find_device("cuda")
+    assert hardware.find_device("auto") == CPU
+    assert re.search(words, hardware.unused_gpus(CPU, 1))
+
+
+@pytest.mark.parametrize("driver", ["proc/driver/nvidia/version", "dev/dxg"])
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_an_nvidia_gpu_that_pytorch_cannot_use_is_named(finds, system, monkeypatch, name, driver):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(system))
-    assert hardware.find_device("auto") == CPU
+    finds("cuda", 0)
     write(system / "nvidia-smi")
     (system / "nvidia-smi").chmod(0o755)
     assert hardware.find_device("auto") == CPU  # as a notebook without a GPU, which has no driver
-    write(system / "proc/driver/nvidia/version")
-    words = r"an NVIDIA driver(.|\n)*pip install .*/cu126\n"
+    write(system / driver)
+    words = rf"an NVIDIA driver(.|\n)*{PIP} install .*/{hardware.BUILD}\n"
+    with pytest.raises(hardware.DeviceError, match=words):
+        hardware.find_device(name)
+    assert hardware.find_device("cpu") == CPU
+    (system / "nvidia-smi").unlink()  # another maker's GPU under WSL2
+    assert hardware.find_device("auto") == CPU
+
+
+CUDA_13 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+CUDA_12 = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "build"),
+    [
+        ((7, 0), CUDA_13, "cu126"),  # V100
+        ((6, 1), CUDA_13, "cu126"),  # GTX 1080
+        ((7, 5), CUDA_13, None),  # T4
+        ((8, 9), CUDA_13, None),  # RTX 4090
+        ((12, 0), CUDA_13, None),
+        ((12, 1), CUDA_13, None),
+        ((6, 1), CUDA_12, None),
+        ((12, 0), CUDA_12, hardware.BUILD),  # RTX 5090
+        ((12, 0), f"{CUDA_12} compute_90", None),
+        ((11, 0), "gfx90a gfx1100", None),  # AMD's
+        ((8, 0), "", None),
+    ],
+)
+def test_a_gpu_without_kernels_in_pytorchs_build_is_named(
+    finds, monkeypatch, capability, built, build
+):
+    finds("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", built.split)
+    if build is None:
+        assert hardware.find_device("auto") == torch.device("cuda", 0)
+        return
+    words = rf"has no kernels for A GPU(.|\n)*{PIP} install .*/{build}\n"
     with pytest.raises(hardware.DeviceError, match=words):
         hardware.find_device("auto")
-    assert hardware.find_device("cpu") == CPU
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert hardware.find_device("auto") == CPU
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "dtype"),
+    [
+        ("cuda", (7, 5), torch.float16),
+        ("cuda", (8, 0), torch.bfloat16),
+        ("xpu", None, torch.bfloat16),
+        ("mps", None, torch.float32),
+    ],
+)
+def test_auto_is_the_fastest_precision_of_a_gpu(monkeypatch, kind, capability, dtype):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert hardware.find_dtype(torch.device(kind), "auto") == dtype
+    assert hardware.find_dtype(torch.device(kind), "float16") == torch.float16
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
