@@ -1,15 +1,20 @@
 """Shared by all tests: small folders of real text, and the scripts run as a user runs them."""
 
+import contextlib
 import json
+import multiprocessing.util
 import os
 import random
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import startup
@@ -51,6 +56,45 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left(tmp_path_factory):
+    """Programs keep what they would leave in ~ and /tmp in folders that pytest or this deletes.
+
+    A process that outlives the tests is killed, and is an error that names its test.
+    """
+    base, mark = tmp_path_factory.getbasetemp(), str(uuid.uuid4())
+    if "PYTEST_XDIST_WORKER" in os.environ:  # all of them use what one has compiled
+        base = base.parent
+    # A short name: that of a socket in it must not exceed 100 characters.
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory("", "t") as short:
+        (base / "home").mkdir(exist_ok=True)
+        patch.setenv("HOME", str(base / "home"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base / "compiled"))
+        patch.setenv("TMPDIR", short)
+        patch.setattr(tempfile, "tempdir", None)  # it is read again
+        patch.setenv("STARTED_BY_TESTS", mark)
+        yield
+        started = dict(processes_with("STARTED_BY_TESTS", mark))
+        _, left = psutil.wait_procs(started, timeout=5)
+        for process in left:
+            process.kill()
+        multiprocessing.util._run_finalizers()  # it deletes its folder in TMPDIR, before it is gone
+    assert not left, "these outlive their tests:\n" + "\n".join(started[p] for p in left)
+
+
+def processes_with(name, value):
+    """(process, its test and command) of all whose environment has a variable of this value.
+
+    Not those of multiprocessing, which end with this one.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command, variables = shlex.join(process.cmdline()), process.environ()
+            own = process.ppid() == os.getpid() and "multiprocessing" in command
+            if variables.get(name) == value and not own:
+                yield process, f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
 
 
 def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):

@@ -184,7 +184,7 @@ def test_another_text_is_prepared_or_a_sentence_says_how(run_cell, tmp_path):
     (story,) = prepared()
     assert story["path"].endswith("drive/texts/story.txt")
 
-    # What has been prepared stays until another text is asked for in so many words.
+    # Prepared text stays until --overwrite replaces it.
     (chosen / "story.txt").write_text("Another day.\n" * 40)
     again = text()
     assert "uploaded before" in again
