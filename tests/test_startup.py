@@ -5,14 +5,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import startup
 from tests.conftest import ROOT, fails_clearly, run_script
 
-OLDER_PYTHONS = Path.home() / ".pyenv/versions"
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.size"]
 
@@ -50,16 +48,6 @@ def test_missing_packages_are_named_with_what_installs_them(name):
 def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
     result = run_script(f"{name.replace('.', '/')}.py", PYTHONPATH="")
     fails_clearly(result, f"python -m {name}")
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_an_older_python_is_told_so_first(name):
-    older = [path for v in (8, 9, 10) for path in OLDER_PYTHONS.glob(f"3.{v}.*/bin/python")]
-    if not older:
-        pytest.skip("needs an older Python, as pyenv installs it")
-    for python in older:
-        result = subprocess.run([python, name], cwd=ROOT, capture_output=True, text=True)
-        fails_clearly(result, f"{name}: this is Python 3.", "3.11 or newer is needed")
 
 
 @pytest.mark.parametrize(
