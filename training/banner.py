@@ -1,12 +1,7 @@
 """The summary of a run that is printed before it starts."""
 
-import torch
-from torch.nn.attention import SDPBackend
-
 import hardware
 from formats.mirror import address_of
-from hardware import Device
-from model import GPTConfig
 from training import distributed
 from training.plan import disk_space
 from training.run import Run
@@ -62,17 +57,9 @@ def device(run: Run) -> str:
     compiled = "compiled" if run.compiles else "not compiled"
     text = f"{count}{run.device.name}, {run.versions()['dtype']}, {compiled}"
     if run.device.type == "cuda":
-        text += f", {attention_backend(run.state.model.config, run.device)} attention"
+        text += f", {run.trainer.attention_backend()} attention"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
     return f"{text}; {unused}" if unused else text
-
-
-def attention_backend(shape: GPTConfig, device: Device) -> str:
-    """PyTorch's choice of an attention kernel for a model: cudnn, flash, efficient or math."""
-    size = (1, shape.n_head, shape.block_size, shape.head_dim)
-    q = torch.empty(size, dtype=device.dtype, device=device.torch, requires_grad=True)
-    chosen = torch._fused_sdp_choice(q, q, q, dropout_p=shape.dropout, is_causal=True)
-    return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 
 
 def data(run: Run) -> str:

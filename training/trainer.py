@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from torch.nn.attention import SDPBackend
 from torch.profiler import record_function
 
 import hardware
@@ -46,6 +47,14 @@ class Trainer:
 
     def cast(self):
         return hardware.autocast(self.device.torch, self.device.dtype)
+
+    def attention_backend(self) -> str:
+        """PyTorch's choice of an attention kernel: cudnn, flash, efficient or math."""
+        shape = self.state.model.config
+        size = (1, shape.n_head, shape.block_size, shape.head_dim)
+        q = torch.empty(size, dtype=self.device.dtype, device=self.device.torch, requires_grad=True)
+        chosen = torch._fused_sdp_choice(q, q, q, dropout_p=shape.dropout, is_causal=True)
+        return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
 
     # -- before the first step ---------------------------------------------------------------------
 
@@ -205,12 +214,19 @@ class Trainer:
                 " float32, or a lower learning_rate"
             )
         in_a_row = int(self.counts.most_in_a_row)
-        if in_a_row >= MAX_BAD_STEPS:
-            raise RunError(
-                f"{in_a_row} steps in a row, up to step {step:,}, had a NaN or infinite loss or"
-                " gradient; all were skipped. Try a lower learning_rate (now"
-                f" {self.config.learning_rate}) or a longer warmup_steps, and look at the data"
+        if in_a_row < MAX_BAD_STEPS:
+            return
+        advice = ""
+        if self.attention_backend() == "cudnn":
+            advice = (
+                ". First run the same command with the environment variable"
+                " TORCH_CUDNN_SDPA_DEPRIORITIZED=1: cuDNN's attention may be the cause"
             )
+        raise RunError(
+            f"{in_a_row} steps in a row, up to step {step:,}, had a NaN or infinite loss or"
+            " gradient; all were skipped. Try a lower learning_rate (now"
+            f" {self.config.learning_rate}) or a longer warmup_steps, and look at the data{advice}"
+        )
 
 
 def largest_divisor(whole: int, limit: int) -> int:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from formats import run_folder, run_log
 from tests.conftest import fails_clearly, losses, run_script, train_command, trained
@@ -117,6 +118,17 @@ def test_many_bad_steps_in_a_row_end_the_run(char_data, tmp_path):
     run.trainer.step()  # a good one between the last and the look does not hide them
     with pytest.raises(RunError, match=r"10 steps in a row, up to step 11.* learning_rate"):
         run.trainer.check_finite()
+
+
+def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monkeypatch):
+    trainer = small_run(char_data, tmp_path / "run").trainer
+    trainer.counts = StepCounts([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
+    for backend, named in ((SDPBackend.CUDNN_ATTENTION, True), (SDPBackend.MATH, False)):
+        monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, b=backend, **__: b.value)
+        trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
+        with pytest.raises(RunError) as error:
+            trainer.check_finite()
+        assert ("variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == named
 
 
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
