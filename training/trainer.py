@@ -98,6 +98,9 @@ class Trainer:
         """
         try:
             reserve_state(self.state.optimizer)
+            if distributed.world_size > 1:  # DistributedDataParallel keeps the gradients' memory
+                for p in self.state.model.parameters():
+                    p.grad = torch.zeros_like(p)
             rows, size = min(self.local_batch, 2 * self.micro_batch), self.micro_batch
             x, y = self.data.train.batch(0, rows, self.config.seed)
             forward_backward(self.forward, x, y, size, self.cast, self.state.scaler)

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 from formats import run_folder, run_log
 from tests.conftest import fails_clearly, losses, run_script, train_command, trained
 from tests.training.conftest import small_run
-from training import RunError
+from training import RunError, distributed
 from training.recorder import Recorder
 from training.schedule import MAX_BAD_STEPS
 from training.state import StepCounts
@@ -129,6 +129,20 @@ def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monke
         with pytest.raises(RunError) as error:
             trainer.check_finite()
         assert ("variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == named
+
+
+def test_the_trial_has_the_gradients_that_several_processes_keep(char_data, tmp_path, monkeypatch):
+    trainer = small_run(char_data, tmp_path / "run").trainer
+    parameters, seen = list(trainer.state.model.parameters()), []
+    trainer.state.model.register_forward_pre_hook(
+        lambda *_: seen.append(sum(p.grad.nbytes for p in parameters if p.grad is not None))
+    )
+    for world_size, times in ((1, 0), (2, 1)):
+        monkeypatch.setattr(distributed, "world_size", world_size)
+        assert trainer.try_step() is None
+        assert seen[0] == times * sum(p.nbytes for p in parameters)
+        assert all(p.grad is None for p in parameters)
+        seen.clear()
 
 
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
