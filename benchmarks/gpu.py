@@ -46,7 +46,10 @@ PARTS = {  # {part: (minutes, what follows `python`)}
         " tests/generating/test_decoder.py tests/test_hardware.py -m gpu -rs",
     ),
     "plan": (3, "train.py config/gpt2_small.py --dry_run {settings}"),
-    "ladder": (9, "-m benchmarks.ladder {small} --rounds 1 --steps 30 {settings}"),
+    "ladder": (
+        9,
+        "-m benchmarks.ladder {small} --rounds 1 --steps 30 --batch_size={sequences} {settings}",
+    ),
     "time_to_loss": (
         9,
         "-m benchmarks.time_to_loss --task gpt2_small --seeds 1 {nanogpt} {settings}",
@@ -54,11 +57,16 @@ PARTS = {  # {part: (minutes, what follows `python`)}
 }
 
 
-def command(part: str, checkout: Path | None, extra: list[str]) -> list[str]:
-    """The words of a part's command. extra: settings of the run."""
+def command(part: str, checkout: Path | None, sequences: int, extra: list[str]) -> list[str]:
+    """The words of a part's command.
+
+    sequences: how many a plain loop's memory takes; nanoGPT's too. extra: settings of the run.
+    """
+    nanogpt = f"--nanogpt {shlex.quote(str(checkout))} --micro_batch_size={sequences}"
     words = PARTS[part][1].format(
         packages=sysconfig.get_path("purelib"),
-        nanogpt=f"--nanogpt {shlex.quote(str(checkout))}" if checkout else "",
+        nanogpt=nanogpt if checkout else "",
+        sequences=sequences,
         small="--preset config/gpt2_small.py",
         modern="--preset config/gpt2_small_modern.py",
         settings=shlex.join(["--data_dir=data/gpu", *extra]),
@@ -119,13 +127,14 @@ def main(argv):
         print("\n\n".join(map(report, sorted(RESULTS.glob("gpu_*")))))
         return 0
     deadline = time.monotonic() + 60 * args.minutes
-    name = run_apart(device_name, extra)  # this process takes no memory of the GPU
+    # This process takes no memory of the GPU.
+    name, sequences = run_apart(find_gpu, extra)
     folder = RESULTS / f"gpu_{name}"
     folder.mkdir(parents=True, exist_ok=True)
     known = read_json(folder / "parts.json")
     wanted = args.parts or [part for part in PARTS if known.get(part) != "done"]
     for part in sorted(wanted, key=lambda part: part in known):
-        words = command(part, args.nanogpt, extra)
+        words = command(part, args.nanogpt, sequences, extra)
         limit = min(60 * PARTS[part][0], deadline - time.monotonic())
         if limit < 1:
             break
@@ -138,8 +147,11 @@ def main(argv):
     return int(any(known.get(part) != "done" for part in wanted))
 
 
-def device_name(arguments: list[str]) -> str:
-    """The device of a run, for a folder: NVIDIA_H200. Raises DeviceError where there is no GPU."""
+def find_gpu(arguments: list[str]) -> tuple[str, int]:
+    """The device of a run, for a folder, and the sequences for a plain loop: NVIDIA_H200, 64.
+
+    Raises DeviceError where there is no GPU.
+    """
     setting = settings.load(["config/gpt2_small.py", *arguments]).device
     device = hardware.find_device(setting)
     if device.type == "cpu" and setting == "auto":
@@ -147,7 +159,16 @@ def device_name(arguments: list[str]) -> str:
             f"PyTorch {torch.__version__} finds no GPU here, and all parts need one; --device=cpu"
             " tries them on the CPU"
         )
-    return re.sub("[^A-Za-z0-9]+", "_", hardware.describe(device).partition(",")[0])
+    name, _, _ = hardware.describe(device).partition(",")
+    return re.sub("[^A-Za-z0-9]+", "_", name), sequences_in(hardware.gpu_memory(device))
+
+
+def sequences_in(memory: int | None) -> int:
+    """As many sequences of 512 tokens as gigabytes, a power of two up to GPT-2 Small's 64.
+
+    In float32, attention written out, one takes 0.8 GB, and weights and their moments 2.2.
+    """
+    return 1 << min(6, int((memory or 64e9) / 1e9).bit_length() - 1)
 
 
 if __name__ == "__main__":

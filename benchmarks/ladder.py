@@ -6,7 +6,7 @@
 The same model on the same data at every rung; without --preset a model that climbs it on a CPU in
 ten minutes. Every rung runs in a process of its own, and all of them once a round. The plain loop
 is in this file; the last rung is the step of train.py itself. Only speed counts: gradients in
-float16 are not scaled. On a GPU of less than 80 GB the first rung needs a --batch_size below 64.
+float16 are not scaled. On a GPU of less than 60 GB the first rung needs a --batch_size below 64.
 """
 
 import math

@@ -17,6 +17,7 @@ import hardware
 from benchmarks import ENVIRONMENT
 from config import Config
 from formats.data_folder import read_meta
+from training.trainer import largest_divisor
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) 
 def arguments(c: Config) -> list[str]:
     """The model, batch, device and dtype of a run as nanoGPT's train.py takes them."""
     device = hardware.find_device(c.device)
-    micro_batch = c.micro_batch_size or c.batch_size
+    micro_batch = largest_divisor(c.batch_size, c.micro_batch_size or c.batch_size)
     names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
     return [
         *(f"--{name}={getattr(c, name)}" for name in names),

@@ -70,7 +70,7 @@ def attention(c: Config, random: Callable, device: torch.device) -> Iterator[tup
 
 
 def profile_by_kernel(arguments: list[str]) -> str:
-    """A table of two training steps by kernel."""
+    """The micro-batch of a run, and a table of two training steps by kernel."""
     trainer = open_trainer(arguments)
     device = trainer.device.torch
     trainer.step()
@@ -79,7 +79,8 @@ def profile_by_kernel(arguments: list[str]) -> str:
         trainer.step()
         hardware.synchronize(device)
     by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-    return of_steps.key_averages().table(by, row_limit=30)
+    table = of_steps.key_averages().table(by, row_limit=30)
+    return f"{arguments[0]}, micro-batches of {trainer.micro_batch}\n{table}"
 
 
 def main(argv):
@@ -91,6 +92,7 @@ def main(argv):
         figures[name] = value
         print(f"{name}: {value:.4g}", flush=True)
         write("rates", {"figures": figures}, device)
+    hardware.release_memory(device)  # another process profiles
     for preset in PRESETS:
         print(run_apart(profile_by_kernel, [preset, *extra]), flush=True)
 

@@ -66,6 +66,14 @@ def test_make_gpu_says_where_there_is_no_gpu():
     assert said.startswith("benchmarks.gpu: PyTorch ") and "finds no GPU here" in said
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "sequences"), [(141, 64), (79.6, 64), (42.5, 32), (23.6, 16), (15.6, 8)]
+)
+def test_a_plain_loop_gets_the_sequences_that_a_gpu_holds(gigabytes, sequences):
+    assert gpu.sequences_in(int(1e9 * gigabytes)) == sequences
+    assert f"--batch_size={sequences}" in gpu.command("ladder", None, sequences, [])
+
+
 # Finds no package that tests alone need, as on a rented machine.
 WITHOUT_THEM = """
 import re, sys
@@ -90,7 +98,7 @@ sys.meta_path.insert(0, Finder)
 def test_the_tests_for_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_THEM)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    words = gpu.command("tests", None, [])[1:]
+    words = gpu.command("tests", None, 64, [])[1:]
     result = run_script(*words, "--collect-only", PYTHONPATH=str(tmp_path))
     assert result.returncode == 0, result.stdout
     tests = ROOT.glob("tests/**/test_*.py")
