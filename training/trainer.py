@@ -177,8 +177,9 @@ class Trainer:
     def seed_dropout(self) -> None:
         """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
         if self.config.dropout:
+            # Odd multiples, as a CPU's generator takes the lower 32 bits alone.
             seed = self.config.seed * 0x9E3779B97F4A7C15 + self.state.counters.step
-            torch.manual_seed((seed + (distributed.rank << 40)) % 2**63)
+            torch.manual_seed((seed + distributed.rank * 0xBF58476D1CE4E5B9) % 2**63)
 
     def evaluate(self, interrupted: Callable[[], bool]) -> float | None:
         """The validation loss in nats per token.
