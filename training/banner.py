@@ -3,7 +3,7 @@
 import hardware
 from formats.mirror import address_of
 from training import distributed
-from training.plan import disk_space
+from training.plan import disk_space, steps_per_epoch
 from training.run import Run
 
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
@@ -13,7 +13,6 @@ PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 def banner(run: Run) -> str:
     """Device, model, data, step, start, run and checkpoints, a line each."""
     c, model, done = run.config, run.state.model, run.step
-    total, epoch = run.schedule.total_steps, run.data.train.windows / c.batch_size
     lines = {
         "device": device(run),
         "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
@@ -23,7 +22,7 @@ def banner(run: Run) -> str:
     }
     if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
-    lines["run"] = f"{total:,} steps, {epoch:,.1f} an epoch"
+    lines["run"] = f"{run.schedule.total_steps:,} steps, {steps_per_epoch(run)} an epoch"
     if done:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = checkpoints(run)
@@ -36,6 +35,11 @@ def warnings(run: Run) -> list[str]:
     c, found = run.config, []
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
+    if c.batch_size > run.data.train.windows:
+        found.append(
+            f"batch_size = {c.batch_size} is more than the {run.data.train.windows:,} sequences of"
+            " the training data: each step repeats them; use more text, or lower batch_size"
+        )
     tokens, parameters = run.data.train.length, run.state.model.num_parameters()
     if parameters > OVERFITS * tokens and not c.init_from:
         found.append(

@@ -38,14 +38,19 @@ def size_table(run: Run) -> list[str]:
     """Parameters, operations and steps."""
     c, model, steps = run.config, run.state.model, run.schedule.steps_left
     flops, tokens = model.flops_per_token(), c.tokens_per_step
-    epoch = run.data.train.windows / c.batch_size
     return [
         f"parameters     {model.num_parameters():,}",
         f"operations     {si(flops, 'FLOP')} per token, {si(flops * tokens, 'FLOP')} per step, "
         f"{si(flops * tokens * steps, 'FLOP')} in all",
-        f"steps          {steps:,} of {tokens:,} tokens, {epoch:,.1f} an epoch; "
+        f"steps          {steps:,} of {tokens:,} tokens, {steps_per_epoch(run)} an epoch; "
         f"{steps * tokens:,} tokens in all",
     ]
+
+
+def steps_per_epoch(run: Run) -> str:
+    """The steps in which a run sees its text once: 1,234.5 or 0.012."""
+    steps = run.data.train.windows / run.config.batch_size
+    return f"{steps:,.1f}" if steps >= 1 else f"{steps:.2g}"
 
 
 # -- memory ----------------------------------------------------------------------------------------
