@@ -50,6 +50,10 @@ def test_a_run_learns_and_logs_what_the_reports_need(finished):
     assert line.keys() >= set(fields.split())
     assert line["tokens"] == 4 * 8 * 32
     assert line["mfu"] is None
+    lines = [r for r in log if "loss" in r]
+    seconds = sum(4 * 8 * 32 / r["tokens_per_second"] for r in lines[1:])
+    passed = lines[-1]["elapsed_s"] - line["elapsed_s"]  # evaluations and saves do not count
+    assert seconds == pytest.approx(passed, abs=0.003)
     samples = [r["samples"] for r in log if "samples" in r]
     assert len(samples) == 4
     assert samples[0][0]["prompt"] == "The "
@@ -106,6 +110,8 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
     assert "optimizer.pt is damaged" in result.stdout
     assert "continues at step 30" in result.stdout
     assert_same_end(finished[0], part)
+    elapsed = [r["elapsed_s"] for r in run_log.read(part) if "loss" in r]
+    assert elapsed == sorted(elapsed)  # of all starts
     assert len(list(part.glob("damaged_*"))) == 1
 
 

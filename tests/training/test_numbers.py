@@ -1,0 +1,268 @@
+"""The numbers that training logs and prints, each next to one computed here."""
+
+import dataclasses
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from formats import run_folder, run_log
+from formats.data_folder import read_meta
+from model import GPT
+from tests.training.conftest import small_run
+from training import distributed
+from training.banner import banner
+from training.plan import disk_table, hours_table, measured_here, memory_table, size_table
+from training.recorder import Recorder
+from training.samples import answer_prompts
+from training.terminal import duration
+from training.trial import measure
+
+T, BATCH = 32, 8  # of small_run
+TOKENS = T * BATCH
+
+
+@pytest.fixture
+def run(little_data, tmp_path):
+    """A run of 40 steps at a price of 36 an hour, a cent a second."""
+    return small_run(little_data, tmp_path / "run", "--max_steps=40", "--cost_per_hour=36")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Set the time: clock(seconds) stops the clock there, clock(step=s) adds s for each look."""
+    now = [1000.0, 0.0]
+
+    def look():
+        now[0] += now[1]
+        return now[0]
+
+    def set_to(seconds=1000.0, step=0.0):
+        now[:] = seconds, step
+
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, look)
+    return set_to
+
+
+def flops_per_token(model):
+    """6 per weight of blocks and head, and of attention 12 x layers x width x context."""
+    blocks = sum(p.numel() for p in model.h.parameters())
+    head = model.config.vocab_size * model.config.n_embd
+    return 6 * (blocks + head) + 12 * 2 * 32 * T
+
+
+def take_steps(run, count):
+    """Take steps; returns the mean of their losses."""
+    taken = []
+    for _ in range(count):
+        taken.append(run.trainer.gradients())
+        run.trainer.update(taken[-1])
+    return torch.stack(taken).mean().item()
+
+
+def windows_of(folder):
+    """The sequences that fit into the training data from any offset below T."""
+    return (read_meta(folder).splits["train"].tokens - T) // T
+
+
+# -- while it trains ------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_logged_step(run, little_data, clock, monkeypatch, capsys):
+    run.device = dataclasses.replace(run.device, peak_flops=1e9)
+    flops = flops_per_token(run.state.model)
+    run.clock.started = 900.0
+    recorder = Recorder(run)
+    for count, step in ((3, 3), (2, 5)):  # the loss is a mean since the line before
+        loss = take_steps(run, count)
+        # Four processes share the work: the speed is of all, and so is the peak.
+        monkeypatch.setattr(distributed, "world_size", 4)
+        recorder.step(seconds=0.5)
+        monkeypatch.setattr(distributed, "world_size", 1)
+        logged, speed = run_log.read(run.folder)[-1], count * TOKENS / 0.5
+        assert logged["step"] == step
+        assert logged["loss"] == pytest.approx(loss, rel=1e-5)
+        assert logged["tokens"] == step * TOKENS
+        assert logged["epoch"] == pytest.approx(step * BATCH / windows_of(little_data), abs=1e-6)
+        assert logged["lr"] == pytest.approx(3e-3 * step / 5)  # 5 steps of warm-up
+        assert logged["tokens_per_second"] == pytest.approx(speed, abs=0.1)
+        assert logged["mfu"] == pytest.approx(speed * flops / 4e9, abs=1e-4)
+        assert logged["cost"] == 1.0
+    first = capsys.readouterr().out.splitlines()[0]
+    mfu, left = 3 * TOKENS / 0.5 * flops / 4e9, 37 / 3 * 0.5
+    expected = (
+        rf"step 3 of 40: loss [\d.]+, MFU {mfu:.1%}, 1,536 tokens/s, cost 1\.00, {left:.0f} s"
+    )
+    assert re.match(expected, first)
+
+
+def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, capsys):
+    run.clock.started, run.state.counters.elapsed_s = 900.0, 3725.0
+    recorder, means = Recorder(run), []
+    for part in range(2):  # the training loss is a mean since the evaluation before
+        for _ in range(2):
+            means.append(take_steps(run, 5))
+            recorder.step(seconds=2.0)
+        run.saver.best_record = {"step": 10, "val_loss": 1.5} if part else None
+        recorder.evaluation(2.0, [])
+    out = capsys.readouterr().out
+    epoch = 20 * BATCH / windows_of(little_data)
+    val = read_meta(little_data).splits["val"]
+    bits = 2.0 / math.log(2) * val.tokens / val.text_bytes
+    assert (
+        f"step 20 of 40, epoch {epoch:.2f}: training loss {np.mean(means[2:]):.4f}, validation loss"
+        f" 2.0000, {bits:.3f} bits per byte, best 1.5000, 640 tokens/s, cost 1.00, 8 s left"
+    ) in out
+    assert "best 2.0000" in out.partition("step 20")[0]
+    assert run_log.evaluation(run.folder, 20)["bits_per_byte"] == pytest.approx(bits)
+    recorder.summary("finished")
+    assert (
+        f"finished: 20 steps, {20 * TOKENS:,} tokens in 1 h 2 min of training, cost 1.00"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_resumed_run_goes_on_with_its_clocks_and_its_means(run, little_data, clock):
+    before = take_steps(run, 3)
+    run.state.counters.elapsed_s = 50.0
+    run.clock.started = 900.0
+    run.saver.finish(run.step, run.snapshot)
+    clock(2000.0)
+    again = small_run(little_data, run.folder, "--max_steps=40", "--cost_per_hour=36")
+    clock(2020.0)
+    recorder = Recorder(again)
+    after = take_steps(again, 2)
+    recorder.step(seconds=1.0)
+    logged = run_log.read(run.folder)[-1]
+    assert logged["loss"] == pytest.approx((3 * before + 2 * after) / 5, rel=1e-5)
+    assert logged["tokens"] == 5 * TOKENS
+    assert logged["tokens_per_second"] == 2 * TOKENS  # the three steps were before
+    assert logged["elapsed_s"] == 50.0
+    assert logged["cost"] == 1.2
+
+
+@pytest.mark.parametrize(("batches", "windows"), [(0, None), (2, 16)])
+def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches, windows):
+    ids = torch.from_numpy(np.fromfile(little_data / "val.bin", np.uint16).astype(np.int64))
+    starts = list(range(0, len(ids) - 1, T))
+    if windows:
+        whole = (len(ids) - 1) // T
+        starts = [i * whole // windows * T for i in range(windows)]
+    total = count = 0
+    with torch.no_grad():
+        for start in starts:
+            x, y = ids[start : start + T], ids[start + 1 : start + T + 1]
+            logits = run.state.model.eval()(x[: len(y)][None])[0]
+            total += torch.nn.functional.cross_entropy(logits, y, reduction="sum").item()
+            count += len(y)
+    run.state.model.train()
+    run.trainer.config = dataclasses.replace(run.config, eval_batches=batches)
+    run.trainer.device = dataclasses.replace(run.device, dtype=torch.float32)
+    assert run.trainer.evaluate(lambda: False) == pytest.approx(total / count, rel=1e-4)
+    assert run.trainer.evaluate(lambda: True) is None
+
+
+def test_samples_are_drawn_without_dropout(run):
+    model = GPT(dataclasses.replace(run.state.model.config, dropout=0.8))
+    for p in model.parameters():  # so that what dropout leaves out decides
+        torch.nn.init.normal_(p)
+    answers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        cast = run.trainer.cast
+        answers.append(answer_prompts(model, run.data.tokenizer, ["The "], 7, cast))
+        assert model.training
+    assert answers[0] == answers[1]
+
+
+def test_dropout_is_another_in_each_step_and_process(run, monkeypatch):
+    run.trainer.config = dataclasses.replace(run.config, dropout=0.1)
+    drawn = []
+    for rank, step in ((0, 0), (1, 0), (0, 1), (0, 0)):
+        monkeypatch.setattr(distributed, "rank", rank)
+        run.state.counters.step = step
+        run.trainer.seed_dropout()
+        drawn.append(torch.rand(3).tolist())
+    assert drawn[3] == drawn[0]
+    assert len({str(numbers) for numbers in drawn}) == 3
+
+
+# -- before it trains -----------------------------------------------------------------------------
+
+
+def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data):
+    meta, printed = read_meta(little_data), banner(run)
+    parameters = sum(p.numel() for p in run.state.model.parameters())
+    train, val = (meta.splits[name].tokens for name in ("train", "val"))
+    assert f"{parameters:,} parameters, 2 layers x 32, context 32, vocabulary" in printed
+    assert f"{train:,} tokens in RAM; {val:,} for validation" in printed
+    assert "256 tokens = 8 x 32\n" in printed
+    assert f"40 steps, {windows_of(little_data) / 8:.1f} an epoch\n" in printed
+
+
+def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
+    windows = windows_of(little_data)
+    enough = ["--batch_size=" + str(windows), "--micro_batch_size=8"]
+    assert "repeats" not in banner(small_run(little_data, tmp_path / "run", *enough))
+    run = small_run(little_data, tmp_path / "run", "--batch_size=1000", "--epochs=1")
+    assert f"batch_size = 1000 is more than the {windows} sequences" in banner(run)
+    assert f"run         1 steps, {windows / 1000:.2g} an epoch" in banner(run)
+    x, _ = run.data.train.batch(0, 1000, 7)
+    assert len(x) == 1000
+    assert len(torch.unique(x[:windows], dim=0)) == windows  # each before any comes again
+
+
+def test_the_plan_counts_operations_memory_and_disk(run):
+    model = run.state.model
+    parameters, flops = sum(p.numel() for p in model.parameters()), flops_per_token(model)
+    run.schedule.counters.step = 10  # 30 are left
+    text = "\n".join(size_table(run) + memory_table(run) + disk_table(run))
+    assert f"parameters     {parameters:,}\n" in text
+    in_all = [f"{flops / 1e3:.3g} kFLOP per token", f"{flops * TOKENS / 1e6:.3g} MFLOP per step"]
+    assert ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP in all"]) in text
+    assert f"30 of 256 tokens, {run.data.train.windows / 8:,.1f} an epoch; 7,680 tokens" in text
+    row = re.search(r"^ +8 +(.*)", text, re.MULTILINE)[1].split()
+    kilobytes = dict(zip(("weights", "gradients", "optimizer"), row[::2], strict=False))
+    expected = {"weights": 4, "gradients": 4, "optimizer": 8}
+    for name, size in expected.items():
+        assert float(kilobytes[name]) == pytest.approx(size * parameters / 1e3, rel=0.01)
+    assert f"a checkpoint   {12 * parameters / 1e3:.3g} kB; 2 and the best are kept" in text
+    assert f"up to {4 * 12 * parameters / 1e6:.3g} MB more" in text
+    take_steps(run, 1)
+    run.saver.finish(run.step, run.snapshot)
+    files = (run_folder.steps(run.folder)[-1] / name for name in ("model.pt", "optimizer.pt"))
+    assert sum(file.stat().st_size for file in files) == pytest.approx(12 * parameters, rel=0.2)
+
+
+def test_the_hours_of_a_plan_are_the_operations_at_two_fifths_of_the_peak(little_data, tmp_path):
+    long = ["--max_steps=1000000000", "--cost_per_hour=2"]
+    run = small_run(little_data, tmp_path / "run", *long)
+    seconds = 1e9 * TOKENS * flops_per_token(run.state.model) / 0.4
+    table = "\n".join(hours_table(run))
+    for name, tflops in (("T4", 65), ("A100", 312), ("H100", 989)):
+        took = seconds / (tflops * 1e12)
+        cost = 2 * took / 3600
+        assert re.search(rf"^{name} +{duration(took)} +{cost:,.2f} ", table, re.MULTILINE), table
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "a_look", "seconds"),
+    # Forward and backward take a look at the clock, and so does the update.
+    [(8, 0.1, 0.2), (2, 0.1, 0.5), (1, 2.0, 18.0)],
+)
+def test_a_trial_counts_all_micro_batches_and_one_update(
+    little_data, tmp_path, clock, micro_batch, a_look, seconds
+):
+    more = [f"--micro_batch_size={micro_batch}", "--max_steps=100000", "--cost_per_hour=36"]
+    run = small_run(little_data, tmp_path / "run", *more)
+    clock(step=a_look)
+    assert measure(run) == (pytest.approx(seconds), micro_batch)
+    shown = measured_here(run)
+    took = duration(1e5 * seconds)
+    assert re.search(rf"here +{took} +{1e5 * seconds / 100:,.2f} +{seconds:.3f} s per step", shown)
+    assert f"{TOKENS / seconds:,.0f} tokens/s" in shown
+    assert f"micro-batch {micro_batch}" in shown
