@@ -183,7 +183,7 @@ def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
 
 
 def why_interrupted(error: Exception) -> str | None:
-    """Why a step did not come about, if the weights are still those of the step before."""
+    """Why the next step did not come about; None for an error after which nothing is saved."""
     if hardware.out_of_memory(error):
         return "memory ran out"
     if distributed.connection_lost(error):

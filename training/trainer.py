@@ -131,12 +131,13 @@ class Trainer:
     def step(self) -> None:
         """One optimiser step: the gradients of the next batch, then the update.
 
-        An error in the gradients leaves the weights of the step before.
+        An error in the gradients leaves the weights of the step before. One in the update may leave
+        them between two steps: it is no RuntimeError or MemoryError, after which a run saves.
         """
         loss = self.gradients()
         try:
             self.update(loss)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not (hardware.out_of_memory(error) or distributed.connection_lost(error)):
                 raise
             raise RunError(

@@ -37,6 +37,18 @@ def check(module, inputs):
 register_module_forward_pre_hook(check)
 sys.exit(train.main())
 """
+# train.py on a machine whose memory is full in the sixth update, which has changed weights by then.
+FULL_IN_UPDATE = """
+import sys, train
+from torch.optim.optimizer import register_optimizer_step_post_hook
+updates = []
+def check(*_):
+    updates.append(1)
+    if len(updates) > 5:
+        raise MemoryError
+register_optimizer_step_post_hook(check)
+sys.exit(train.main())
+"""
 
 
 def train_by(code, data, folder, *more):
@@ -78,6 +90,14 @@ def test_when_memory_runs_out_the_steps_so_far_are_saved(char_data, tmp_path):
     assert "memory ran out: step 5 is saved" in result.stdout
     again = trained(char_data, tmp_path / "run", "--max_steps=20")
     assert "continues at step 5" in again.stdout
+
+
+def test_when_memory_runs_out_in_an_update_the_last_checkpoint_counts(char_data, tmp_path):
+    result = train_by(FULL_IN_UPDATE, char_data, tmp_path / "run", "--save_interval=4")
+    words = ["step 6 could not be completed", "continues from the last checkpoint"]
+    fails_clearly(result, *words, status=1)
+    assert "is saved" not in result.stdout
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [4]
 
 
 # -- numbers --------------------------------------------------------------------------------------

@@ -98,6 +98,29 @@ def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path)
     assert f"continues at step {step}" in result.stdout
 
 
+def test_when_a_process_dies_in_an_update_the_last_checkpoint_counts(char_data, tmp_path):
+    """Muon's matrices are shared: the update of the others waits for what never comes."""
+    (tmp_path / "dies.py").write_text(
+        "import os, signal, sys, train\n"
+        "from torch.optim.optimizer import register_optimizer_step_pre_hook\n"
+        "updates = []\n"
+        "def check(*_):\n"
+        "    updates.append(1)\n"
+        "    if len(updates) > 5:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    register_optimizer_step_pre_hook(check)\n"
+        "sys.exit(train.main())"
+    )
+    more = ["--optimizer=muon", "--max_steps=20", "--save_interval=4"]
+    command = train_command(char_data, tmp_path / "run", *more)
+    result = run_script(*torchrun(2), tmp_path / "dies.py", *command[1:])
+    assert result.returncode == 1
+    assert "step 6 could not be completed" in result.stderr
+    assert "is saved" not in result.stdout
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [4]
+
+
 def test_compiled_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     result = train_on(2, little_data, tmp_path / "run", "--max_steps=50", "--compile=True")
     assert "failed" not in result.stdout
