@@ -4,6 +4,7 @@ Knows the model, its data and the device; no log and no terminal.
 """
 
 import itertools
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -109,7 +110,7 @@ class Trainer:
             hardware.synchronize(self.device.torch)
             return None
         except Exception as error:
-            error.__traceback__ = None  # its frames hold the attempt's tensors
+            traceback.clear_frames(error.__traceback__)  # they hold the attempt's tensors
             return error
         finally:
             self.state.model.train()

@@ -8,10 +8,12 @@ import re
 import shutil
 import signal
 import subprocess
+import weakref
 
 import pytest
 import torch
 
+import model
 from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
@@ -221,6 +223,20 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
 def test_a_mistake_is_a_sentence_and_writes_nothing(char_data, tmp_path, argument, words):
     fails_clearly(train_small(char_data, tmp_path / "run", argument), *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_typo_in_the_model_shows_its_line_and_holds_no_memory(char_data, tmp_path, monkeypatch):
+    seen = []
+
+    def forward(self, x, rotary, cache):
+        seen.append(weakref.ref(x))
+        return self.c_atn(x)
+
+    monkeypatch.setattr(model.Attention, "forward", forward)
+    with pytest.raises(AttributeError, match="c_atn") as error:
+        small_run(char_data, tmp_path).trainer.prepare(compiles=False)
+    assert any("self.c_atn(x)" in str(entry.statement) for entry in error.traceback)
+    assert seen[0]() is None
 
 
 def test_a_run_whose_checkpoints_are_gone_keeps_its_log(char_data, tmp_path):
