@@ -72,7 +72,8 @@ def run_to_its_end(run: Run) -> int:
             f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
         )
         if distributed.is_main and not run.config.dry_run:
-            run.saver.close()  # the mirror may lack something
+            run.saver.begin()  # a crash may have come between the last save and what follows it
+            run.saver.close()
         return 0
     if run.config.dry_run:
         for part in plan(run):

@@ -25,14 +25,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def writing(path: Path, remedy: str) -> Iterator[None]:
-    """Turn any error of a package that writes `path` into an OSError that names it, and `remedy`.
+def writing(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """Turn the error of a write that fails into an OSError that names `path`, and `remedy`.
 
-    numpy's own names no file.
+    numpy's own names no file. errors: what a package raises in place of an OSError.
     """
     try:
         yield
-    except Exception as error:
+    except (OSError, *errors) as error:
         raise OSError(
             f"the disk took only a part of {path.name} ({error_message(error)}); make room, or"
             f" {remedy}"
@@ -109,9 +109,10 @@ def write_json(path: Path, value: dict) -> None:
 def read_json(path: Path) -> dict:
     """The object in a small JSON file; {} if the file is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return value if isinstance(value, dict) else {}
 
 
 def sync(path: Path) -> None:

@@ -49,8 +49,8 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     final = run / step_name(state["step"])
     with atomic_folder(final) as partial:
         check_room(run, tensor_bytes((model, optimizer)), "lower keep_last")
-        torch.save(model, partial / "model.pt")
-        torch.save(optimizer, partial / "optimizer.pt")
+        save_tensors(model, partial / "model.pt")
+        save_tensors(optimizer, partial / "optimizer.pt")
         (partial / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8", newline="\n")
         files = {}
         for path in [partial / name for name in FILES]:
@@ -59,6 +59,17 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
         content = {"format": FORMAT, "saved": saved} | state | {"files": files}
         write_json(partial / "state.json", content | {"sha256": fingerprint(content)})
     return final
+
+
+def save_tensors(value: dict, path: Path) -> None:
+    """torch.save, which raises an error of its own in place of the disk's."""
+    with open(path, "wb") as file:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def tensors_in(value):
@@ -204,9 +215,30 @@ def what_is_there(path: Path) -> str:
     return f"{here}; there are none under {ROOT}/ of {Path.cwd()} either"
 
 
+def read_best(run: Path) -> dict | None:
+    """best.json: the "step" and the "val_loss" of the best evaluation so far.
+
+    None if the file is missing or damaged.
+    """
+    match read_json(run / "best.json"):
+        case {"step": int(step), "val_loss": int() | float() as val_loss}:
+            return {"step": step, "val_loss": val_loss}
+    return None
+
+
 def best_of(run: Path) -> int | None:
-    """The step of the best evaluation so far."""
-    return read_json(run / "best.json").get("step")
+    """The step that best.json names."""
+    best = read_best(run)
+    return best["step"] if best else None
+
+
+def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
+    """Let best.json name a step with its loss, or be gone where there is none."""
+    best = {"step": step, "val_loss": val_loss}
+    if step is None:
+        (run / "best.json").unlink(missing_ok=True)
+    elif best != read_best(run):
+        write_json(run / "best.json", best)
 
 
 def set_aside(run: Path, step: int) -> None:
@@ -219,9 +251,8 @@ def set_aside(run: Path, step: int) -> None:
             os.replace(folder, folder.with_name(f"damaged_{folder.name}_{time.time_ns()}"))
 
 
-def rotate(run: Path, keep_last: int) -> None:
-    """Delete all step folders but the newest `keep_last` and the best."""
-    best = best_of(run)
+def rotate(run: Path, keep_last: int, best: int | None) -> None:
+    """Delete all step folders but the newest `keep_last` and the best, while nothing is saved."""
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best:
             delete_folder(folder)
@@ -229,7 +260,7 @@ def rotate(run: Path, keep_last: int) -> None:
 
 
 def delete_partial(run: Path) -> None:
-    """Delete what interrupted saves left."""
+    """Delete what interrupted saves left, while nothing is saved."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)
 

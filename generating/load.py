@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import hardware
-from formats import files, pretrained
+from formats import pretrained, run_folder
 from generating.cpu_kernels import pack
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -40,7 +40,7 @@ def open_checkpoint(
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
     model, tokenizer, state = load_model(folder, device, weights_in)
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
-    best = files.read_json(folder.parent / "best.json")
+    best = run_folder.read_best(folder.parent)
     if best and best["step"] == state["step"]:
         summary += f", validation loss {best['val_loss']:.4f}"
     if on_cpu:

@@ -86,13 +86,14 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
 
     chat: with a chat template. Raises OSError where the disk does not take it.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = huggingface.to_hf(source.config, source.tensors, source.tokenizer.vocab_size)
     parameters = sum(t.numel() for t in tensors.values())
     with files.atomic_folder(out) as partial:
         weights = partial / "model.safetensors"
-        with files.writing(weights, "choose an --out on another disk"):
+        with files.writing(weights, "choose an --out on another disk", SafetensorError):
             save_file(tensors, weights, metadata={"format": "pt"})
         source.tokenizer.save(partial / "tokenizer.json")
         weights.chmod((partial / "tokenizer.json").stat().st_mode)  # safetensors sets 600

@@ -169,7 +169,8 @@ class Recorder:
         val_loss: in nats per token.
         """
         run = self.run
-        best = min(val_loss, math.inf if run.saver.best is None else run.saver.best)
+        best = math.inf if run.saver.best is None else run.saver.best
+        best = min(best, val_loss)  # in this order NaN is passed over
         bits = run.data.meta.bits_per_byte(val_loss, run.config.loss_on)
         if answers:
             self.record({"samples": answers})
@@ -180,7 +181,9 @@ class Recorder:
         if self.losses:
             parts.append(f"training loss {statistics.mean(self.losses):.4f}")
         parts += [f"validation loss {val_loss:.4f}", f"{bits:.3f} bits per byte"]
-        parts += [f"best {best:.4f}", *self.pace()]
+        if math.isfinite(best):
+            parts.append(f"best {best:.4f}")
+        parts += self.pace()
         self.losses.clear()
         self.last_loss = val_loss
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")

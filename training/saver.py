@@ -1,8 +1,9 @@
 """Saves of a run. One thread does all of it: write, flush, rename, rotate, upload.
 
 Training waits for the copy of its state, and for the save before it when the next one is due. Only
-the last save does without the thread, as an upload may hold that for long. What a step folder holds
-is in formats/run_folder.py, what a mirror holds in formats/mirror.py.
+the last save does without the thread, as an upload may hold that for long; a lock lets one of the
+two at the run's folder. What a step folder holds is in formats/run_folder.py, what a mirror holds
+in formats/mirror.py.
 """
 
 import contextlib
@@ -27,8 +28,9 @@ PAUSE_S = 2  # seconds between the tries
 class Saver:
     """Saves one step at a time. A save that fails is reported, and training continues.
 
-    saved_step: the last step that is on the disk whole; 0 if there is none. best: the validation
-    loss in best.json; None if there is none.
+    saved_step: the last step that is on the disk whole; 0 if there is none. losses: {step:
+    validation loss} of the run's evaluations. best_step, best: the lowest of them whose step is on
+    the disk, which best.json names; None if there is none.
     """
 
     def __init__(
@@ -38,19 +40,15 @@ class Saver:
         tokenizer_json: str,
         mirror: Mirror | None,
         saved_step: int,
-        best: dict | None,
+        losses: dict[int, float],
     ):
-        """best: the record of the best evaluation whose step is still there."""
         self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
-        self.mirror, self.saved_step = mirror, saved_step
-        self.best_record = self.marked = best  # marked: what is to be best.json's once it is saved
-        self.marking = threading.Lock()
+        self.mirror, self.saved_step, self.losses = mirror, saved_step, losses
+        self.best_step = self.best = None  # until begin()
+        self.disk = threading.Lock()  # of whoever writes or deletes in the folder
         self.thread = ThreadPoolExecutor(1)
         self.writing = self.job = None  # the newest write of the thread, and its newest job
-
-    @property
-    def best(self) -> float | None:
-        return self.best_record["val_loss"] if self.best_record else None
+        self.failure = ""  # why the last save failed
 
     @property
     def busy(self) -> bool:
@@ -59,10 +57,7 @@ class Saver:
     def begin(self) -> None:
         """Tidy up what earlier starts left, and upload what they could not."""
         run_folder.set_aside(self.folder, self.saved_step)
-        if self.best_record:  # a crash may have come between a save and its evaluation's mark
-            self._write_best(self.best_record)
-        else:  # the user may have gone back to an earlier step
-            (self.folder / "best.json").unlink(missing_ok=True)
+        self._mark_best()  # a crash may have come before it, or the user may have gone back
         # Starts the thread, for which there may be no memory later.
         self.job = self.thread.submit(self._follow_up)
 
@@ -84,13 +79,13 @@ class Saver:
     def mark_best(self, step: int, val_loss: float) -> None:
         """Name this step in best.json, once it is written, if its loss is the lowest so far."""
         if val_loss < (math.inf if self.best is None else self.best):
-            self.marked = {"step": step, "val_loss": val_loss}
+            self.losses = self.losses | {step: val_loss}
             self.job = self.thread.submit(self._follow_up)
 
     def wait(self) -> None:
         """Return once everything that was started is written and uploaded."""
-        if self.job:
-            self.job.result()
+        for job in filter(None, (self.writing, self.job)):
+            job.result()
 
     def finish(self, step: int, snapshot) -> None:
         """Return once this step is on the disk, and best.json too. Raises RunError if it cannot be.
@@ -106,8 +101,8 @@ class Saver:
         self._mark_best()
         if self.saved_step < step:
             raise RunError(
-                f"step {step:,} could not be saved in {self.folder}. {self.last_checkpoint()}. Make"
-                " room, and start the same command again"
+                f"step {step:,} could not be saved in {self.folder}: {self.failure}."
+                f" {self.last_checkpoint()}. Fix that, and start the same command again"
             )
 
     def close(self) -> None:
@@ -133,9 +128,12 @@ class Saver:
 
     def _write(self, description, model, optimizer):
         step = description["step"]
+        with contextlib.suppress(OSError):  # the log up to a step is on the disk before the step
+            files.sync(self.folder / run_log.NAME)
         try:
-            run_folder.save(self.folder, description, model, optimizer, self.tokenizer_json)
-        except Exception as error:  # OSError, and whatever torch.save makes of one
+            with self.disk:
+                run_folder.save(self.folder, description, model, optimizer, self.tokenizer_json)
+        except (OSError, MemoryError) as error:
             self._report_failure(step, error)
             return
         self.saved_step = step
@@ -145,8 +143,8 @@ class Saver:
     def _follow_up(self, deadline=0.0):
         """Mark the best step, delete old ones, and upload, again and again until the deadline."""
         self._mark_best()
-        with contextlib.suppress(OSError):  # the next save rotates again
-            run_folder.rotate(self.folder, self.keep_last)
+        with self.disk, contextlib.suppress(OSError):  # the next save rotates again
+            run_folder.rotate(self.folder, self.keep_last, self.best_step)
         while self.mirror:
             try:
                 self.mirror.update(self.folder)
@@ -159,18 +157,18 @@ class Saver:
             time.sleep(PAUSE_S)
 
     def _mark_best(self):
-        with self.marking, contextlib.suppress(OSError):
-            if self.marked != self.best_record and self.marked["step"] == self.saved_step:
-                self._write_best(self.marked)
-                self.best_record = self.marked
-
-    def _write_best(self, record):
-        best = {"step": record["step"], "val_loss": record["val_loss"]}
-        files.write_json(self.folder / "best.json", best)
+        """Let best.json name the best of the steps that are on the disk."""
+        with self.disk, contextlib.suppress(OSError):  # the next save marks it again
+            there = {run_folder.step_of(folder) for folder in run_folder.steps(self.folder)}
+            losses = {step: loss for step, loss in self.losses.items() if step in there}
+            self.best_step = min(losses, key=losses.get, default=None)
+            self.best = losses.get(self.best_step)
+            run_folder.write_best(self.folder, self.best_step, self.best)
 
     def _report_failure(self, step, error):
+        self.failure = files.error_message(error)
         terminal.warn(
-            f"step {step:,} could not be saved in {self.folder}: {files.error_message(error)}."
+            f"step {step:,} could not be saved in {self.folder}: {self.failure}."
             f" Training continues. {self.last_checkpoint()}"
         )
 

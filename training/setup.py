@@ -46,7 +46,7 @@ def build(config: Config) -> Run:
     data = open_data(config, device)
     check_prompts(data.tokenizer, config.sample_prompts)
     start.check(config, data)
-    log, best = read_past(folder, start.counters.step)
+    log, val_losses = read_past(folder, start.counters.step)
     schedule = make_schedule(config, start.counters, data, log)
     state = open_model(config, data, device, start, schedule)
     check_same_on_all_ranks(config, schedule, data.meta)
@@ -60,7 +60,7 @@ def build(config: Config) -> Run:
         schedule=schedule,
         trainer=Trainer(config, device, data, state, schedule),
         clock=Clock(config, state.counters, device.torch, started),
-        saver=make_saver(config, data, state, best),
+        saver=make_saver(config, data, state, val_losses),
         compiles=should_compile(config, state.model, device, schedule),
         log=log,
     )
@@ -167,28 +167,26 @@ def count_steps(config: Config, counters: Counters, windows: int) -> int:
     return min(ends)
 
 
-def make_saver(config: Config, data: Data, state: State, best: dict | None) -> Saver:
+def make_saver(config: Config, data: Data, state: State, val_losses: dict[int, float]) -> Saver:
     """The saver of the run's folder; it writes nothing before begin()."""
     folder, mirror = Path(config.checkpoint_dir), None
     if config.mirror and distributed.is_main:
         mirror = Mirror(address_of(config.mirror, folder))
     tokenizer_json, step = data.tokenizer.to_json(), state.counters.step
-    return Saver(folder, config.keep_last, tokenizer_json, mirror, step, best)
+    return Saver(folder, config.keep_last, tokenizer_json, mirror, step, val_losses)
 
 
-def read_past(folder: Path, step: int) -> tuple[list[dict], dict | None]:
-    """The log up to `step`, and the record of the best evaluation whose step is still there."""
+def read_past(folder: Path, step: int) -> tuple[list[dict], dict[int, float]]:
+    """The log up to `step`, and {step: validation loss} of the evaluations with a finite one."""
     log = [record for record in run_log.read(folder) if record["step"] <= step]
-    evaluations = {record["step"]: record for record in log if "val_loss" in record}
+    evaluated = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
     # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
-    log = [r for r in log if "samples" not in r or r["step"] in evaluations]
+    log = [r for r in log if "samples" not in r or r["step"] in evaluated]
     # best.json knows of an evaluation whose record a full disk did not take.
-    named = files.read_json(folder / "best.json")
-    if named and named["step"] <= step:
-        evaluations.setdefault(named["step"], named)
-    kept = {run_folder.step_of(path) for path in run_folder.steps(folder)}
-    scored = [r for r in evaluations.values() if r["step"] in kept and r["val_loss"] is not None]
-    return log, min(scored, key=lambda record: record["val_loss"], default=None)
+    best = run_folder.read_best(folder)
+    if best and best["step"] <= step:
+        evaluated.setdefault(best["step"], best["val_loss"])
+    return log, {step: loss for step, loss in evaluated.items() if loss is not None}
 
 
 def check_same_on_all_ranks(config: Config, schedule: Schedule, meta: Meta) -> None:

@@ -43,6 +43,17 @@ def test_a_folder_is_replaced_with_all_that_was_in_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_only_an_error_of_the_disk_asks_for_room(tmp_path):
+    for error, raised in (
+        (OSError("no"), OSError),
+        (KeyError("no"), OSError),
+        (TypeError, TypeError),
+    ):
+        with pytest.raises(raised) as found, files.writing(tmp_path / "a.bin", "move", KeyError):
+            raise error
+        assert ("took only a part of a.bin" in str(found.value)) == (raised is OSError)
+
+
 def test_json_keeps_its_characters_and_comes_back(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, {"name": "Größe", "file": "\udcff"})

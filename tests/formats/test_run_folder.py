@@ -92,7 +92,7 @@ def test_a_crash_while_a_step_is_replaced_leaves_no_half_of_it(tmp_path, monkeyp
     assert run_folder.latest(tmp_path)[0] == folder
     assert run_folder.load_tensors(folder / "model.pt")["w"][0] == 2
     assert list(tmp_path.glob(".step_*"))
-    run_folder.rotate(tmp_path, 1)
+    run_folder.rotate(tmp_path, 1, best=None)
     assert not list(tmp_path.glob(".step_*"))
 
 
@@ -101,7 +101,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         save(tmp_path, step)
     files.write_json(tmp_path / "best.json", {"step": 2, "val_loss": 1.0})
     (tmp_path / "step_00000003 (copy)").mkdir()  # which is the user's
-    run_folder.rotate(tmp_path, 2)
+    run_folder.rotate(tmp_path, 2, best=2)
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 4, 5]
     assert run_folder.find(tmp_path).name == "step_00000002"
     assert run_folder.find(tmp_path / "step_00000004").name == "step_00000004"
@@ -120,7 +120,7 @@ def test_on_a_mounted_drive_what_goes_to_the_trash_is_empty(tmp_path, monkeypatc
     trash = tmp_path / "trash.pt"
     trash.hardlink_to(save(tmp_path / "run", 1) / "model.pt")
     save(tmp_path / "run", 2)
-    run_folder.rotate(tmp_path / "run", 1)
+    run_folder.rotate(tmp_path / "run", 1, best=None)
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [2]
     assert not list((tmp_path / "run").glob(".*"))
     assert (trash.stat().st_size == 0) == mounted
@@ -177,11 +177,23 @@ def test_a_log_keeps_every_character_of_a_sample(tmp_path):
     assert run_log.read(tmp_path) == [record, {"step": 2}]
 
 
-def test_a_small_file_that_is_damaged_counts_as_none(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"step": 3',
+        "\0" * 9,
+        "[3]",
+        '{"step": 3}',
+        '{"step": "3", "val_loss": 1.5}',
+        '{"step": 3, "val_loss": "low"}',
+    ],
+)
+def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
+    files.write_json(tmp_path / "best.json", {"step": 3, "val_loss": 1.5})
+    assert run_folder.best_of(tmp_path) == 3
+    (tmp_path / "best.json").write_text(content)
     assert run_folder.best_of(tmp_path) is None
-    for text, best in (('{"step": 3}', 3), ('{"step": 3', None), ("\0" * 9, None)):
-        (tmp_path / "best.json").write_text(text)
-        assert run_folder.best_of(tmp_path) == best
+    assert run_folder.find(save(tmp_path, 4).parent).name == "step_00000004"
 
 
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):

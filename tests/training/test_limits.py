@@ -1,6 +1,7 @@
 """The limits of a run: memory, bad steps, budgets."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -163,6 +164,16 @@ def test_the_trial_has_the_gradients_that_several_processes_keep(char_data, tmp_
         assert seen[0] == times * sum(p.nbytes for p in parameters)
         assert all(p.grad is None for p in parameters)
         seen.clear()
+
+
+def test_a_validation_loss_of_nan_is_never_the_best(char_data, tmp_path, capsys):
+    run = small_run(char_data, tmp_path / "run")
+    for best, shown in ((None, []), (2.5, ["best 2.5000"])):
+        run.saver.best = best
+        Recorder(run).evaluation(math.nan, [])
+        said = capsys.readouterr().out
+        assert "validation loss nan" in said
+        assert re.findall(r"best [\w.]+", said) == shown
 
 
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):

@@ -84,7 +84,7 @@ def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
         save(run, step)
         if step == 2:
             files.write_json(run / "best.json", {"step": 2, "val_loss": 0.5})
-        run_folder.rotate(run, 2)
+        run_folder.rotate(run, 2, best=2)
         mirror = upload(run, place)
     assert list(mirror.steps()) == mirror.whole() == [2, 4, 5]
     assert fetch(tmp_path / "empty" / "run", place) == [2, 5]

@@ -1,10 +1,11 @@
 """saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
 import contextlib
+import os
 import resource
 import shutil
 import subprocess
-import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,15 @@ from tests.training.conftest import small_run, start, wait_until
 from training.start import Checkpoint
 
 
+def counted(run, step):
+    """The state as that of a step."""
+    run.state.counters.step = step
+    return run.snapshot()
+
+
 def save(run, step, val_loss=None):
     """Save the state as that of a step, and wait until it is written or has failed."""
-    run.state.counters.step = step
-    run.saver.save(run.snapshot())
+    run.saver.save(counted(run, step))
     if val_loss is not None:
         run.saver.mark_best(step, val_loss)
     run.saver.wait()
@@ -80,19 +86,42 @@ def test_a_state_of_another_optimizer_is_refused(char_data, tmp_path, change):
         start.load(run.state)
 
 
-def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(char_data, tmp_path):
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Storage that takes a while for each file that it flushes and each folder that it deletes."""
+
+    def slow(act):
+        return lambda *args, **options: (time.sleep(0.03), act(*args, **options))
+
+    monkeypatch.setattr(os, "fsync", slow(os.fsync))
+    monkeypatch.setattr(shutil, "rmtree", slow(shutil.rmtree))
+
+
+def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(
+    char_data, tmp_path, slow_disk
+):
     run = small_run(char_data, tmp_path)
-    saver, may_write = run.saver, threading.Event()
-    saver.thread.submit(may_write.wait)
-    run.state.counters.step = 1
-    saver.save(run.snapshot())
-    saver.mark_best(1, 2.5)
-    assert saver.busy
+    run.saver.save(counted(run, 1))
+    run.saver.mark_best(1, 2.5)
+    assert run.saver.busy
     assert not (tmp_path / "best.json").exists()
-    may_write.set()
-    saver.wait()
+    run.saver.wait()
     assert run_folder.best_of(tmp_path) == 1
-    assert saver.best == 2.5
+    assert run.saver.best == 2.5
+
+
+def test_the_last_save_and_the_tidying_of_the_one_before_it_do_not_meet(
+    char_data, tmp_path, slow_disk
+):
+    """As at a signal, next to the thread that deletes what the save before it left to delete."""
+    run = small_run(char_data, tmp_path, "--keep_last=1")
+    save(run, 1)
+    run.saver.save(counted(run, 2))
+    run.saver.mark_best(2, 2.5)
+    run.saver.finish(3, lambda: counted(run, 3))
+    run.saver.close()
+    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path)] == [2, 3]
+    assert run_folder.best_of(tmp_path) == 2
 
 
 def test_a_save_that_fails_leaves_the_best_step_named_and_kept(char_data, tmp_path):
@@ -131,11 +160,13 @@ def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
 def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
     more = ["--max_steps=20", "--sample_prompts=The"]
     trained(char_data, tmp_path, *more)
-    best = run_folder.best_of(tmp_path)
-    (tmp_path / "best.json").unlink()
+    best = (tmp_path / "best.json").read_text()
+    for left_out in ("", '{"step": 10, "val_loss": 9.9}'):
+        (tmp_path / "best.json").write_text(left_out)
+        assert "already finished" in trained(char_data, tmp_path, *more).stdout
+        assert (tmp_path / "best.json").read_text() == best
     later = [*more, "--max_steps=21", "--eval_interval=0", "--save_interval=0"]
     trained(char_data, tmp_path, *later)
-    assert run_folder.best_of(tmp_path) in (best, 21)
     # The loss of an evaluation is recorded last.
     log = tmp_path / run_log.NAME
     lines = log.read_text().splitlines(keepends=True)
@@ -197,6 +228,13 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
     assert run.saver.best is None
 
 
+def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
+    run = small_run(char_data, tmp_path)
+    run.saver.save(({"step": 1, "settings": {1}}, {}, {}))
+    with pytest.raises(TypeError, match="set is not JSON serializable"):
+        run.saver.save(counted(run, 2))
+
+
 def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(
     char_data, tmp_path, capsys
 ):
@@ -228,7 +266,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
         subprocess.run(["chattr", "-i", folder], check=True)
     assert process.returncode == 1, err
     assert "could not be saved" in err
-    assert "Make room, and start the same command" in err
+    assert "Fix that, and start the same command" in err
     assert "Traceback" not in err
     assert run_folder.latest(folder)[0] is not None
     # With the folder back, the same command goes on.
