@@ -1,6 +1,7 @@
 """Shared by all tests: small folders of real text, and the scripts run as a user runs them."""
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing.util
 import os
@@ -16,10 +17,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import startup
-from formats import run_log
+from formats import run_folder, run_log
+from model import GPT, GPTConfig
 from tests import warm_start
+from tokenizer_bpe import Tokenizer
 
 startup.tune_environment()  # as the scripts do, before PyTorch is imported
 # Models this small gain nothing from a second thread, and processes side by side lose.
@@ -248,6 +252,35 @@ def trained(data, folder, *more, **options):
     result = train_small(data, folder, *more, **options)
     assert result.returncode == 0, result.stderr
     return result
+
+
+def reciting(run, text, step=1, conversations=False):
+    """A run with a step that continues a beginning of `text` with the rest; returns the folder.
+
+    Its model knows by the position alone which byte comes next, at the end <|endoftext|>.
+    """
+    tokenizer = Tokenizer.from_merges([])
+    ids = [*tokenizer.encode(text).tolist(), tokenizer.eot_id]
+    ids += [tokenizer.eot_id] * len(ids)  # a chat leaves half of the context to the reply
+    length, vocabulary = len(ids), tokenizer.vocab_size
+    model = GPT(GPTConfig(vocabulary, length, 1, 1, length, bias=False, tie_weights=False))
+    for p in model.parameters():
+        p.data.zero_()
+    model.ln_f.weight.data.fill_(9.0)
+    model.wpe.weight.data.copy_(torch.eye(length))
+    model.lm_head.weight.data[ids[1:], torch.arange(length - 1)] = 1.0
+    state = {
+        "step": step,
+        "tokens": 1000 * step,
+        "epoch": 0.5,
+        "settings": {"data_dir": "data/recited"},
+        "model": dataclasses.asdict(model.config),
+        "progress": {"elapsed_s": 90.0},
+        "versions": {"device": "cpu", "dtype": "float32", "torch": torch.__version__},
+        "data": {"tokens": {"train": 900, "val": 100}} | ({"masks": {}} if conversations else {}),
+    }
+    run_folder.save(run, state, model.state_dict(), {}, tokenizer.to_json())
+    return run
 
 
 def losses(folder):

@@ -1,8 +1,8 @@
-"""A run and a tokenizer that the tests of generating share."""
+"""Runs and a tokenizer that the tests of generating share."""
 
 import pytest
 
-from tests.conftest import train_small
+from tests.conftest import reciting, train_small
 from tokenizer_bpe import Tokenizer
 
 
@@ -19,3 +19,9 @@ def char_run(tmp_path_factory, char_data):
 def byte_tokenizer():
     """A BPE that knows little more than bytes."""
     return Tokenizer.train(["the the the"], 258)
+
+
+@pytest.fixture(scope="session")
+def reciting_run(tmp_path_factory):
+    """A run that recites a sentence in which no character occurs twice."""
+    return reciting(tmp_path_factory.mktemp("runs") / "reciting", "The quick, brown!")

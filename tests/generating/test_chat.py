@@ -1,6 +1,5 @@
 """generating/chat.py: a session on a terminal, and the prompts of a conversation."""
 
-import json
 import os
 import sys
 
@@ -12,7 +11,7 @@ from generating.load import LoadedModel
 from generating.terminal import shown
 from generating.text import Completion
 from model import GPT, GPTConfig
-from tests.conftest import ROOT, run_script
+from tests.conftest import ROOT, reciting, run_script
 
 
 def on_a_terminal(*arguments):
@@ -45,20 +44,16 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
     ends(terminal)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-def test_a_chat_starts_again_when_asked(bpe_run):
-    terminal = on_a_terminal("--checkpoint", bpe_run, "--chat", "--max_new_tokens=10", "--seed=1")
-    terminal.expect_exact("\r\n> ")
-    replies = []
-    for line in ("The name", "/new", "The name"):
-        terminal.sendline(line)
-        terminal.expect_exact("\r\n> ")
-        replies.append(terminal.before.replace(line, "", 1).split("\r\n[")[0])
-    first, of_new, again = replies
-    assert first.strip("\r\n") == again.strip("\r\n")
-    assert not of_new
-    terminal.sendeof()
-    ends(terminal)
+def test_a_chat_stops_at_the_users_turn_remembers_and_starts_again(tmp_path):
+    said = "User: Hi\n\nAssistant: Hello.\n\nUser: You?\n\nAssistant: Fine.\n\nUser: Bye"
+    run = reciting(tmp_path, said, conversations=True)
+    ask = ["generate.py", "--checkpoint", run, "--chat", "--max_new_tokens=40"]
+    # Replies come from positions: only with the first turn before it does the second begin at its.
+    result = run_script(*ask, stdin="Hi\nYou?\n\n/new\nHi\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "Hello.\nFine.\nHello.\n"
+    assert "not trained on conversations" not in result.stderr
+    assert "/new" in result.stderr
 
 
 def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversations(bpe_run):
@@ -67,15 +62,6 @@ def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversation
     assert '"prompt": "System: Be brief.\\n\\nUser: Hi\\n\\nAssistant:"' in replied.stdout
     assert "was not trained on conversations" in replied.stderr
     assert "conversations" not in run_script(*ask).stderr
-
-
-def test_each_piped_line_of_a_chat_is_answered(bpe_run):
-    ask = ["generate.py", "--checkpoint", bpe_run, "--chat", "--max_new_tokens=2"]
-    result = run_script(*ask, "--json", stdin="Hi\nКто ты?\n")
-    assert result.returncode == 0, result.stderr
-    prompts = [json.loads(line)["prompt"] for line in result.stdout.splitlines()]
-    assert "User: Hi\n" in prompts[0]
-    assert "User: Кто ты?\n" in prompts[1]
 
 
 def test_a_reply_is_shown_without_the_blanks_around_it(byte_tokenizer):

@@ -10,10 +10,11 @@ import sys
 import pytest
 
 from formats import run_folder
+from generate import main
 from generating import terminal
 from generating.arguments import parse_args
 from generating.text import Completion
-from tests.conftest import ROOT, fails_clearly, run_script
+from tests.conftest import ROOT, fails_clearly, reciting, run_script
 from tests.generating.test_chat import ends, on_a_terminal
 from tokenizer_bpe import Tokenizer
 
@@ -64,6 +65,73 @@ def test_json_is_whole_on_a_terminal_that_lacks_its_characters(byte_tokenizer, m
     completion.add(byte_tokenizer.eot_id, 1.0)
     terminal.show_json("run", [completion])
     assert json.loads(screen.buffer.getvalue())["prompt"] == "Привет é 😀"
+
+
+def continuation(run, capsys, *options):
+    """(text, why it ended) of the continuation of "The"."""
+    main(["--checkpoint", str(run), "--prompt", "The", "--json", *options])
+    line = json.loads(capsys.readouterr().out)
+    return line["text"], line["ended"]
+
+
+REST = " quick, brown!"
+ANY = [
+    "--temperature=60",
+    "--top_k=0",
+    "--max_new_tokens=16",
+]  # of tokens nearly as likely
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "ended"),
+    [
+        ([], REST, "end of text"),
+        (["--max_new_tokens=4"], " qui", "length"),
+        (["--stop=brown"], " quick, ", "stop"),
+        (["--stop=brown", "--stop=ui"], " q", "stop"),
+        ([*ANY, "--top_k=1"], REST, "end of text"),
+        ([*ANY, "--top_p=0.001"], REST, "end of text"),
+        (["--temperature=0"], REST, "end of text"),
+    ],
+)
+def test_each_option_reaches_the_text(reciting_run, capsys, options, text, ended):
+    assert continuation(reciting_run, capsys, *options) == (text, ended)
+
+
+def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
+    texts = [continuation(reciting_run, capsys, *ANY, f"--seed={seed}")[0] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0][:5] != REST[:5]
+    unseeded = {continuation(reciting_run, capsys, *ANY) for _ in range(2)}
+    assert len(unseeded) == 2
+
+
+def test_a_repetition_penalty_reaches_the_text(tmp_path, capsys):
+    run = reciting(tmp_path, "The Thehehehe")
+    assert continuation(run, capsys)[0] == " Thehehehe"
+    text, _ = continuation(run, capsys, "--repetition_penalty=1e9")
+    assert text[0] == " "
+    assert text[1:5] != "Theh"
+
+
+def test_the_defaults_are_those_of_the_help():
+    assert vars(parse_args([])) == {
+        "checkpoint": None,
+        "prompts": None,
+        "chat": False,
+        "system": None,
+        "num_samples": 1,
+        "max_new_tokens": 200,
+        "temperature": 0.8,
+        "top_k": 200,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "seed": None,
+        "stop": [],
+        "dtype": "auto",
+        "json": False,
+        "device": "auto",
+    }
 
 
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
