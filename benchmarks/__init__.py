@@ -4,7 +4,6 @@
 it ran on. docs/results.md has the commands and the numbers.
 """
 
-import argparse
 import multiprocessing
 import os
 import platform
@@ -22,6 +21,7 @@ import torch
 import config as settings
 import hardware
 import startup
+from command_line import Parser
 from formats import files, run_log
 from preparing import InputError
 from tools import command
@@ -36,14 +36,9 @@ RESULTS = Path(os.environ.get("BENCHMARK_RESULTS", Path(__file__).parent / "resu
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "i8mm", "sve")
 
 
-def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
-    """The parser of benchmarks/NAME.py; doc is its docstring.
-
-    It takes options by their whole names alone: the beginning of one may be a setting of the run.
-    """
-    return argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0], allow_abbrev=False
-    )
+def argument_parser(name: str, doc: str) -> Parser:
+    """The parser of benchmarks/NAME.py; doc is its docstring."""
+    return Parser(prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0])
 
 
 def run_main(name: str, main: Callable) -> None:

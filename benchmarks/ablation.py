@@ -15,9 +15,9 @@ import sys
 import config as settings
 import hardware
 from benchmarks import argument_parser, run_main, train, write
+from command_line import count
 from formats.data_folder import read_meta
 from tools import command
-from tools.command import count
 
 
 def variants(choices: list[str]) -> list[str]:

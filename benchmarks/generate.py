@@ -26,11 +26,11 @@ import torch
 import config as settings
 import hardware
 from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main
+from command_line import count
 from generating.cpu_kernels import pack
 from generating.decode import generate
 from generating.decoder import make_decoder
 from model import GPT, GPTConfig
-from tools.command import count
 from training.start import model_shape
 
 VOCABULARY = 32000

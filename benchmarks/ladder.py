@@ -31,9 +31,9 @@ from benchmarks import (
     run_main,
     seconds,
 )
+from command_line import count
 from config import Config
 from formats.data_folder import read_meta
-from tools.command import count
 from training.start import model_shape
 
 ON_A_CPU = """

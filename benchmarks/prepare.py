@@ -23,8 +23,8 @@ import psutil
 import torch
 
 from benchmarks import argument_parser, report, run_main
+from command_line import positive
 from tokenizer_bpe import EOT
-from tools.command import positive
 
 
 def documents() -> list[bytes]:

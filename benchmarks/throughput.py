@@ -19,7 +19,7 @@ from pathlib import Path
 import config as settings
 import hardware
 from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main, train
-from tools.command import count
+from command_line import count
 
 SKIPPED = 3  # measurements at the start of a round, while a run warms up
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py

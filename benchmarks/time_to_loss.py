@@ -36,10 +36,10 @@ import torch
 import config as settings
 import hardware
 from benchmarks import argument_parser, laptop, nanogpt, report, run_main, train
+from command_line import count, positive
 from config import Config
 from formats.data_folder import read_meta
 from model import IGNORE
-from tools.command import count, positive
 from training.dataset import Dataset
 
 # The settings that all of ours share in a task, and those of each contender.

@@ -8,14 +8,13 @@ Nothing here knows what the settings are used for.
 import dataclasses
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from config.loader import (
     ConfigError,
     check,
     help_text,
     presets,
-    read_argument,
+    read_arguments,
     read_preset,
     read_run,
     setting,
@@ -30,9 +29,14 @@ class Config:
         "data/python_stdlib",
         "folder of tokens written by prepare_data.py",
         section="data and run",
+        place=True,
     )
-    checkpoint_dir: str | None = setting(None, "folder of this run; None: checkpoints/PRESET")
-    mirror: str | None = setting(None, "folder or address (s3://bucket/runs) to copy each save to")
+    checkpoint_dir: str | None = setting(
+        None, "folder of this run; None: checkpoints/PRESET", place=True
+    )
+    mirror: str | None = setting(
+        None, "folder or address (s3://bucket/runs) to copy each save to", place=True
+    )
     resume: str = setting(
         "auto",
         "auto: continue a run if there is one; must: only continue; never: only start",
@@ -45,6 +49,7 @@ class Config:
         None,
         "weights to start from: a run, a step, a Hugging Face folder, or the address of one",
         section="model",
+        place=True,
     )
     arch: str = setting(
         "gpt2", "architecture; qwen3: RMSNorm, rotary, SwiGLU, no biases", choices=["gpt2", "qwen3"]
@@ -151,7 +156,7 @@ SETTINGS = {field.name: field for field in dataclasses.fields(Config) if field.m
 
 
 def load(argv: list[str]) -> Config:
-    """The settings for a command line, `[PRESET.py or RUN] [--key=value ...]`.
+    """The settings for a command line, `[PRESET.py or RUN] [--key=value ...]`; see read_arguments.
 
     A run, such as checkpoints/demo, stands for the settings it recorded. Prints the settings and
     exits for --help. Raises ConfigError.
@@ -165,14 +170,11 @@ def load(argv: list[str]) -> Config:
             "which run? Name a preset, as in python train.py config/demo.py; config/ has"
             f" {names}; --help lists the settings"
         )
-    typed = dict(read_argument(arg, SETTINGS) for arg in argv if arg.startswith("-"))
-    paths = [Path(arg) for arg in argv if not arg.startswith("-")]
-    if len(paths) > 1:
-        raise ConfigError(f"a run takes one preset, not {paths[0]} and {paths[1]}")
+    typed, preset = read_arguments(argv, SETTINGS)
     values, name = {}, "run"
-    if paths:
-        read = read_run if paths[0].is_dir() else read_preset
-        values, name = read(paths[0], SETTINGS), paths[0].stem
+    if preset:
+        read = read_run if preset.is_dir() else read_preset
+        values, name = read(preset, SETTINGS), preset.stem
     if typed.get("max_steps") or typed.get("epochs"):  # replaces both of the preset
         values |= {"max_steps": None, "epochs": None}
     values |= typed

@@ -3,11 +3,13 @@
 Knows how a value is written, checked and explained; config/__init__.py has the settings.
 """
 
+import argparse
 import ast
 import dataclasses
-import difflib
 import json
+import os
 import re
+import reprlib
 import runpy
 import shlex
 import typing
@@ -15,8 +17,13 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-# nanoGPT's names, and what to write here.
-NANOGPT = {
+from command_line import near, place, unquoted
+
+# Names in nanoGPT and in other programs, and what to write here.
+OTHERS = {
+    "lr": "learning_rate",
+    "out": "checkpoint_dir",
+    "output_dir": "checkpoint_dir",
     "out_dir": "checkpoint_dir",
     "dataset": "data_dir",
     "max_iters": "max_steps",
@@ -41,7 +48,7 @@ KINDS = {
     bool: "True or False",
     int: "a whole number from {low:,} to {high:,}",
     float: "a number from {low:,} to {high:,}",
-    str: "a text",
+    str: "a text that is not empty",
     list: 'a list of texts, as in \'["Once", "To be"]\'',
     NoneType: "None",
 }
@@ -51,14 +58,14 @@ class ConfigError(ValueError):
     """A setting that cannot be used, in a sentence for the user."""
 
 
-def setting(default, meaning: str, low=0, high=10**9, choices=None, section=None):
+def setting(default, meaning: str, low=0, high=10**9, choices=None, section=None, place=False):
     """A field of a table: its default, its meaning for --help, and the values it takes.
 
     low, high: the smallest and largest number. choices: the only texts. section: the heading before
-    it in --help.
+    it in --help. place: it is a path or an address.
     """
     metadata = {"meaning": meaning, "low": low, "high": high}
-    metadata |= {"choices": choices, "section": section}
+    metadata |= {"choices": choices, "section": section, "place": place}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -80,52 +87,82 @@ def describe(field: Field) -> str:
 def parse(field: Field, text: str):
     """The value of a text from the command line; `convert` checks it."""
     kinds = kinds_of(field)
-    if text == "None":
+    if text.strip() == "None":
         return None
     if str in kinds:
-        return text
-    if list in kinds and not text.startswith("["):
+        return text if field.metadata["place"] else unquoted(text)
+    if list in kinds and not text.strip().startswith("["):
         return [text]
     try:
-        return ast.literal_eval(text.capitalize() if bool in kinds else text)
-    except (ValueError, SyntaxError):
+        return ast.literal_eval(text.strip().capitalize() if bool in kinds else text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return text
 
 
 def convert(field: Field, value, where: str | Path):
     """`value` in the type of a setting. Raises ConfigError where it does not fit."""
     kinds, limits = kinds_of(field), field.metadata
-    if float in kinds and type(value) is int:
+    if float in kinds and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if int in kinds and type(value) is float and value.is_integer():
         value = int(value)
     fits = type(value) in kinds
     if fits and limits["choices"]:
         fits = value in limits["choices"]
+    if fits and type(value) is str:
+        fits = bool(value.strip())
     if fits and type(value) is list:
         fits = all(type(item) is str for item in value)
     if fits and type(value) in (int, float):
         fits = limits["low"] <= value <= limits["high"]
     if not fits:
-        raise ConfigError(f"{where}: {field.name} = {value!r}, but it takes {describe(field)}")
+        shown = reprlib.repr(value)
+        raise ConfigError(f"{where}: {field.name} = {shown}, but it takes {describe(field)}")
+    if limits["place"] and value is not None:
+        try:
+            return place(value)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"{where}: {field.name}: {error}") from None
     return value
 
 
 # -- where the values come from --------------------------------------------------------------------
 
 
-def read_argument(arg: str, table: dict[str, Field]) -> tuple[str, object]:
-    """Name and value of `--key=value`, or of a bare `--key`, which means True.
+def read_arguments(argv: list[str], table: dict[str, Field]) -> tuple[dict, Path | None]:
+    """The settings on a command line, {name: value}, and the preset or run that it names.
 
-    Raises ConfigError.
+    A setting is `--key=value`, `--key value` or `key=value`; a bare `--key` means True. Raises
+    ConfigError.
     """
-    where = "the command line"
-    name, equals, text = arg.lstrip("-").partition("=")
-    check_name(name, table, where)
-    if not equals and bool not in kinds_of(table[name]):
-        raise ConfigError(f"{where}: --{name} has no value; write --{name}=VALUE")
-    value = parse(table[name], text) if equals else True
-    return name, convert(table[name], value, where)
+    where, values, others, words = "the command line", {}, [], list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") and (not re.match(r"\w+=", word) or os.path.exists(word)):
+            others.append(word)
+            continue
+        name, equals, text = word.lstrip("-").partition("=")
+        check_name(name, table, where)
+        if not equals and words and is_value(words[0], table[name]):
+            text = words.pop(0)
+        elif not equals and bool in kinds_of(table[name]):
+            text = "True"
+        if not text.strip():
+            raise ConfigError(f"{where}: --{name} has no value; write --{name}=VALUE")
+        values[name] = convert(table[name], parse(table[name], text), where)
+    if len(others) > 1:
+        raise ConfigError(
+            f"a run takes one preset, not {others[0]} and {others[1]}; a value with blanks needs"
+            " quotes around it"
+        )
+    return values, Path(place(others[0])) if others else None
+
+
+def is_value(word: str, field: Field) -> bool:
+    """True if the word after `--key` is its value; the one after a switch may be a preset."""
+    if bool in kinds_of(field):
+        return word.capitalize() in ("True", "False", "None")
+    return not word.startswith("--")
 
 
 def find_preset(path: Path) -> Path:
@@ -137,9 +174,10 @@ def find_preset(path: Path) -> Path:
         if file.suffix == ".py" and file.exists():
             return file
     names = [preset.stem for preset in presets()]
-    wanted = path.name.removeprefix("config.").removesuffix(".py")
-    near = difflib.get_close_matches(wanted, names, 1)
-    hint = f"did you mean config/{near[0]}.py?" if near else f"config/ has {', '.join(names)}"
+    meant = near(path.name.removeprefix("config.").removesuffix(".py"), names)
+    hint = f"config/ has {', '.join(names)}"
+    if meant:
+        hint = "did you mean " + " or ".join(f"config/{name}.py" for name in meant) + "?"
     raise ConfigError(f"{path} is no preset and no run; {hint}")
 
 
@@ -147,7 +185,13 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
     """The assignments of a preset, {name: value}. Raises ConfigError."""
     path = find_preset(path)
     try:
+        for node in ast.walk(ast.parse(path.read_bytes(), path)):
+            if isinstance(node, ast.AnnAssign) and node.value is None:
+                line = f"line {node.lineno} sets nothing; write NAME = VALUE instead of NAME: VALUE"
+                raise ConfigError(line)
         assigned = runpy.run_path(path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # a preset is a program, and may raise anything
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
     values = {}
@@ -171,7 +215,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
         for name, value in json.loads(text).items() if RECORDED in text else ():
             if name in table:
                 values[name] = convert(table[name], value, path)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{folder} is no run with its settings: {error}") from None
     if not values:
         raise ConfigError(
@@ -186,10 +230,10 @@ def check_name(name: str, table: dict[str, Field], where: str | Path) -> None:
     """Raises ConfigError, with the nearest real setting, unless `name` is one."""
     if name in table:
         return
-    near = difflib.get_close_matches(name, table, 1, 0.65)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    if name in NANOGPT:
-        hint = f"; here it is {NANOGPT[name]}"
+    meant = near(name, table)
+    hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+    if name in OTHERS:
+        hint = f"; here it is {OTHERS[name]}"
     raise ConfigError(
         f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
     )

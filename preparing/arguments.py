@@ -4,14 +4,13 @@ Looks at no input: nothing is read, fetched or connected here.
 """
 
 import codecs
-import math
 import os
 import re
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from command_line import Parser, local_path, number, place, positive, word
 from preparing.catalog import CATALOG
 from preparing.chunks import Options
 
@@ -51,7 +50,7 @@ class Plan:
 def parse(argv: list[str]) -> Plan:
     """The plan that a command line asks for. Ends the process with status 2 for contradictions."""
     names = f"texts by name, from the Hugging Face hub: {', '.join(CATALOG)}"
-    parser = ArgumentParser("prepare_data.py", USAGE, DESCRIPTION, names)
+    parser = Parser("prepare_data.py", USAGE, DESCRIPTION, names)
     _add_arguments(parser)
     args = parser.parse_args(argv)
     if "-" in args.inputs and len(args.inputs) > 1:
@@ -73,28 +72,29 @@ def parse(argv: list[str]) -> Plan:
 
 
 def _add_arguments(parser):
-    positive = number(float, 1e-6)
     add = parser.add_argument
     add(
         "inputs",
         nargs="*",
+        type=place,
         metavar="INPUT",
         help="files, folders, globs, - for standard input, shakespeare, a name from"
         " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
         " .jsonl .parquet .csv .json, also .gz .zst; default: Python's standard library",
     )
-    add("--out", help="folder to write; default: data/ and the input's name")
+    add("--out", type=place, help="folder to write; default: data/ and the input's name")
     text = "share of the text for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
     text = "stop after N GB of text, at a document's end"
     add("--gigabytes", type=positive, help=text)
     add("--overwrite", action="store_true", help="replace the content of --out")
     text = "check a prepared folder: sizes, checksums, tokenizer"
-    add("--verify", type=Path, metavar="FOLDER", help=text)
+    add("--verify", type=local_path, metavar="FOLDER", help=text)
     add = parser.add_argument_group("tokenizer").add_argument
     add(
         "--tokenizer",
         default="bpe",
+        type=place,
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
@@ -105,6 +105,7 @@ def _add_arguments(parser):
     add = parser.add_argument_group("reading").add_argument
     add(
         "--text_field",
+        type=word,
         help="field of a JSON line, or column, with the text; default: text, else messages (a"
         " conversation of role and content)",
     )
@@ -124,22 +125,9 @@ def _add_arguments(parser):
     text = "threads that encode; default: one per core, here %(default)s"
     add("--workers", type=number(int, 1), default=usable_cores(), help=text)
     text = "tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)"
-    add("--ray", metavar="ADDRESS", help=text)
+    add("--ray", type=word, metavar="ADDRESS", help=text)
     text = "GB of remote files on the disk at a time; default %(default)s"
     add("--cache_gb", type=positive, default=10, help=text)
-
-
-def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
-    """A type for argparse: numbers of a kind from `low` to `high`."""
-
-    def number(text):  # argparse's errors show its name
-        value = kind(text)
-        if not low <= value <= high:
-            limit = f" and at most {high}" if high < math.inf else ""
-            raise ArgumentTypeError(f"{text}: it must be a number of at least {low}{limit}")
-        return value
-
-    return number
 
 
 def encoding(name: str) -> str | None:

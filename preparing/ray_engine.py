@@ -15,7 +15,7 @@ from preparing import InputError, PrepareError, need
 from preparing.threads import map_in_order
 
 ROOT = Path(__file__).parent.parent
-CODE = ("preparing", "formats", "tokenizer_bpe.py")  # what the nodes get
+CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py")  # what the nodes get
 ITEMS_A_CORE = 3  # under way, or waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
 CONNECT_S = 10  # seconds until an address counts as wrong

@@ -43,13 +43,17 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--sample_prompts=Once", "sample_prompts", ["Once"]),
         ('--sample_prompts=["a", "b"]', "sample_prompts", ["a", "b"]),
         ("--batch_size=8", "batch_size", 8),
+        ("--batch_size 8", "batch_size", 8),
+        ("batch_size=8", "batch_size", 8),
+        ("--compile false", "compile", False),
+        ("--compile config/demo.py", "compile", True),
         ("--batch_size=8", "epochs", 1.0),  # where no length is given
         ("--dry_run", "dry_run", True),
         ("--init_from=hf://gpt2@main", "init_from", "hf://gpt2@main"),  # a revision is no login
     ],
 )
 def test_values_are_read_in_their_type(text, name, value):
-    got = getattr(config.load([text]), name)
+    got = getattr(config.load([text] if "[" in text else text.split()), name)
     assert got == value
     assert type(got) is type(value)
 
@@ -59,7 +63,16 @@ def test_values_are_read_in_their_type(text, name, value):
     [
         ("", ["Name a preset, ", " config/demo.py; config/ has chat.py, "]),
         ("config/demo.py config/chat.py", ["one preset, not config/demo.py and config/chat.py"]),
-        ("config/demo.py --batch_size 8", ["--batch_size has no value", "--batch_size=VALUE"]),
+        ("config/demo.py --batch_size", ["--batch_size has no value", "--batch_size=VALUE"]),
+        ("--batch_size --compile=False", ["--batch_size has no value", "--batch_size=VALUE"]),
+        ("--mirror=", ["--mirror has no value; write --mirror=VALUE"]),
+        ("--data_dir=''", ["data_dir: it is empty; is a variable in it not set?"]),
+        ("--wandb=''", ["wandb = '', but it takes a text that is not empty or None"]),
+        ("--data_dir=~nobody_at_all/d", ["data_dir: ~nobody_at_all/d: ~nobody_at_all is no home"]),
+        ("config/demo.py --sample_prompts=Hello, World", ["config/demo.py and World", "quotes"]),
+        ("max_step=5", ["'max_step'; did you mean 'max_steps'?"]),
+        ("--eval=5", ["did you mean 'eval_interval' or 'eval_batches'?"]),
+        ("--lr=1e-3", ["'lr'; here it is learning_rate"]),
         ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
         ("--compile=maybe", ["compile = 'maybe'", "True or False"]),
         ("--dry_run=1", ["dry_run = 1", "True or False"]),
@@ -71,6 +84,11 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--epochs=0", ["epochs = 0.0", "a number from 1e-06"]),
         ("--dtype=bf16", ["dtype", "bfloat16"]),
         ('--sample_prompts=["a"', ["sample_prompts", "list of texts"]),
+        ("--sample_prompts=" + "[" * 9999, ["sample_prompts", "list of texts"]),
+        ("--learning_rate=nan", ["learning_rate = 'nan'", "a number from 0"]),
+        ("--learning_rate=1e999", ["learning_rate = inf", "a number from 0"]),
+        ("--learning_rate=" + "9" * 400, ["learning_rate = 9999", "a number from 0"]),
+        ("--max_steps=" + "9" * 5000, ["max_steps = '9999", "a whole number"]),
         ("config/gpt2_smal.py", ["config/gpt2_smal.py is no preset", "config/gpt2_small.py"]),
         ("config.demo", ["did you mean config/demo.py?"]),
         ("laptop", ["did you mean config/laptop.py?"]),
@@ -102,6 +120,23 @@ def test_a_mistake_on_the_command_line_is_a_sentence(line, words):
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["~/d", " ~/d\r\n", "'~/d'", '"~/d" '])
+@pytest.mark.parametrize("name", ["data_dir", "checkpoint_dir", "mirror", "init_from"])
+def test_a_path_is_one_as_shells_notebooks_and_presets_leave_it(tmp_path, monkeypatch, name, text):
+    monkeypatch.setenv("HOME", "/home/me")
+    for argv in ([f"--{name}={text}"], [preset(tmp_path, f"{name} = {text!r}\n")]):
+        assert getattr(config.load(argv), name) == "/home/me/d"
+    (tmp_path / "~").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert getattr(config.load([f"--{name}={text}"]), name) == "/home/me/d"
+
+
+def test_a_preset_is_also_found_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    preset(tmp_path, "n_layer = 3\n")
+    assert config.load(["~/mine.py"]).n_layer == 3
+
+
 @pytest.mark.parametrize("file", ["meta.json", "state.json"])
 def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
     (tmp_path / file).write_text("{}")
@@ -115,6 +150,11 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
         ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py: ", "'learning_rate'"]),
         ("n_layer = 2\nn_head = = 3\n", ["mine.py: SyntaxError: invalid syntax", "line 2"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError: name 'undefined'"]),
+        ("n_layer = 2\nn_head: 2\n", ["mine.py: line 2 sets nothing; write NAME = VALUE"]),
+        ("if True:\n    n_head: 2\n", ["mine.py: line 2 sets nothing"]),
+        ("learning_rate = 10**400\n", ["learning_rate = 1000", "a number from 0"]),
+        ("data_dir = ''\n", ["data_dir = '', but it takes a text that is not empty"]),
+        ("data_dir = ~/d\n", ["mine.py: SyntaxError"]),
     ],
 )
 def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
@@ -167,8 +207,12 @@ def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
 
 
 def test_recorded_settings_are_checked(tmp_path):
+    run = recorded_run(tmp_path, n_layer="3")
     with pytest.raises(ConfigError, match=r"config.json: n_layer = '3', but it takes"):
-        config.load([str(recorded_run(tmp_path, n_layer="3"))])
+        config.load([str(run)])
+    (run / "config.json").write_text('{"checkpoint_dir": ' + "[" * 200_000)
+    with pytest.raises(ConfigError, match="is no run with its settings"):
+        config.load([str(run)])
 
 
 def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):

@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 from time import monotonic, sleep
 
+from command_line import count
 from formats.mirror import Mirror
 from tests.conftest import prepare
 from tests.training.conftest import assert_same_end, start
-from tools.command import count
 
 SETTINGS = shlex.split(
     "--micro_batch_size=4 --dropout=0.1 --log_interval=3 --eval_interval=25 --save_interval=4"

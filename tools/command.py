@@ -3,8 +3,6 @@
 Imports no PyTorch: a report does without it.
 """
 
-import argparse
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,21 +29,6 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return files.error_message(error)
     return None
-
-
-def count(text: str) -> int:
-    """The whole number in an argument, at least 1. Raises ArgumentTypeError."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text}: it must be a whole number of at least 1")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """The number in an argument, above 0. Raises ArgumentTypeError, or ValueError for none."""
-    value = float(text)  # argparse has a sentence for what is no number
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: it must be a number above 0")
-    return value
 
 
 def short(value: float) -> str:

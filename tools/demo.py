@@ -12,7 +12,6 @@ import startup
 if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
-import argparse
 import functools
 import os
 import time
@@ -20,6 +19,7 @@ import time
 import torch
 
 import hardware
+from command_line import Parser, number
 from formats import files, run_folder
 from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
@@ -128,10 +128,12 @@ def build(device: torch.device):
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.demo", description="Serve a page to try checkpoints on, on loopback."
     )
-    parser.add_argument("--port", type=int, default=7860, metavar="N", help="default %(default)s")
+    parser.add_argument(
+        "--port", type=number(int, 1, 65535), default=7860, metavar="N", help="default %(default)s"
+    )
     add_device(parser)
     args = parser.parse_args(argv)
     page = build(hardware.find_device(args.device))

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
+from command_line import Parser, place
 from config import Config
 from formats import pretrained, run_folder
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens
@@ -38,16 +39,16 @@ COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.evaluate",
         description="Print loss, perplexity and bits per byte of a whole validation split; ± is the"
         " standard error.",
     )
     add = parser.add_argument
     text = "a run, a step, or the address of a run"
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help=text)
+    add("checkpoints", nargs="+", type=place, metavar="CHECKPOINT", help=text)
     text = "prepared folder, whose validation split is used; default: the data of the run"
-    add("--data", metavar="FOLDER", help=text)
+    add("--data", type=place, metavar="FOLDER", help=text)
     text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)
     add_device(parser)

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
+from command_line import Parser, local_path, place
 from config import Config
 from formats import files, huggingface, pretrained, run_log
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
@@ -58,17 +59,17 @@ def main(argv: list[str]) -> None:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.export",
         description="Export a checkpoint as a folder for transformers, a GGUF file, or both.",
     )
     add = parser.add_argument
     text = "a run (its best step by validation loss, else its newest), a step, or a run's address"
-    add("checkpoint", metavar="CHECKPOINT", help=text)
+    add("checkpoint", type=place, metavar="CHECKPOINT", help=text)
     text = "folder for transformers and programs that read its format"
-    add("--out", type=Path, metavar="FOLDER", help=text)
+    add("--out", type=local_path, metavar="FOLDER", help=text)
     text = "file for llama.cpp, Ollama and LM Studio; must end in .gguf"
-    add("--gguf", type=Path, metavar="FILE", help=text)
+    add("--gguf", type=local_path, metavar="FILE", help=text)
     args = parser.parse_args(argv)
     if not args.out and not args.gguf:
         parser.error("pass --out FOLDER, --gguf FILE, or both")

@@ -12,7 +12,6 @@ import startup
 if __name__ == "__main__":
     startup.begin()  # before the slow imports
 
-import argparse
 import base64
 import io
 import itertools
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from command_line import Parser, local_path
 from formats import files, run_log
 from tools import command
 from tools.command import short
@@ -328,14 +328,14 @@ def check_own(out: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tools.report",
         description="Write one page with the curves, tables and samples of one or several runs.",
     )
     text = "a run's folder, such as checkpoints/demo; several are compared"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=text)
+    parser.add_argument("runs", nargs="+", type=local_path, metavar="RUN", help=text)
     text = "default: report.html in the run's folder; for several runs, here"
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help=text)
+    parser.add_argument("--out", type=local_path, metavar="FILE.html", help=text)
     args = parser.parse_args(argv)
     out = args.out or Path(args.runs[0] if len(args.runs) == 1 else "", "report.html")
     if out.suffix != ".html":

@@ -12,13 +12,14 @@ import startup
 if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
-import argparse
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 import config as settings
 import hardware
+from command_line import Parser, local_path, place, positive
 from config import Config, ConfigError
 from formats import files
 from hardware import DeviceError
@@ -78,15 +79,14 @@ def time_size(config: Config, hours: float) -> Size:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.size", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("data", help="prepared folder")
-    parser.add_argument("--hours", type=command.positive, required=True, help="hours of training")
-    parser.add_argument("--preset", default="config/laptop.py", help="recipe; default %(default)s")
-    parser.add_argument("--out", help="preset to write; default: FOLDER/size.py")
+    parser = Parser(prog="python -m tools.size", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("data", type=place, help="prepared folder")
+    add("--hours", type=positive, required=True, help="hours of training")
+    add("--preset", type=place, default="config/laptop.py", help="recipe; default %(default)s")
+    add("--out", type=local_path, help="preset to write; default: FOLDER/size.py")
     args, more = parser.parse_known_args(argv)
-    path = Path(args.out or Path(args.data, "size.py"))
+    path = args.out or Path(args.data, "size.py")
     if files.is_foreign(files.read_text(path), MARK):
         parser.error(f"{path} exists already, and tools.size did not write it; give another --out")
     config = settings.load([args.preset, f"--data_dir={args.data}", *more])
@@ -114,7 +114,8 @@ def main(argv: list[str]) -> None:
     chosen, defaults = best.config.recorded(), Config().recorded()
     lines = [f"{name} = {v!r}\n" for name, v in chosen.items() if v != defaults[name]]
     files.write_text(path, "".join([MARK, *lines]))
-    print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter\n  python train.py {path}")
+    print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter")
+    print(f"  python train.py {quote(path.as_posix())}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from command_line import count
 from tests.conftest import prose
 from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, start, wait_for_progress, write
 from tests.preparing.hub import Hub
 from tokenizer_bpe import EOT, Tokenizer
-from tools.command import count
 
 PACE = 1_000_000  # bytes a second of each file, so that there is time to be killed in
 AFTER_START = (0.2, 4)  # seconds until a kill,

@@ -1,0 +1,106 @@
+"""What people type -> what they mean: paths, numbers, names that are nearly right.
+
+For the settings and for the options of all programs. Knows no setting and no option.
+"""
+
+import argparse
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def place(text: str) -> str:
+    """A path or address as shells, notebooks and presets leave it -> one that can be opened.
+
+    Quotes and blanks around it go, unless something has that name, and ~ becomes the home folder,
+    which shells leave in --key=~/value. Raises ArgumentTypeError for nothing but blanks, as an
+    empty variable leaves, and for a home folder that nobody has.
+    """
+    found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
+    if not found:
+        raise argparse.ArgumentTypeError("it is empty; is a variable in it not set?")
+    if found.startswith("~") and Path(found).parent != Path() and not os.path.lexists(found):
+        raise argparse.ArgumentTypeError(f"{text}: {Path(found).parts[0]} is no home folder here")
+    return found
+
+
+def local_path(text: str) -> Path:
+    """As `place`, for what is never at an address."""
+    return Path(place(text))
+
+
+def word(text: str) -> str:
+    """A text without the quotes and blanks around it. Raises ArgumentTypeError for an empty one."""
+    if not unquoted(text):
+        raise argparse.ArgumentTypeError("it is empty; is a variable in it not set?")
+    return unquoted(text)
+
+
+def unquoted(text: str) -> str:
+    """A text without blanks around it, and without one pair of quotes."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    return text
+
+
+def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
+    """A type for argparse: finite numbers of a kind from `low` to `high`."""
+
+    def number(text):  # argparse's errors show its name
+        value = kind(text)
+        if not low <= value <= high or value == math.inf:
+            limit = f" and at most {high}" if high < math.inf else ""
+            raise argparse.ArgumentTypeError(
+                f"{text}: it must be a number of at least {low}{limit}"
+            )
+        return value
+
+    return number
+
+
+count = number(int, 1)
+positive = number(float, 1e-6)
+
+
+def near(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that may be meant: up to three that begin alike, else the most similar."""
+    alike = [other for other in known if other.startswith(name) or name.startswith(other)]
+    return alike[:3] or difflib.get_close_matches(name, known, 1, 0.65)
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes no abbreviations, and answers a word that it does not know with what may be meant.
+
+    others: names that other programs have for its options, {"model": "checkpoint"}. text: the
+    option for a text that comes without one.
+    """
+
+    def __init__(self, *args, others: dict[str, str] | None = None, text: str = "", **more):
+        super().__init__(*args, allow_abbrev=False, **more)
+        self.others, self.text = others or {}, text
+
+    def parse_args(self, args=None, namespace=None):
+        values, unknown = self.parse_known_intermixed_args(args, namespace)
+        if unknown:
+            self.error(f"unknown {unknown[0]}{self.hint(unknown[0])}")
+        return values
+
+    def hint(self, word: str) -> str:
+        """What may be meant by a word that is no argument."""
+        if not word.startswith("-"):
+            if self.text:
+                return f"; write --{self.text} {word!r}"
+            return "; a value with blanks needs quotes around it"
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        known = [option.removeprefix("--") for option in self._option_string_actions]
+        meant = [self.others[name]] if name in self.others else near(name, known)
+        return f"; did you mean {' or '.join(f'--{name}' for name in meant)}?" if meant else ""
+
+    def error(self, message: str):
+        """End with a sentence below the usage."""
+        if message.endswith("expected one argument"):
+            message += "; one that begins with a dash is written --option=-value"
+        super().error(message)

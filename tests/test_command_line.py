@@ -1,0 +1,106 @@
+"""command_line.py: what people type, in the parsers of all programs."""
+
+import pytest
+
+import generating.arguments
+import preparing.arguments
+import tools.evaluate
+import tools.export
+from command_line import local_path, near, place
+
+PARSERS = {
+    "generate.py": generating.arguments.parse_args,
+    "prepare_data.py": preparing.arguments.parse,
+    "tools.evaluate": tools.evaluate.parse_args,
+    "tools.export": tools.export.parse_args,
+}
+
+
+def parse(line):
+    """The arguments of a command line, whose words are separated by |."""
+    program, *words = line.split("|")
+    return PARSERS[program](words)
+
+
+def test_a_name_that_exists_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (" a ", "'b'", "~c", "~$d.txt"):
+        (tmp_path / name).touch()
+        assert place(name) == name
+    assert str(local_path("texts/")) == "texts"
+    assert place("~$new.txt") == "~$new.txt"
+    assert place("s3://bucket/~/d") == "s3://bucket/~/d"
+
+
+@pytest.mark.parametrize("typed", ["{}", "'{}'", " {}\r"])
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("generate.py|--checkpoint={}", "checkpoint"),
+        ("prepare_data.py|--out={}", "out"),
+        ("prepare_data.py|--verify={}", "verify"),
+        ("prepare_data.py|--tokenizer={}", "tokenizer"),
+        ("prepare_data.py|{}", "inputs"),
+        ("tools.evaluate|run|--data={}", "data"),
+        ("tools.evaluate|{}", "checkpoints"),
+        ("tools.export|{}|--out=a", "checkpoint"),
+        ("tools.export|run|--out={}", "out"),
+        ("tools.export|run|--gguf={}", "gguf"),
+    ],
+)
+def test_paths_are_meant_as_in_a_shell(monkeypatch, line, name, typed):
+    monkeypatch.setenv("HOME", "/home/me")
+    value = getattr(parse(line.format(typed.format("~/d.gguf"))), name)
+    assert str(value[0] if isinstance(value, list) else value) == "/home/me/d.gguf"
+
+
+def test_files_may_come_before_and_after_options():
+    plan = parse("prepare_data.py|a.txt|--out|data/a|b.txt")
+    assert plan.inputs == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("generate.py|--checkpoint=", "argument --checkpoint: it is empty"),
+        ("generate.py|--device= ", "argument --device: it is empty"),
+        ("prepare_data.py|--out=", "argument --out: it is empty; is a variable in it not set?"),
+        ("prepare_data.py|", "argument INPUT: it is empty"),
+        ("prepare_data.py|a.txt|--ray=", "argument --ray: it is empty"),
+        ("prepare_data.py|--text_field=", "argument --text_field: it is empty"),
+        ("prepare_data.py|--out=~nobody_at_all/d", "~nobody_at_all is no home folder here"),
+        ("tools.export|run|--gguf=", "argument --gguf: it is empty"),
+        # Names that are nearly right.
+        ("generate.py|--n|5", "unknown --n; did you mean --num_samples?"),
+        ("generate.py|-p|TEXT", "unknown -p; did you mean --prompt?"),
+        ("generate.py|--max_tokens|5", "did you mean --max_new_tokens?"),
+        ("generate.py|--model|run", "did you mean --checkpoint?"),
+        ("generate.py|--start=The", "did you mean --prompt?"),
+        ("generate.py|--temp=1", "did you mean --temperature?"),
+        ("generate.py|Once upon", "unknown Once upon; write --prompt 'Once upon'"),
+        ("prepare_data.py|a.txt|--vocab|300", "did you mean --vocab_size?"),
+        ("prepare_data.py|a.txt|--output|d", "did you mean --out?"),
+        ("tools.export|run|more|--out=a", "unknown more; a value with blanks needs quotes"),
+        ("generate.py|--stop|---", "one that begins with a dash is written --option=-value"),
+        # Numbers and texts.
+        ("generate.py|--stop=", "an empty text would stop before the first token"),
+        ("generate.py|--seed=18446744073709551616", "--seed: 18446744073709551616: it must be"),
+        ("generate.py|--temperature=inf", "--temperature: inf: it must be a number"),
+        ("generate.py|--max_new_tokens=1e999", "invalid number value: '1e999'"),
+        ("prepare_data.py|--gigabytes=nan", "--gigabytes: nan: it must be a number"),
+        ("prepare_data.py|--sample_bytes=1e999", "--sample_bytes: 1e999: it must be a number"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence(line, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse(line)
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_names_that_begin_alike_are_nearer_than_similar_ones():
+    known = ["eval_interval", "eval_batches", "learning_rate", "n_layer"]
+    assert near("eval", known) == ["eval_interval", "eval_batches"]
+    assert near("n_layers", known) == ["n_layer"]
+    assert near("learning_rte", known) == ["learning_rate"]
+    assert near("zzz", known) == []
