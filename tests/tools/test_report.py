@@ -3,14 +3,18 @@
 import html
 import itertools
 import json
+import math
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 from formats import run_log
+from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_script, train_small
 from tools.report import History, compare_ends, plot, read_history
+from training.terminal import duration
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +53,43 @@ def edited(run, folder, edit):
 # -- what it holds --------------------------------------------------------------------------------
 
 
-def test_the_page_has_the_numbers_of_the_log(runs, tmp_path):
-    page = report(runs / "char", "--out", tmp_path / "new" / "run.html")
+def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
+    def a_minute_a_step(log):
+        for record in log:
+            step = record["step"]
+            record |= {"elapsed_s": 60 * step} if "elapsed_s" in record else {}
+            if "loss" in record:
+                record |= {"tokens_per_second": 1e3 * step, "mfu": step / 100, "cost": step / 10}
+        return log
+
+    folder = edited(runs / "char", tmp_path / "slow", a_minute_a_step)
+    page = report(folder, "--out", tmp_path / "new" / "run.html")
     assert (tmp_path / "new" / "run.png").read_bytes()[:4] == b"\x89PNG"
-    log = run_log.read(runs / "char")
+    log = run_log.read(folder)
     evaluations = [record for record in log if "val_loss" in record]
     best = min(evaluations, key=lambda r: r["val_loss"])
-    assert f"<b>{best['val_loss']:.4f}</b>" in page
-    assert f"{best['bits_per_byte']:.3f}" in page
-    assert f"<td>{evaluations[-1]['val_loss']:.4f}</td>" in page
-    since = [r["loss"] for r in log if "loss" in r and 10 < r["step"] <= 20]
-    assert f"<td>{np.mean(since):.4f}</td>" in page
+    meta = read_meta(char_data)
+    val, windows = meta.splits["val"], (meta.splits["train"].tokens - 32) // 32
+    bits = best["val_loss"] / math.log(2) * val.tokens / val.text_bytes
+    figures = re.findall(r"<div><b>(.*?)</b><span>(.*?)</span>", page)
+    assert {name: value for value, name in figures} == {
+        "best validation loss": f"{best['val_loss']:.4f}",
+        "perplexity": f"{math.e ** best['val_loss']:.2f}",
+        "bits per byte": f"{bits:.3f}",
+        "training tokens": "15.4k",  # 60 x 8 x 32
+        "training time": "1 h 0 min",
+        "tokens a second, median": "30,500",
+        "MFU, median": "30.5%",
+        "cost": "6.00",
+    }
+    for record in evaluations:
+        step, loss = record["step"], record["val_loss"]
+        since = [r["loss"] for r in log if "loss" in r and step - 10 < r["step"] <= step]
+        cells = [f"{step}", f"{step * 8 / windows:.2f}", f"{np.mean(since):.4f}", f"{loss:.4f}"]
+        cells += [f"{record['bits_per_byte']:.3f}", duration(60 * step)]
+        assert re.search(r"\s*".join(f"<td>{cell}</td>" for cell in cells), page)
+    rates = plot([read_history(folder)], "minutes").axes[1]
+    assert rates.get_lines()[0].get_xdata().tolist() == list(range(1, 61))
     *_, last = (record["samples"] for record in log if "samples" in record)
     assert last[1]["text"][:8].strip().splitlines()[0] in html.unescape(page)
     assert "A &lt;b&gt; &amp; " in page

@@ -1,9 +1,14 @@
 """tools/size.py: from a text and hours to a preset that trains."""
 
+import itertools
 import resource
+import time
 from pathlib import Path
 
+import pytest
+
 import tools.size
+from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
 
 
@@ -19,6 +24,23 @@ def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
     options = [f"--checkpoint_dir={tmp_path / 'run'}", "--max_steps=2", "--compile=False"]
     trained = run_script("train.py", preset, *options)
     assert "finished: 2 steps" in trained.stdout, trained.stderr
+
+
+@pytest.mark.parametrize("epochs", [1000, 1])
+def test_hours_buy_tokens_at_the_measured_speed(bpe_data, tmp_path, monkeypatch, capsys, epochs):
+    """Forward and backward take 0.1 s, and so does the update; an epoch is the most that is run."""
+    looks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(looks) / 10)
+    monkeypatch.setattr(tools.size, "WIDTHS", (64,))
+    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), "--block_size=32"]
+    tools.size.main([*command, "--batch_size=8", "--device=cpu", f"--epochs={epochs}"])
+    windows = (read_meta(bpe_data).splits["train"].tokens - 32) // 32
+    steps = min(10 * 3600 / 0.2, epochs * windows / 8)
+    tokens, hours = steps * 8 * 32 / 1e6, steps * 0.2 / 3600
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[:4] == ["4", "x", "64", "<<"]
+    assert row[5:] == [f"{tokens:.1f}M", f"{steps * 8 / windows:.2f}", f"{hours:.2f}"]
+    assert f"max_steps = {round(steps)}\n" in (tmp_path / "a.py").read_text()
 
 
 def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
