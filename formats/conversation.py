@@ -7,8 +7,16 @@
 Every turn ends with a blank line.
 """
 
+from tokenizer_bpe import EOT
+
 REPLY = "Assistant:"  # what a prompt ends with, so that the model answers
 STOP = "\n\nUser:"  # where an answer ends, if not with the document
+# The speakers by the names that data sets have for them, in lower case.
+SPEAKERS = dict.fromkeys(("system", "developer"), "System")
+SPEAKERS |= dict.fromkeys(("user", "human", "prompter", "customer"), "User")
+SPEAKERS |= dict.fromkeys(
+    ("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "Assistant"
+)
 
 # The same in the template languages of those who run exported models: Jinja (transformers, GGUF)
 # and Go's text/template (Ollama).
@@ -25,16 +33,35 @@ OLLAMA_TEMPLATE = (
 )
 
 
+class ConversationError(ValueError):
+    """Messages that are no conversation, in words for the user."""
+
+
 def turns_of(messages: list[dict]) -> list[str]:
     """A conversation's text in parts: speaker and message, turn by turn.
 
-    messages: [{"role", "content"}]. No token of a usual BPE crosses from one part to the next: a
-    message begins with a space, and ends with a blank line.
+    messages: [{"role", "content"}], or as ShareGPT has them [{"from", "value"}]. No token of a
+    usual BPE crosses from one part to the next: a message begins with a space, and ends with a
+    blank line. Raises ConversationError.
     """
     parts = []
     for message in messages:
-        parts.append(f"{message['role'].capitalize()}:")
-        parts.append(f" {message['content'].strip()}\n\n")
+        try:
+            role = message["role"] if "role" in message else message["from"]
+            content = next(
+                message[name] for name in ("content", "value", "text") if name in message
+            )
+            if isinstance(content, list):  # as OpenAI has it
+                content = "".join(part["text"] for part in content)
+            name = role.strip().lower()
+            content = content.strip().removesuffix(EOT).rstrip()
+        except (TypeError, KeyError, AttributeError, StopIteration):
+            raise ConversationError('not a list of {"role": ..., "content": ...}') from None
+        if name not in SPEAKERS:
+            raise ConversationError(
+                f"of the role {role!r:.40}, which is not among {', '.join(SPEAKERS)}; rename it"
+            )
+        parts += [f"{SPEAKERS[name]}:", f" {content}\n\n"]
     return parts
 
 

@@ -106,8 +106,8 @@ def _add_arguments(parser):
     add(
         "--text_field",
         type=word,
-        help="field of a JSON line, or column, with the text; default: text, else messages (a"
-        " conversation of role and content)",
+        help="field of a JSON line, or column, with the text; default: text, else a conversation"
+        " (messages, conversations, or instruction and output)",
     )
     add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="default txt")
     add("--encoding", type=encoding, help="encoding of all text files; default: UTF-8")

@@ -5,7 +5,7 @@ can cross. Knows neither files nor the command line.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenizer_bpe import EOT, safe_cut
@@ -16,9 +16,11 @@ UNCUT_BYTES = 16 * CHUNK_BYTES  # Text without a place to cut for this long is c
 LOOK_BACK = 1 << 14  # bytes before the end of a chunk in which to look for a place to cut
 LOOK_AHEAD = 8  # bytes after a place to cut that decide whether it is one
 MARK = EOT.encode()
-# A line that holds the mark alone: white space may follow it, up to 50 bytes.
-SEPARATOR = re.compile(rb"(?<![^\n])%b[^\S\n]{0,50}(\n|\Z)" % re.escape(MARK))
-FIELDS = ("text", "messages")  # of a record, in which its text is looked for, in this order
+# Blanks around a mark go with it, up to 50 bytes on each side, and a line break after it.
+AFTER_MARK = re.compile(rb"[^\S\n]{0,50}\n?")
+# A mark within quotes is part of the text. The first of them follows no word and no sentence, as
+# the last one of a quotation does, unless it is a letter of Python's.
+OPENING_QUOTE = re.compile(rb"(?:(?:\A|[^\w.!?\x80-\xff])[bfruBFRU]{0,2}([\"'`])|\xe2\x80\x9c)\Z")
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
 
 
@@ -26,16 +28,11 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character 
 class Options:
     """The options for turning records into texts; --help says what each one does."""
 
-    text_field: str | None = None  # None: the first of FIELDS with a text
+    text_field: str | None = None  # None: the usual ones, which fields.py knows
     on_error: str = "stop"
     encoding: str | None = None  # None: UTF-8
     clean: bool = False
     dedupe: bool = False
-
-    def fields(self, names: Iterable[str]) -> list[str]:
-        """Those of a record's fields that may hold its text: the one asked for, or FIELDS."""
-        wanted = (self.text_field,) if self.text_field else FIELDS
-        return [name for name in wanted if name in names]
 
 
 @dataclass
@@ -131,22 +128,40 @@ def _cut_between_tokens(buffer, limit):
 def separators(
     data: bytes, limit: int, ended: bool, backwards: bool = False
 ) -> Iterator[tuple[int, int]]:
-    """Start and end of each end-of-text line that ends within `limit`, in order or backwards.
+    """Start and end of each end-of-text mark that ends within `limit`, in order or backwards.
 
+    With the blanks around it. One whose end depends on what follows is left to a later call.
     find() looks for marks: a regular expression took 28 ms a chunk, as long as encoding it.
     """
     at = data.rfind(MARK, 0, limit) if backwards else data.find(MARK, 0, limit)
     while at >= 0:
-        found = SEPARATOR.match(data, at, limit)
-        if found and (found[1] or (ended and found.end() == len(data))):
-            yield at, found.end()
+        found = AFTER_MARK.match(data, at + len(MARK), limit)
+        end = found.end()
+        known = end < limit or found[0].endswith(b"\n") or (ended and end == len(data))
+        if known and not _is_quoted(data, at):
+            before = data[max(0, at - 50) : at]
+            yield at - len(before) + len(before.rstrip(b" \t")), end
         at = data.rfind(MARK, 0, at) if backwards else data.find(MARK, at + 1, limit)
 
 
-def split_documents(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text that ends with its last one, each with the byte where it begins."""
+def _is_quoted(data, at):
+    """True if the mark at `at` has a quote on each side."""
+    opening = OPENING_QUOTE.search(data[max(0, at - 4) : at])
+    if not opening:
+        return False
+    closing = opening[1] or "\u201d".encode()
+    return data.startswith(closing, at + len(MARK))
+
+
+def split_documents(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """The documents of a text that ends with its last one.
+
+    Of each the byte where it begins, its text, and whether the next one begins on its last line.
+    """
     start = 0
     for separator, after in separators(data, len(data), ended=True):
-        yield start, data[start:separator]
+        ends_line = separator == start or data[separator - 1 : separator] == b"\n"
+        begins_line = after == len(data) or data[after - 1 : after] == b"\n"
+        yield start, data[start:separator], not (ends_line or begins_line)
         start = after
-    yield start, data[start:]
+    yield start, data[start:], False

@@ -1,6 +1,6 @@
 """Chunks of bytes or rows -> the texts of their documents.
 
-In a text file, what is between lines of end-of-text; in JSON lines and tables, a record's text or
+In a text file, what is between marks of end-of-text; in JSON lines and tables, a record's text or
 its conversation.
 """
 
@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from formats.conversation import turns_of
+from formats.conversation import REPLY, ConversationError, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
 from preparing.cleaning import CleaningReport, clean, noise
+from preparing.fields import text_of
+from preparing.noticed import IN_LINES, NO_REPLY, notice
+from tokenizer_bpe import EOT
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,15 +53,18 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
                 report.add(rule, 1, len(document.text.encode()), [document.text])
                 continue
         if document.text.strip():
+            notice(document.text, chunk, report)
+            if document.turns and REPLY not in document.turns[::2]:
+                report.add(NO_REPLY, 1, len(document.text.encode()), [document.text])
             documents.append(document)
     return documents, report
 
 
 def _readable(chunk, options, report) -> Iterator[Document]:
     """The documents but those that are broken and to be skipped."""
-    for place, offset, record in _records_of(chunk):
+    for place, offset, record in _records_of(chunk, report):
         try:
-            yield _document_of(record, offset, chunk, options, report)
+            yield from _documents_in(record, offset, chunk, options, report)
         except InputError as error:
             problem = f"{place}: {error}. --on_error skip leaves such documents out"
             if options.on_error == "stop":
@@ -67,10 +73,10 @@ def _readable(chunk, options, report) -> Iterator[Document]:
             report.add("unusable documents", 1, size, [problem])
 
 
-def _records_of(chunk) -> Iterator[tuple[str, int, bytes | dict]]:
+def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
     """Each record, before it its place in words, and the offset at which that begins."""
     if chunk.kind == "txt":
-        for start, data in split_documents(chunk.data):
+        for start, data in _split(chunk.data, report):
             yield chunk.path, chunk.start.offset + start, data
     elif chunk.kind == "jsonl":
         for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
@@ -81,15 +87,16 @@ def _records_of(chunk) -> Iterator[tuple[str, int, bytes | dict]]:
             yield f"{chunk.path}, {place}", 0, row
 
 
-def _document_of(record, offset, chunk, options, report):
-    """The document in a record. Raises InputError when it has no usable text."""
+def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
+    """The documents in a record, one or more. Raises InputError when it has no usable text."""
     decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
     if isinstance(record, InputError):
         raise record
     if isinstance(record, bytes):
         record = decoded(record, offset)
     if chunk.kind == "txt":
-        return Document(record)
+        yield Document(record)
+        return
     if chunk.kind == "jsonl":
         try:
             record = json.loads(record)
@@ -97,28 +104,33 @@ def _document_of(record, offset, chunk, options, report):
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
-    fields = options.fields(record)
-    if not fields:
-        names = ", ".join(map(repr, record)) or "nothing"
-        raise InputError(
-            f"no field {options.text_field or 'text'!r}, there is {names}; name the text's field"
-            " with --text_field"
-        )
-    name = next((name for name in fields if record[name]), fields[0])
-    value = record[name]
+    name, value = text_of(record, options.text_field)
     turns = []
     if isinstance(value, list):
         try:
             turns = turns_of(value)
-        except (TypeError, KeyError, AttributeError):
-            raise InputError(f'{name!r} is not a list of {{"role": ..., "content": ...}}') from None
+        except ConversationError as error:
+            raise InputError(f"{name!r} is {error}") from None
         value = "".join(turns)
     if isinstance(value, bytes):
         value = decoded(value, 0)
     if not isinstance(value, str):
         raise InputError(f"{name!r} is {value!s:.40}, not a text")
-    correct = functools.partial(_valid, options, decoded)
-    return Document(value, turns).corrected(correct, report)
+    document = Document(value, turns).corrected(functools.partial(_valid, options, decoded), report)
+    if turns or EOT not in document.text:
+        yield document
+        return
+    for _, part in _split(document.text.encode(), report):
+        yield Document(part.decode())
+
+
+def _split(data, report):
+    """The documents in a text, each with the byte where it begins."""
+    for start, document, within_line in split_documents(data):
+        if within_line:
+            shown = document[-EXAMPLE_BEFORE:].decode("utf-8", "replace") + EOT
+            report.add(IN_LINES, 1, len(EOT), [shown])
+        yield start, document
 
 
 def _decoded(data, offset, *, chunk, options, report):

@@ -9,6 +9,7 @@ from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
 from preparing import plural
 from preparing.fast_bpe import encoder_name
+from preparing.noticed import ADVICE
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 from tokenizer_bpe import EOT
@@ -67,12 +68,18 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f" {read / max(writer.seconds, 1e-9):,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]
-    if writer.report.rules:
-        lines.append("left out or corrected:")
-    for rule, counts in sorted(writer.report.rules.items()):
-        documents = plural(counts["documents"], "document")
-        lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}")
-        lines += [f"    {example!r}" for example in counts["examples"]]
+    for title, is_listed in (
+        ("left out or corrected:", lambda rule: rule not in ADVICE),
+        ("kept, and perhaps not meant:", ADVICE.__contains__),
+    ):
+        rules = sorted(filter(is_listed, writer.report.rules))
+        lines += [title] if rules else []
+        for rule in rules:
+            counts = writer.report.rules[rule]
+            documents = plural(max(1, counts["documents"]), "document")
+            advice = f"; {ADVICE[rule]}" if rule in ADVICE else ""
+            lines.append(f"  {rule}: {documents}, {plural(counts['bytes'], 'byte')}{advice}")
+            lines += [f"    {example!r}" for example in counts["examples"]]
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
+from preparing.fields import fields_of
 
 LONGEST_RECORD = 256 << 20  # bytes of a line of JSON, characters of a cell
 SEPARATORS = ",\t;|"
@@ -20,12 +21,13 @@ NO_SEPARATOR = "\x1f"  # of a table with one column: whatever is in no text
 SHOWN_NAMES = 8  # columns that a message names
 SHOWN_CHARS = 40  # of each name, which may be a text where the header is missing
 SPACES = re.compile(r"\s*")
+ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
 SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel names its separator
 
 
 def columns_of(name: str, columns: list[str], options: Options) -> list[str]:
     """Those of a table's columns that may hold the text. Raises InputError if there is none."""
-    wanted = options.fields(columns)
+    wanted = fields_of(columns, options.text_field)
     if not wanted:
         shown = ", ".join(f"{column!s:.{SHOWN_CHARS}}" for column in columns[:SHOWN_NAMES])
         more = ", ..." if len(columns) > SHOWN_NAMES else ""
@@ -156,7 +158,7 @@ def _separator(line, kind, options):
 
     def found(separator):
         names = _names(line, separator)
-        return bool(options.fields(names)), len(names)
+        return bool(fields_of(names, options.text_field)), len(names)
 
     usual = "\t" if kind == "tsv" else ","
     return max(usual + SEPARATORS, key=found)
@@ -184,7 +186,11 @@ def json_rows(text: str, options: Options) -> Iterator[tuple]:
         value, at = decoder.raw_decode(text, at)
         values.append(value)
         at = SPACES.match(text, at).end()
-    if len(values) == 1 and isinstance(values[0], dict) and not options.fields(values[0]):
+    if (
+        len(values) == 1
+        and isinstance(values[0], dict)
+        and not fields_of(values[0], options.text_field)
+    ):
         lists = [value for value in values[0].values() if _is_table(value)]
         values = lists if len(lists) == 1 else values
     if len(values) == 1 and isinstance(values[0], list):
@@ -200,19 +206,23 @@ def _is_table(value):
 def json_kind(kind: str, head: str) -> str:
     """What a file called .json or .jsonl is, by its beginning: an object a line makes it jsonl."""
     first, _, rest = head.lstrip().partition("\n")
-    if kind == "jsonl" and re.match(r"\[\s*[{\]]", first + rest[:100]):
-        return kind if _is_json(first) and rest.strip() else "json"
-    if kind == "json" and first.startswith("{") and rest.lstrip().startswith("{"):
-        return "jsonl" if _is_json(first) else kind
+    if kind == "json" and rest.lstrip().startswith("{") and is_object(first):
+        return "jsonl"
+    if kind == "jsonl" and ARRAY.match(head) and not (rest.strip() and _parsed(first)):
+        return "json"
     return kind
 
 
-def _is_json(text):
+def is_object(line: str) -> bool:
+    """True if a line is an object of JSON."""
+    return line.startswith("{") and isinstance(_parsed(line), dict)
+
+
+def _parsed(text):
     try:
-        json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
 
 
 # -- Parquet

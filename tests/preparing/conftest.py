@@ -15,6 +15,11 @@ import pytest
 from backports import zstd
 
 from formats.data_folder import read_meta
+from preparing.chunks import Options, Position
+from preparing.cleaning import CleaningReport
+from preparing.readers import read_chunks
+from preparing.records import documents_of
+from preparing.sources import find_sources
 from tests.conftest import ROOT, prose, run_script
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -104,6 +109,19 @@ def documents(folder):
         for part in np.split(ids, ends + 1)[:-1]:
             texts.append(tokenizer.decode(part[part != tokenizer.eot_id]))
     return texts
+
+
+def read(path, content=None, **options):
+    """The texts of a file's documents, and the report. content: text or bytes to write first."""
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    sources, options = find_sources([str(path)]), Options(**options)
+    texts, report = [], CleaningReport()
+    for chunk in read_chunks(sources, Position(), options, lambda n: sources[n].path):
+        found, left_out = documents_of(chunk, options)
+        texts += [document.text for document in found]
+        report.merge(left_out)
+    return texts, report.rules
 
 
 def write(path, format, texts):

@@ -51,14 +51,9 @@ def chunks_of(size, monkey):
 
 
 def documents_in(text):
-    """The documents of a text, line by line."""
-    documents = [""]
-    for line in re.split("(?<=\n)", text):
-        if line.rstrip(" \t\r\n") == EOT:
-            documents.append("")
-        else:
-            documents[-1] += line
-    return [document for document in documents if document.strip()]
+    """The documents of a text, between marks with the blanks around them."""
+    found = re.split(rf"[ \t]{{0,50}}{re.escape(EOT)}[ \t\r]{{0,50}}\n?", text)
+    return [document for document in found if document.strip()]
 
 
 @settings(deadline=None, max_examples=200)

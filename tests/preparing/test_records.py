@@ -1,0 +1,162 @@
+"""From records to documents: marks of their ends, conversations in every form, what is noticed."""
+
+import json
+
+import pytest
+
+from preparing import InputError
+from tests.conftest import fails_clearly
+from tests.preparing.conftest import documents, ok, prepare, read
+from tokenizer_bpe import EOT
+
+MESSAGES = [f"Message {n}." for n in range(400)]
+IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
+SPECIAL = "special tokens, as letters"
+
+
+@pytest.mark.parametrize("end", [EOT, f" {EOT} ", f"\n {EOT}\n", f"{EOT}\n", f"\r\n\t{EOT}\r\n"])
+def test_a_mark_ends_a_document_wherever_it_is(tmp_path, end):
+    texts, report = read(tmp_path / "a.txt", "".join(f"{text}{end}" for text in MESSAGES))
+    assert [text.rstrip("\r\n") for text in texts] == MESSAGES
+    assert list(report) == ([IN_LINES] if end.strip(" ") == EOT else [])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
+def test_a_mark_ends_the_text_of_a_record(tmp_path, name):
+    texts = [f"{text}{EOT}" for text in MESSAGES] + [f"One.{EOT}Two.{EOT}"]
+    if name == "a.csv":
+        content = "\n".join(["text", *texts])
+    else:
+        content = "\n".join(json.dumps({"text": text}) for text in texts)
+    found, report = read(tmp_path / name, content)
+    assert found == [*MESSAGES, "One.", "Two."]
+    assert report[IN_LINES]["documents"] == 1
+
+
+QUOTED = [f'end = "{EOT}"', f"(b'{EOT}')", f"the mark `{EOT}`.", f"“{EOT}”", f'{{"end":"{EOT}"}}']
+
+
+@pytest.mark.parametrize("text", QUOTED)
+def test_a_mark_in_quotes_is_text(tmp_path, text):
+    found, report = read(tmp_path / "a.txt", text)
+    assert found == [text]
+    assert report[SPECIAL] == {"documents": 1, "bytes": len(EOT), "examples": [text]}
+
+
+def test_quotations_on_both_sides_of_a_mark_are_two_documents(tmp_path):
+    assert read(tmp_path / "a.txt", f'"Hello."{EOT}"Bye."')[0] == ['"Hello."', '"Bye."']
+
+
+NOTICED = {
+    "<s>Hello.</s>\n<s>Bye.</s>": (SPECIAL, 14),
+    "<|im_start|>user\nHello<|im_end|>": (SPECIAL, 22),
+    "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
+    "a\0b\x1b[31mc\n\tand\r\n\f": ("control characters, such as NUL", 2),
+    "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
+    "<!DOCTYPE html>\n<p>Hello": ("HTML with its markup", 24),
+    '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
+}
+
+
+@pytest.mark.parametrize(("text", "noticed"), NOTICED.items())
+def test_text_that_was_probably_not_meant_is_kept_and_counted(tmp_path, text, noticed):
+    found, report = read(tmp_path / "a.txt", text)
+    assert found == [text]
+    assert {rule: counts["bytes"] for rule, counts in report.items()} == dict([noticed])
+
+
+ORDINARY = "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index]"
+
+
+def test_ordinary_text_is_not_counted(tmp_path):
+    assert read(tmp_path / "a.txt", ORDINARY) == ([ORDINARY], {})
+
+
+def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("Hello.</s>\nBye.\0</s>\n")
+    result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
+    kept = result.stdout.partition("kept, and perhaps not meant:")[2]
+    assert "such as NUL: 1 document, 1 byte; --clean removes them" in kept
+    assert "letters: 1 document, 8 bytes; remove them, or write <|endoftext|> where" in kept
+    assert "left out" not in result.stdout
+    assert "special tokens" in (tmp_path / "out/cleaning.json").read_text()
+
+
+TALK = "System: Be kind.\n\nUser: Hello?\n\nAssistant: Good day.\n\n"
+
+
+def said(*roles, role="role", content="content", reply="Good day."):
+    texts = ["Be kind.", "Hello?", reply][-len(roles) :]
+    return [{role: name, content: text} for name, text in zip(roles, texts, strict=True)]
+
+
+PARTS = [{"type": "text", "text": "Good "}, {"type": "text", "text": "day."}]
+CONVERSATIONS = {
+    "OpenAI": {"messages": said("developer", "USER", "Assistant ")},
+    "ShareGPT": {"conversations": said("system", "human", "gpt", role="from", content="value")},
+    "ShareGPT, its system apart": {
+        "system": "Be kind.",
+        "conversations": said("human", "gpt", role="from", content="value"),
+    },
+    "OpenAssistant": {"messages": said("system", "prompter", "assistant", content="text")},
+    "bots": {"conversation": said("system", "user", "bot")},
+    "Gemini": {"text": "", "messages": said("system", "user", "model")},
+    "a text in JSON": {"messages": json.dumps(said("system", "user", "assistant"))},
+    "OpenAI's parts": {"messages": said("system", "user", "assistant", reply=PARTS)},
+    "marks": {"messages": said("system", "user", "gpt", reply=f"Good day.{EOT}")},
+    "Alpaca": {"system": "Be kind.", "instruction": "Hello?", "input": "", "output": "Good day."},
+    "OpenOrca": {
+        "id": 1,
+        "system_prompt": "Be kind.",
+        "question": "Hello?",
+        "response": "Good day.",
+    },
+}
+
+
+@pytest.mark.parametrize("record", CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_conversations_in_every_form_become_one(tmp_path, record):
+    assert read(tmp_path / "a.jsonl", json.dumps(record)) == ([TALK], {})
+
+
+def test_conversations_of_questions_and_answers_are_read_from_tables(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_text("instruction,input,output,n\nAdd:,1 2,It is 3.,1\n")
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
+    result = ok(prepare(tmp_path / "a.csv", **flags))
+    assert documents(tmp_path / "out") == ["User: Add:\n\n1 2\n\nAssistant: It is 3.\n\n"]
+    assert "tokens in replies" in result.stdout
+
+
+BAD = [
+    ({"messages": said("narrator", "user")}, "of the role 'narrator', which is not among system,"),
+    ({"messages": "User: Hello?"}, "'messages' is 'User: Hello\\?', not a list of messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "is not a list of"),
+    ({"messages": [["user", "Hello?"]]}, "is not a list of"),
+    ({"prompt": [{"role": "user"}], "completion": "x"}, "'prompt' is .*, not a text"),
+]
+
+
+@pytest.mark.parametrize(("record", "words"), BAD)
+def test_a_conversation_that_is_none_is_named(tmp_path, record, words):
+    good = json.dumps({"messages": said("user", "assistant")})
+    with pytest.raises(InputError, match=f"line 2: .*{words}"):
+        read(tmp_path / "a.jsonl", f"{good}\n{json.dumps(record)}\n")
+    texts, report = read(tmp_path / "a.jsonl", on_error="skip")
+    assert len(texts) == 1
+    assert report["unusable documents"]["documents"] == 1
+
+
+def test_the_text_field_decides_between_fields(tmp_path, tokenizer):
+    record = {"text": "a", "body": "the body", "messages": said("user", "assistant")}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "overwrite": True, "out": tmp_path / "out"}
+    for field, text in (("body", "the body"), ("messages", TALK.partition("\n\n")[2])):
+        ok(prepare(tmp_path / "a.jsonl", text_field=field, **flags))
+        assert documents(tmp_path / "out") == [text]
+    result = prepare(tmp_path / "a.jsonl", text_field="none", **flags)
+    fails_clearly(result, "line 1: no field 'none', there is 'text', 'body', 'messages'; name")
+
+
+def test_conversations_without_a_reply_are_counted(tmp_path):
+    _, report = read(tmp_path / "a.jsonl", json.dumps({"messages": said("user")}))
+    assert list(report) == ["conversations in which the assistant says nothing"]
