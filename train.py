@@ -84,8 +84,8 @@ def run_to_its_end(run: Run) -> int:
     recorder = Recorder(run)
     try:
         if distributed.is_main:
-            run.saver.begin()
             recorder.begin()
+            run.saver.begin()
         prepare(run, recorder)
         stop = StopFlag()  # until here there is nothing to save: a signal ends the process
         try:

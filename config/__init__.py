@@ -153,6 +153,20 @@ class Config:
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
+LENGTH = {"epochs", "max_steps"}
+
+
+def _learnt():
+    """The names of the settings on which the weights of a step depend."""
+    section, names = None, {"seed"}
+    for name, field in SETTINGS.items():
+        section = field.metadata["section"] or section
+        if section in ("model", "optimization"):
+            names.add(name)
+    return names - LENGTH - {"micro_batch_size"}
+
+
+LEARNT = _learnt()
 
 
 def load(argv: list[str]) -> Config:

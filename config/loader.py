@@ -265,6 +265,7 @@ def help_text(table: dict[str, Field], defaults) -> str:
 def check(config) -> None:
     """Raises ConfigError where settings contradict each other. config: a Config."""
     c, run = config, Path(config.checkpoint_dir)
+    copy = Path(re.sub("^(file|local)://", "", c.mirror or ""), run.resolve().name)
     rules = [
         (
             (c.min_lr or 0) <= c.learning_rate,
@@ -295,7 +296,7 @@ def check(config) -> None:
             f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another",
         ),
         (
-            not c.mirror or "://" in c.mirror or Path(c.mirror).resolve() != run.parent.resolve(),
+            not c.mirror or copy.resolve() != run.resolve(),
             f"mirror = {c.mirror}: the copy of this run would be the run itself; choose a folder on"
             " another disk, or an address",
         ),

@@ -5,10 +5,11 @@ step is compared with its checksums before it gets its name. formats/address.py 
 """
 
 import contextlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from formats import run_folder, run_log
+from formats import files, run_folder, run_log
 from formats.address import Folder, local_copy
 from formats.files import atomic_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
@@ -43,17 +44,49 @@ class Mirror:
         """The content of a step's state.json."""
         return self.folder.read(f"{step_name(step)}/state.json")
 
+    def config(self) -> str:
+        """The text of its config.json, which tells whose it is; "" without one."""
+        try:
+            return self.folder.read("config.json").decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def settings(self) -> dict:
+        """The settings of its run, and under "run" its id; {} where they are not known."""
+        with contextlib.suppress(ValueError):
+            return json.loads(self.config())
+        return {}
+
+    def run_id(self) -> str | None:
+        """The id of its run; None where there is no run yet, or one older than ids."""
+        return self.settings().get("run", {}).get("id")
+
+    def data(self) -> dict:
+        """What its newest step was trained on, as Meta.identity() has it; {} if that is unknown."""
+        with contextlib.suppress(IndexError, ValueError):  # no step, or a damaged one
+            return json.loads(self.state(self.whole()[-1])).get("data", {})
+        return {}
+
     def check_same_run(self, run: Path) -> None:
-        """Raises CheckpointError where this is the copy of another run: their logs differ then."""
-        with contextlib.suppress(FileNotFoundError):
-            there = self.folder.read(run_log.NAME, FIRST_LINE).partition(b"\n")[0]
-            with open(run / run_log.NAME, "rb") as log:
-                here = log.readline().rstrip()
-            if here != there:
-                raise CheckpointError(
-                    f"{self.address} holds another run than {run}: their logs begin differently;"
-                    " choose another mirror, or another name for the folder"
-                )
+        """Raises CheckpointError where this holds another run, or what no run wrote.
+
+        Runs are the same if their ids are. Where one is older than ids, if their logs begin alike.
+        """
+        names = self.folder.list()
+        if name := run_folder.foreign(names, self.config()):
+            raise CheckpointError(
+                f"{self.address} holds {name}, which no run wrote and this one would replace;"
+                " choose another mirror, or another name for checkpoint_dir"
+            )
+        here, there = run_folder.run_id(run), self.run_id()
+        if not (here and there) and self.whole() and run_log.NAME in names:
+            here = run_log.first_line(run)
+            there = self.folder.read(run_log.NAME, FIRST_LINE).partition(b"\n")[0].rstrip()
+        if here and there and here != there:
+            raise CheckpointError(
+                f"{self.address} holds another run than {run}; choose another mirror, or another"
+                " name for checkpoint_dir"
+            )
 
     # -- upload ------------------------------------------------------------------------------------
 
@@ -62,16 +95,17 @@ class Mirror:
 
         Raises CheckpointError where the copy is of another run.
         """
+        self.check_same_run(run)
+        if (run / "config.json").exists():
+            self.folder.put(run / "config.json", "config.json")  # whose the rest is
         there = self.steps()
-        if any(there.values()):
-            self.check_same_run(run)
         here = {run_folder.step_of(folder): folder for folder in run_folder.steps(run)}
         for step, folder in sorted(here.items(), reverse=True):
             # A step may be there from before the run went back, and came to it again.
             state = (folder / "state.json").read_bytes()
             if not there.get(step) or self.state(step) != state:
                 self.upload(folder)
-        for name in ("config.json", run_log.NAME, "best.json"):
+        for name in (run_log.NAME, "best.json"):
             if (run / name).exists():
                 self.folder.put(run / name, name)
         for step in there:
@@ -100,9 +134,13 @@ class Mirror:
         Returns a sentence for each damaged step. Raises CheckpointError where the copy is of
         another run.
         """
+        self.check_same_run(run)
+        there = self.run_id()
+        if there and not run_folder.run_id(run):
+            run.mkdir(parents=True, exist_ok=True)
+            settings = files.read_json(run / "config.json") or self.settings()
+            run_folder.record(run, settings, there)
         whole = self.whole()
-        if whole and run_folder.steps(run):
-            self.check_same_run(run)
         newest, _, problems = run_folder.latest(run)
         here = run_folder.step_of(newest) if newest else -1
         newer = [step for step in whole if step > here]

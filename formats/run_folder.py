@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 from config.loader import RECORDED
+from formats import run_log
 from formats.files import (
     atomic_folder,
     check_room,
@@ -263,6 +265,43 @@ def delete_partial(run: Path) -> None:
     """Delete what interrupted saves left, while nothing is saved."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)
+
+
+# -- whose it is -----------------------------------------------------------------------------------
+
+
+def new_id() -> str:
+    """An id for a new run, by which it is known under any name."""
+    return secrets.token_hex(8)
+
+
+def run_id(run: Path) -> str | None:
+    """The id of the run in a folder; None where there is no run yet, or one older than ids."""
+    state = steps(run)[-1] / "state.json" if steps(run) else run / "none"
+    known = read_json(run / "config.json").get("run") or read_json(state).get("run") or {}
+    return known.get("id")
+
+
+def record(run: Path, settings: dict, run_id: str) -> None:
+    """Write config.json: the settings of a run, its id, and its folder, by which copies are found.
+
+    settings: as Config.recorded() has them, or an older config.json.
+    """
+    own = {"id": run_id, "folder": str(run.resolve())}
+    write_json(run / "config.json", settings | {"run": own})
+
+
+def part_from_original(run: Path) -> None:
+    """Give the folder an id of its own, if it is a copy of a run that is still where it was."""
+    settings = read_json(run / "config.json")
+    if not settings:
+        return
+    own = settings.get("run", {})
+    original = Path(own.get("folder") or settings["checkpoint_dir"])
+    begins = run_log.first_line(original)
+    if begins and begins == run_log.first_line(run) and not original.samefile(run):
+        record(run, settings, new_id())
+        (run / "wandb_id").unlink(missing_ok=True)
 
 
 def check_own(run: Path) -> None:

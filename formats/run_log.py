@@ -41,6 +41,15 @@ def set_aside(run: Path) -> Path:
     return aside
 
 
+def first_line(run: Path) -> bytes:
+    """The first line of log.jsonl, which no two runs share; empty where there is none."""
+    try:
+        with open(run / NAME, "rb") as log:
+            return log.readline().rstrip()
+    except OSError:
+        return b""
+
+
 def evaluation(run: Path, step: int) -> dict | None:
     """The evaluation at a step; None where there was none, or its loss was not finite."""
     for record in read(run):

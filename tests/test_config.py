@@ -101,6 +101,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
         ("--checkpoint_dir=README.md", ["a folder of this machine"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
+        (f"--mirror={(Path() / 'checkpoints').absolute().as_uri()}", ["the run itself"]),
         ("--mirror=s3://me:secret@host/runs", ["a login in mirror", "environment"]),
         ("--init_from=https://me:secret@host/run", ["a login in mirror or init_from"]),
         # nanoGPT's names

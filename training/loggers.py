@@ -9,18 +9,19 @@ from pathlib import Path
 
 from config import Config
 from formats import files
+from formats.run_folder import ROOT
 from training import terminal
 
 
 class Loggers:
-    """The loggers that the settings ask for, opened to continue after `step`."""
+    """The loggers that the settings ask for, opened to continue a run after `step`."""
 
-    def __init__(self, config: Config, folder: Path, step: int):
+    def __init__(self, config: Config, folder: Path, step: int, run_id: str):
         self.open = {}  # {package: (write(numbers, step), close())}
         for package, open_logger in (("tensorboard", open_tensorboard), ("wandb", open_wandb)):
             if getattr(config, package):
                 with self.tolerated(package):
-                    self.open[package] = open_logger(config, folder, step)
+                    self.open[package] = open_logger(config, folder, step, run_id)
 
     def write(self, record: dict) -> None:
         """Hand on the numbers of a record with a loss, under their names in the log."""
@@ -48,7 +49,7 @@ class Loggers:
             terminal.warn(f"{package} failed ({why}); training continues without it")
 
 
-def open_tensorboard(config: Config, folder: Path, step: int):
+def open_tensorboard(config: Config, folder: Path, step: int, run_id: str):
     """Curves for `tensorboard --logdir`; what an earlier start wrote after `step` is purged."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -62,22 +63,30 @@ def open_tensorboard(config: Config, folder: Path, step: int):
     return write, writer.close
 
 
-def open_wandb(config: Config, folder: Path, step: int):
-    """A W&B run that continues under the name of its folder; WANDB_MODE=offline works too."""
+def open_wandb(config: Config, folder: Path, step: int, run_id: str):
+    """A W&B run that continues under the run's id; WANDB_MODE=offline works too."""
     import wandb
 
-    id_file = folder / "wandb_id"
+    older = folder / "wandb_id"  # of a run that began before runs had ids
     run = wandb.init(
         project=config.wandb,
-        name=folder.name,
-        id=id_file.read_text() if id_file.exists() else None,
+        name=display_name(folder),
+        id=older.read_text() if older.exists() else run_id,
         resume="allow",
         dir=str(folder),
         config=config.recorded(),
         settings=wandb.Settings(silent=True, console="off", init_timeout=30),
     )
-    files.write_text(id_file, run.id)
     # W&B's own counter takes no step twice, and a resumed run repeats some.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return lambda numbers, step: run.log({"step": step, **numbers}), run.finish
+
+
+def display_name(folder: Path) -> str:
+    """A run's folder as its name among others: its path below checkpoints/, or from here."""
+    whole = folder.resolve()
+    for root in (ROOT.resolve(), Path.cwd()):
+        if whole.is_relative_to(root) and whole != root:
+            return whole.relative_to(root).as_posix()
+    return whole.as_posix()

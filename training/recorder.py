@@ -36,7 +36,9 @@ class Recorder:
         self.logged_step = run.step
         self.tokens_per_second = None
         self.printed_at = 0.0
-        self.loggers = Loggers(run.config, run.folder, run.step) if distributed.is_main else None
+        self.loggers = None
+        if distributed.is_main:
+            self.loggers = Loggers(run.config, run.folder, run.step, run.id)
         self.bar = tqdm(
             total=run.schedule.total_steps,
             initial=run.step,
@@ -50,7 +52,7 @@ class Recorder:
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
         run = self.run
-        files.write_json(run.folder / "config.json", run.config.recorded())
+        run_folder.record(run.folder, run.config.recorded(), run.id)
         if not run.step and run_log.saved(run.folder):
             aside = run_log.set_aside(run.folder)
             print(f"the checkpoints of this run are gone: it begins again, its log is in {aside}")

@@ -21,9 +21,11 @@ from training.trainer import Trainer
 class Run:
     """Built by training/setup.py, used by train.py.
 
-    compiles: whether the model is to be compiled. log: the records up to this step.
+    id: by which it is known under any name; the same in all its checkpoints. compiles: whether the
+    model is to be compiled. log: the records up to this step.
     """
 
+    id: str
     config: Config
     folder: Path
     device: Device
@@ -67,6 +69,7 @@ class Run:
         progress = asdict(self.state.counters)
         progress |= {"sums": self.trainer.counts.tolist(), "running_s": self.clock.running_s}
         description = {
+            "run": {"id": self.id},
             "step": self.step,
             "tokens": self.tokens,
             "epoch": self.epoch,

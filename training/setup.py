@@ -51,6 +51,7 @@ def build(config: Config) -> Run:
     state = open_model(config, data, device, start, schedule)
     check_same_on_all_ranks(config, schedule, data.meta)
     return Run(
+        id=run_folder.run_id(folder) or run_folder.new_id(),
         config=config,
         folder=folder,
         device=device,

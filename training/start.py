@@ -11,9 +11,10 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from shlex import quote
 
-from config import SETTINGS, Config, ConfigError
+from config import LEARNT, SETTINGS, Config, ConfigError
 from formats import pretrained, run_folder
 from formats.address import AddressError
+from formats.data_folder import Meta, read_meta
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from model import GPTConfig
@@ -67,10 +68,7 @@ class Checkpoint:
         saved, now = self.saved["settings"], config.recorded()
         fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
         self.differences += differences(config, fixed, fixed, "the checkpoint")
-        was, is_now = self.saved["data"], data.meta.identity()
-        differ = [name for name, value in is_now.items() if was.get(name, value) != value]
-        if differ:
-            self.differences.append(f"  data: other {', '.join(differ)} than in the checkpoint")
+        self.differences += other_data(self.saved["data"], data.meta, "the checkpoint")
         if self.differences:
             raise CheckpointError(
                 f"{self.folder} cannot be continued with these settings; revert them, or choose"
@@ -164,6 +162,8 @@ def find_start(config: Config) -> Start:
     where all of it is damaged; AddressError and RunError as fetch_from_mirror does.
     """
     run = Path(config.checkpoint_dir)
+    if distributed.is_main and not config.dry_run:
+        run_folder.part_from_original(run)
     problems = fetch_from_mirror(config, run)
     distributed.gather(0)  # the first process fetches
     if config.resume == "never" and run_folder.steps(run):
@@ -206,6 +206,8 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
                 f"{mirror.address} already holds a run, and resume = never: choose another"
                 " checkpoint_dir, or remove what is there"
             )
+        if config.resume == "auto" and not run_folder.run_id(run) and not run_folder.steps(run):
+            check_meant(config, mirror)
         return mirror.fetch_newer(run)
     except AddressError as error:
         if not run_folder.steps(run):
@@ -215,6 +217,27 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
             ) from None
         print(f"{error}. Continuing from {run}", file=sys.stderr)
         return []
+
+
+def check_meant(config: Config, mirror: Mirror) -> None:
+    """Raises CheckpointError where a mirror holds a run that these settings do not continue.
+
+    The folder of the run is empty: it may be a new machine, or a new run of the same name.
+    """
+    saved = mirror.settings()
+    shape = {field.name for field in fields(GPTConfig)}
+    known = {name: saved[name] for name in LEARNT & saved.keys()}
+    if config.init_from:  # it brings its shape
+        known = {name: v for name, v in known.items() if name not in shape - config.given}
+    differ = differences(config, known, known, "the mirror")
+    if trained_on := mirror.data():
+        differ += other_data(trained_on, read_meta(config.data_dir), "the mirror")
+    if differ:
+        raise CheckpointError(
+            f"{mirror.address} holds a run of this name with other settings. For a new run choose"
+            " another checkpoint_dir; to continue that one, add --resume=must:\n"
+            + "\n".join(differ)
+        )
 
 
 def model_shape(config: Config, vocab_size: int) -> GPTConfig:
@@ -245,6 +268,13 @@ def differences(config: Config, trained: dict, names: Collection[str], where: st
         for name, value in trained.items()
         if name in names and getattr(config, name) != value
     ]
+
+
+def other_data(trained: dict, meta: Meta, where: str) -> list[str]:
+    """A line where the data is not that of a run. trained: as Meta.identity() has it."""
+    values = meta.identity().items()
+    differ = [name for name, value in values if trained.get(name, value) != value]
+    return [f"  data: other {', '.join(differ)} than in {where}"] if differ else []
 
 
 def changed_settings(saved: dict, now: dict) -> str:

@@ -235,3 +235,26 @@ def test_a_run_takes_no_folder_in_which_it_would_replace_what_no_run_wrote(tmp_p
         (tmp_path / path).write_text(content)
     with pytest.raises(CheckpointError, match=f"holds {name},") if name else nullcontext():
         run_folder.check_own(tmp_path)
+
+
+def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
+    run = tmp_path / "run"
+    save(run, 1)
+    run_log.append(run, {"step": 0, "event": "start", "at": "noon"})
+    (run / "wandb_id").write_text("of the first")
+    run_folder.record(run, {"checkpoint_dir": str(run)}, "first")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for folder in (run, copy):
+        run_folder.part_from_original(folder)
+    assert run_folder.run_id(run) == "first" != run_folder.run_id(copy)
+    assert (run / "wandb_id").exists() > (copy / "wandb_id").exists()
+    moved = run.rename(tmp_path / "moved")
+    run_folder.part_from_original(moved)
+    assert run_folder.run_id(moved) == "first"
+
+
+def test_a_run_knows_its_id_from_its_newest_step_where_its_settings_are_lost(tmp_path):
+    state = {"step": 1, "run": {"id": "first"}}
+    run_folder.save(tmp_path, state, {}, {}, "{}")
+    assert run_folder.run_id(tmp_path) == "first"
+    assert run_folder.run_id(tmp_path / "none") is None

@@ -1,11 +1,13 @@
 """TensorBoard and Weights & Biases: what they show, and that none ends a run."""
 
+from pathlib import Path
+
 import pytest
 
 from config import Config
-from formats import run_log
+from formats import run_folder, run_log
 from tests.conftest import trained
-from training.loggers import Loggers
+from training.loggers import Loggers, display_name
 
 
 def test_loggers_continue_across_starts(char_data, tmp_path):
@@ -23,15 +25,26 @@ def test_loggers_continue_across_starts(char_data, tmp_path):
         points = [(e.step, e.value) for e in events.Scalars(name)]
         assert points == [(r["step"], pytest.approx(r[name], rel=1e-5)) for r in log if name in r]
 
-    name = (tmp_path / "wandb_id").read_text()  # one, over both starts
+    name = run_folder.run_id(tmp_path)  # one, over both starts
     written = sorted(tmp_path.glob(f"wandb/offline-run-*-{name}/run-{name}.wandb"))
     assert len(written) == 2
 
 
 def test_a_logger_that_fails_is_reported_once(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("in the way")
-    loggers = Loggers(Config(tensorboard=True), tmp_path, 0)
+    loggers = Loggers(Config(tensorboard=True), tmp_path, 0, "id")
     for step in (1, 2):
         loggers.write({"step": step, "loss": 1.0})
     loggers.close()
     assert capsys.readouterr().err.count("training continues without it") == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("checkpoints/demo", "demo"), ("exp1/run", "exp1/run"), ("../run", "/run"), (".", "/here")],
+)
+def test_runs_in_folders_of_one_name_have_names_of_their_own(tmp_path, monkeypatch, folder, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    shown = display_name(Path(folder))
+    assert shown == (f"{tmp_path.as_posix()}{name}" if name.startswith("/") else name)

@@ -177,6 +177,48 @@ def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
     assert Mirror(f"{place}/run").whole() == [1]
 
 
+def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(tmp_path, place):
+    run, machine, other = (tmp_path / name / "run" for name in ("first", "second", "third"))
+    save(run, 1)
+    run_folder.record(run, Config(muon_lr=0.01).recorded(), "first id")
+    upload(run, place)
+    assert fetch(machine, place, muon_lr=0.01, max_steps=9, keep_last=5, device="cpu") == [1]
+    assert run_folder.run_id(machine) == "first id"
+    with pytest.raises(CheckpointError, match=r"(?s)=must.*muon_lr: 0.01 in the mirror, 0.02"):
+        fetch(other, place)
+    assert not other.exists()
+    assert fetch(other, place, resume="must") == [1]
+    save(run, 2)
+    upload(run, place)
+    assert fetch(machine, place) == [1, 2]
+
+
+def test_runs_that_share_a_name_and_the_begin_of_a_log_are_told_apart_by_their_ids(tmp_path, place):
+    run, other = tmp_path / "first" / "run", tmp_path / "second" / "run"
+    save(run, 1)
+    run_folder.record(run, Config().recorded(), "first id")
+    upload(run, place)
+    shutil.copytree(run, other)
+    save(other, 2)
+    run_folder.part_from_original(other)
+    for use in (fetch, upload):
+        with pytest.raises(CheckpointError, match="holds another run"):
+            use(other, place)
+    assert upload(run, place).whole() == [1]
+
+
+def test_a_mirror_replaces_nothing_that_no_run_wrote(tmp_path):
+    save(tmp_path / "run", 1)
+    model = tmp_path / "disk" / "run" / "config.json"
+    model.parent.mkdir(parents=True)
+    model.write_text('{"model_type": "gpt2"}')
+    for use in (fetch, upload):
+        with pytest.raises(CheckpointError, match=r"holds config.json, which no run wrote"):
+            use(tmp_path / "run", str(tmp_path / "disk"))
+    assert [path.name for path in model.parent.iterdir()] == ["config.json"]
+    assert model.read_text() == '{"model_type": "gpt2"}'
+
+
 def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_path, store, capsys):
     save(tmp_path / "run", 1)
     store.failing = 1
