@@ -74,7 +74,7 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
                 bar.to(writer.done)
                 if writer.is_full:
                     break
-    if not writer.train.tokens and not writer.val.tokens:
+    if not writer.text_bytes:
         rules = writer.report.rules.items()
         why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules)
         raise InputError(

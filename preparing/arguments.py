@@ -83,7 +83,7 @@ def _add_arguments(parser):
         " .jsonl .parquet .csv .json, also .gz .zst; default: Python's standard library",
     )
     add("--out", type=place, help="folder to write; default: data/ and the input's name")
-    text = "share of the text for validation; default 0.1, but at most about 20 MB"
+    text = "share of the text's bytes for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
     text = "stop after N GB of text, at a document's end"
     add("--gigabytes", type=positive, help=text)

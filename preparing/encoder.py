@@ -5,6 +5,7 @@ same ids.
 """
 
 import contextlib
+import dataclasses
 import functools
 import unicodedata
 from dataclasses import dataclass
@@ -39,6 +40,27 @@ class Encoded:
     report: CleaningReport
     whole: bool
     end: Position
+
+    @property
+    def conversations(self) -> np.ndarray:
+        """Mark the documents that are conversations, bool [documents]."""
+        if self.mask is None or not len(self.tokens):
+            return np.zeros(len(self.tokens), bool)
+        return np.logical_or.reduceat(self.mask > 0, np.cumsum(self.tokens) - self.tokens)
+
+    def only(self, kept: np.ndarray) -> "Encoded":
+        """Without the documents that bool [documents] does not mark."""
+        if kept.all():
+            return self
+        tokens = np.repeat(kept, self.tokens)
+        return dataclasses.replace(
+            self,
+            ids=self.ids[tokens],
+            mask=None if self.mask is None else self.mask[tokens],
+            tokens=self.tokens[kept],
+            text_bytes=self.text_bytes[kept],
+            hashes=self.hashes[kept],
+        )
 
 
 def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encoded:

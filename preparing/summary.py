@@ -44,6 +44,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     """
     out = writer.work.out
     tokens = sum(split.tokens for split in meta.splits.values())
+    train, val = (split.text_bytes for split in meta.splits.values())
     used = (writer.train.counts + writer.val.counts > 0).mean()
     read = writer.read / 1e6
     lines = [
@@ -61,7 +62,8 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     document = writer.tokenizer.decode(ids).partition(EOT)[0]
     first_line = document.strip().partition("\n")[0]
     lines += [
-        f"  validation {writer.split_by}",
+        f"  validation {val / 1e6:,.3g} MB, {100 * val / (train + val):.3g}% of the text:"
+        f" {writer.split_by}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
         f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {writer.seconds:,.1f} s,"

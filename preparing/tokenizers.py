@@ -65,9 +65,7 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
-    text_bytes = min(work.input_size, work.most_bytes)
-    by_default = next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
-    vocab_size = plan.vocab_size or by_default
+    vocab_size = plan.vocab_size or default_vocab_size(work.text_size)
     tokenizer = None
     if size > FAST_FROM * vocab_size:
         tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
@@ -75,6 +73,10 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         texts = texts_of(sample, plan.options)
         tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
     return tokenizer, f"trained on {described} spread over the text"
+
+
+def default_vocab_size(text_bytes: float) -> int:
+    return next(ids for most, ids in VOCAB_SIZES.items() if text_bytes <= most)
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:

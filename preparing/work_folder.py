@@ -4,6 +4,7 @@ plan.json says what the work is, so that it is continued by the same command and
 progress.json (writer.py) how far it is.
 """
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -11,6 +12,7 @@ import itertools
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +24,11 @@ from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import is_foreign, read_json, read_text, write_json
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
-from preparing.chunks import Chunk, Position
+from preparing.chunks import CHUNK_BYTES, Chunk, Position
 from preparing.cleaning import CleaningReport
 from preparing.ray_engine import map_on_cluster
 from preparing.readers import read_chunks
+from preparing.records import documents_of
 from preparing.remote import DownloadCache
 from preparing.sources import Source, find_sources, keep_stdin
 from preparing.threads import map_in_order
@@ -33,6 +36,9 @@ from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # share of the text that is held back for validation
 VAL_BYTES = 20_000_000  # about the most that is held back of a large input
+TEXT_BYTES = "text_bytes"  # among the settings: about the bytes of text in the input
+SAMPLES = 16  # MB of the input from which that is estimated
+PLAN_FORMAT = 2  # of plan.json, and of the work that it describes
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
@@ -119,18 +125,60 @@ class WorkFolder:
         if self.given_tokenizer:
             content = self.given_tokenizer.to_json().encode()
             tokenizer = f"sha256 {hashlib.sha256(content).hexdigest()}"
+        text_bytes = self._known_text_bytes() or self._estimated_text_bytes()
+        self.text_size = min(text_bytes, self.most_bytes)
         val_fraction = plan.val_fraction
         if val_fraction is None:
-            val_fraction = min(VAL_FRACTION, VAL_BYTES / min(self.input_size, self.most_bytes))
+            val_fraction = min(VAL_FRACTION, VAL_BYTES / self.text_size)
         values = dataclasses.asdict(plan.options) | {
             "tokenizer": tokenizer,
             "vocab_size": plan.vocab_size,
             "sample_bytes": plan.sample_bytes if plan.tokenizer == "bpe" else None,
             "val_fraction": val_fraction,
             "gigabytes": plan.gigabytes,
+            TEXT_BYTES: text_bytes,
         }
         unused = [name for name, value in values.items() if value is None or value is False]
         return {name: value for name, value in values.items() if name not in unused}
+
+    def _known_text_bytes(self):
+        """What former work here took as the size of the text; 0 where there is none.
+
+        Earlier versions took the size of the files.
+        """
+        former = read_json(self.out / "meta.json") if not self.plan.overwrite else {}
+        former = former or (self.journal.exists() and read_json(self.path / "plan.json"))
+        return former.get("settings", {}).get(TEXT_BYTES, self.input_size) if former else 0
+
+    def _estimated_text_bytes(self):
+        """About the bytes of text in the input, judged by some MB of it.
+
+        They come from all of the input, or where files are elsewhere, from the first one.
+        """
+        ends = list(itertools.accumulate(source.size for source in self.sources))
+        places = [bisect.bisect(ends, (n + 0.5) * ends[-1] / SAMPLES) for n in range(SAMPLES)]
+        if any(source.is_remote for source in self.sources):
+            places = [0]
+        found = [
+            count * self._text_in_a_byte(self.sources[place], count * CHUNK_BYTES)
+            for place, count in Counter(places).items()
+        ]
+        return max(1, round(sum(found) / len(places) * ends[-1]))
+
+    def _text_in_a_byte(self, source, sample_bytes):
+        """Bytes of text for each byte on disk, judged by the beginning of a source."""
+        options = dataclasses.replace(self.plan.options, on_error="skip")
+        text_bytes = size = 0
+        first = (0, 0)
+        for chunk in self.read([source], Position()):
+            size += chunk.size
+            text_bytes += sum(len(doc.text.encode()) for doc in documents_of(chunk, options)[0])
+            last = (text_bytes, chunk.end.on_disk)
+            if first == (0, 0):
+                first = last  # The reader is ahead of it by a block.
+            elif size > sample_bytes and last[1] > first[1]:
+                return (last[0] - first[0]) / (last[1] - first[1])
+        return text_bytes / source.size
 
     @property
     def input_size(self) -> int:
@@ -162,7 +210,7 @@ class WorkFolder:
         """Describe how former work differs from this one; "" where it does not."""
         found = [
             f"{name} was {settings.get(name)}, is now {self.settings.get(name)}"
-            for name in sorted(settings | self.settings)
+            for name in sorted((settings | self.settings).keys() - {TEXT_BYTES})
             if settings.get(name) != self.settings.get(name)
         ]
         for before, after in itertools.zip_longest(former_sources, sources):
@@ -175,12 +223,14 @@ class WorkFolder:
         """Record what this work is. Raises InputError when the folder holds parts of other work."""
         path = self.path / "plan.json"
         sources = [dataclasses.asdict(source) | {"path": source.name} for source in self.sources]
-        plan = {"settings": self.settings, "sources": sources}
+        plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": sources}
         former = read_json(path) or plan
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
         changed = self._differences(former["settings"], former["sources"], sources)
+        if former.get("format") != PLAN_FORMAT:
+            changed = changed or "an earlier version of this program began it"
         if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
@@ -191,6 +241,7 @@ class WorkFolder:
             # The journal first: without it, a run that is stopped here continues no file.
             for name in (self.journal.name, "hashes.bin", *FILES):
                 (self.path / name).unlink(missing_ok=True)
+            plan["settings"] = self.settings = self._settings()
         write_json(path, plan)
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:

@@ -9,23 +9,24 @@ import dataclasses
 import hashlib
 import math
 import os
-import shutil
 import time
 from pathlib import Path
 
 import numpy as np
 
-from formats.data_folder import IN_REPLY, Split, dtype_for
+from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
 from formats.files import read_json, sha256, write_json
-from preparing import PrepareError
+from preparing import PrepareError, plural
 from preparing.chunks import CHUNK_BYTES, Position
 from preparing.cleaning import CleaningReport
 from preparing.copies import Seen
 from preparing.encoder import Encoded, token_lengths
+from preparing.split import draw_by_chance, draw_of, find_cut, is_fair
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
+KNOWN_BYTES = 4 << 20  # of text up to which all of it is read before it is split
 SAVE_SECONDS = 0.5  # between two records of how far the files are finished
 
 
@@ -36,29 +37,45 @@ class SplitWriter:
     in replies, int64 [vocab_size]. last: the last id.
     """
 
-    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, tokens: int):
-        """Continue the files after `tokens` tokens; what follows in them is cut off."""
+    def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, tokens: int, marked: int = 0):
+        """Continue the files after `tokens` tokens; what follows in them is cut off.
+
+        marked: where mark() was called.
+        """
         self.tokenizer = tokenizer
         self.dtype = np.dtype(dtype_for(tokenizer.vocab_size))
-        self.tokens = tokens
         self.file = _open(folder / f"{name}.bin", tokens * self.dtype.itemsize)
         self.mask = _open(folder / f"{name}.mask.bin", tokens)
-        self._count_all()
+        self._start_counting()
+        self._count_to(marked)
+        self.mark()
+        self._count_to(tokens)
 
-    def _count_all(self):
-        """Count the tokens in the files."""
+    def _start_counting(self):
+        self.tokens = 0
         self.digest = hashlib.sha256()
         self.counts = np.zeros(self.tokenizer.vocab_size, np.int64)
         self.in_replies = np.zeros_like(self.counts)
         self.last = self.tokenizer.eot_id
-        self.file.seek(0)
-        self.mask.seek(0)
-        for start in range(0, self.tokens, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, self.tokens - start)
-            ids = np.fromfile(self.file, self.dtype, size)
-            self._count(ids, np.fromfile(self.mask, np.uint8, size))
+
+    def _count_to(self, tokens):
+        """Count what the files hold up to a token."""
+        for ids, mask in self._blocks(self.tokens, tokens):
+            self._count(ids, mask)
+
+    def _blocks(self, start, end):
+        """Tokens of the file and their mask, some at a time."""
+        for first in range(start, end, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, end - first)
+            self.file.seek(first * self.dtype.itemsize)
+            self.mask.seek(first)
+            mask = np.zeros(size, np.uint8)
+            found = np.fromfile(self.mask, np.uint8, size)
+            mask[: len(found)] = found
+            yield np.fromfile(self.file, self.dtype, size), mask
 
     def _count(self, ids, mask):
+        self.tokens += len(ids)
         self.digest.update(ids)
         self.counts += np.bincount(ids, minlength=len(self.counts))
         self.last = int(ids[-1])
@@ -66,34 +83,67 @@ class SplitWriter:
             replies = ids[mask & IN_REPLY > 0]
             self.in_replies += np.bincount(replies, minlength=len(self.counts))
 
+    @property
+    def text_bytes(self) -> int:
+        return int(self.counts @ token_lengths(self.tokenizer))
+
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Write tokens. mask: uint8 [len(ids)]; None for zeros, which its file may lack."""
         if not len(ids):
             return
+        self.file.seek(self.tokens * self.dtype.itemsize)
         self.file.write(ids)
         if mask is not None:
             self.mask.seek(self.tokens)
             self.mask.write(mask)
-        self.tokens += len(ids)
         self._count(ids, mask)
 
     def end_document(self) -> None:
-        """Write the end-of-text of a document that came in parts, unless none of it is left."""
-        if self.last != self.tokenizer.eot_id:
-            self.write(np.array([self.tokenizer.eot_id], self.dtype))
+        """Write the end-of-text of a document that lacks it, unless none of it is left."""
+        if self.is_inside:
+            eot = np.array([self.tokenizer.eot_id], self.dtype)
+            self.write(eot, np.zeros(1, np.uint8))
 
-    def move_end(self, other: "SplitWriter", tokens: int) -> None:
-        """Copy the last tokens to another split, which is empty; finish() cuts them off here."""
+    def mark(self) -> None:
+        """Note what is known here, for a move_end() of what follows."""
+        arrays = (self.digest, self.counts, self.in_replies)
+        self.marked = (self.tokens, self.last, *(array.copy() for array in arrays))
+
+    def place_to_cut(self, start: int, end_bytes: float) -> int:
+        """Where the last `end_bytes` begin, about; `start` where there is no place after it."""
+        if self.tokens == start:
+            return start
+        self.file.flush()
+        self.mask.flush()
+        ids = np.memmap(self.file.name, self.dtype, "r", shape=(self.tokens,))[start:]
         self.mask.truncate(self.tokens)
-        self.tokens -= tokens
-        other.tokens = tokens
-        self.file.seek(self.tokens * self.dtype.itemsize)
-        self.mask.seek(self.tokens)
-        for source, target in ((self.file, other.file), (self.mask, other.mask)):
-            target.seek(0)
-            shutil.copyfileobj(source, target)
-        self._count_all()
-        other._count_all()
+        mask = np.memmap(self.mask.name, np.uint8, "r", shape=(self.tokens,))[start:]
+        return start + find_cut(self.tokenizer, ids, end_bytes, mask)
+
+    def move_end(self, other: "SplitWriter", start: int) -> None:
+        """Move the tokens from `start` on to the end of another split.
+
+        Here they stay in the file until something is written, or finish().
+        """
+        end = self.tokens
+        for ids, mask in self._blocks(start, end):
+            if mask[0] == IN_REPLY | TURN_BEGINS and not other.is_inside:
+                # The name of who speaks ended a reply, which is not before it now.
+                mask[: np.argmin(mask & IN_REPLY)] &= ~np.uint8(IN_REPLY)
+            other.write(ids, mask if mask.any() else None)
+        marked, last, *arrays = self.marked
+        if marked > start:
+            self._start_counting()
+        else:
+            self.tokens = marked
+            self.last = last
+            self.digest, self.counts, self.in_replies = (array.copy() for array in arrays)
+        self._count_to(start)
+
+    @property
+    def is_inside(self) -> bool:
+        """True where a document lacks its end."""
+        return self.last != self.tokenizer.eot_id
 
     def sync(self) -> None:
         """Wait until the disk has what is written."""
@@ -109,20 +159,19 @@ class SplitWriter:
             self.mask.truncate(self.tokens)
         self.file.close()
         self.mask.close()
-        lengths = token_lengths(self.tokenizer)
         ends = int(self.counts[self.tokenizer.eot_id])
         split = Split(
             file=path.name,
             tokens=self.tokens,
-            documents=ends + int(self.last != self.tokenizer.eot_id),
-            text_bytes=int(self.counts @ lengths),
+            documents=ends + int(self.is_inside),
+            text_bytes=self.text_bytes,
             sha256=self.digest.hexdigest(),
         )
         if masked:
             split.mask = Split(
                 file=mask_path.name,
                 tokens=int(self.in_replies.sum()),
-                text_bytes=int(self.in_replies @ lengths),
+                text_bytes=int(self.in_replies @ token_lengths(self.tokenizer)),
                 sha256=sha256(mask_path),
             )
         else:
@@ -142,7 +191,7 @@ class TokenWriter:
 
     position: where the next chunk begins. text_bytes: UTF-8 bytes of the text written; read: of the
     text that this start has read, written or not. split_by: how the text was split, in words, once
-    all of it is written.
+    all of it is written. waiting: what comes before a long text is known to be one.
     """
 
     def __init__(self, work: WorkFolder, tokenizer: Tokenizer):
@@ -155,13 +204,19 @@ class TokenWriter:
         self.text_bytes = saved.get("text_bytes", 0)
         self.read = 0
         self.split_by = saved.get("split", "")
+        self.ends = saved.get("ends", 0)
+        self.long = saved.get("long")  # first token, bytes and hash of a document that goes on
+        self.waiting = None if saved else []
+        self.val_fraction = work.settings["val_fraction"]
+        self.draw = draw_by_chance(self.val_fraction, work.text_size)
         self.seen = None
         if work.plan.options.dedupe:
             self.seen = Seen(work.path / "hashes.bin", saved.get("seen", 0))
         self.splits = {}
         for name in SPLITS:
             tokens = saved["tokens"][name] if saved else 0
-            split = SplitWriter(work.path, name, tokenizer, tokens)
+            marked = self.long["first"] if self.long and name == "train" else 0
+            split = SplitWriter(work.path, name, tokenizer, tokens, marked)
             if saved and split.digest.hexdigest() != saved["sha256"][name]:
                 raise PrepareError(
                     f"{work.path / name}.bin is not what it was when the work stopped: delete"
@@ -169,6 +224,8 @@ class TokenWriter:
                 )
             self.splits[name] = split
         self.train, self.val = self.splits.values()
+        if not self.position.inside:
+            self.train.end_document()
         self.started = self.saved_at = time.monotonic()
 
     @property
@@ -182,11 +239,27 @@ class TokenWriter:
         return self.position.on_disk if math.isinf(self.work.most_bytes) else self.text_bytes
 
     def add(self, part: Encoded) -> None:
-        """Write the new documents of the next chunk, and at times record how far it went.
-
-        The hash of its text chooses a document's split. Parts of a long one are for training.
-        """
+        """Write the new documents of the next chunk, and at times record how far it went."""
         self.report.merge(part.report)
+        self.read += int(part.text_bytes.sum())
+        self.position = part.end
+        part = part.only(self._asked_for(part))
+        self.text_bytes += int(part.text_bytes.sum())
+        if self.waiting is not None:
+            self.waiting.append(part)
+            if self.text_bytes > KNOWN_BYTES:
+                self._write_waiting()
+                self.save()
+        else:
+            moved = self._write(part)
+            # What was moved is overwritten from now on, and a former record counts on it.
+            if moved or time.monotonic() - self.saved_at > SAVE_SECONDS:
+                self.save()
+            if not self.position.inside:
+                self.train.end_document()
+
+    def _asked_for(self, part):
+        """Mark the documents that are no copies, nor beyond the text asked for."""
         short = part.whole & (part.text_bytes <= CHUNK_BYTES)
         new = np.ones(len(short), bool)
         if self.seen:
@@ -198,18 +271,68 @@ class TokenWriter:
             sizes = part.text_bytes * new
             written_before = self.text_bytes + np.cumsum(sizes) - sizes
             new &= written_before < self.work.most_bytes
-        val_fraction = self.work.settings["val_fraction"]
-        val = short & (part.hashes < np.uint64(val_fraction * 2**64))
-        for split, rows in ((self.train, new & ~val), (self.val, new & val)):
-            tokens = slice(None) if rows.all() else np.repeat(rows, part.tokens)
-            split.write(part.ids[tokens], None if part.mask is None else part.mask[tokens])
-            self.text_bytes += int(part.text_bytes[rows].sum())
-        if not part.whole and not part.end.inside:
-            self.train.end_document()
-        self.position = part.end
-        self.read += int(part.text_bytes.sum())
-        if time.monotonic() - self.saved_at > SAVE_SECONDS:
-            self.save()
+        return new
+
+    def _write_waiting(self):
+        """Write what has waited; nothing may be recorded meanwhile."""
+        for part in self.waiting:
+            self._write(part)
+            if not part.end.inside:
+                self.train.end_document()
+        self.waiting = None
+
+    def _write(self, part):
+        """Write documents, or a part of one; returns whether text moved from train to val."""
+        if not part.whole:
+            return self._write_part(part)
+        shares = self._shares(part.hashes, part.text_bytes, part.conversations)
+        ends = np.cumsum(part.tokens)
+        val = np.repeat(shares > 0, part.tokens)
+        cuts = []
+        for n in np.flatnonzero((shares > 0) & (shares < 1)):
+            first = ends[n] - part.tokens[n]
+            ids = part.ids[first : ends[n]]
+            cut = find_cut(self.tokenizer, ids, shares[n] * part.text_bytes[n])
+            val[first : first + (cut or len(ids))] = False
+            if cut:
+                cuts.append(first + cut)
+        self.ends += len(cuts)
+        ids = np.insert(part.ids, cuts, self.tokenizer.eot_id)
+        val = np.insert(val, cuts, False)
+        mask = None if part.mask is None else np.insert(part.mask, cuts, 0)
+        for split, rows in ((self.train, ~val), (self.val, val)):
+            split.write(ids[rows], None if mask is None else mask[rows])
+        return False
+
+    def _write_part(self, part):
+        """Write a part of a long document, and with the last one move the end to validation."""
+        if not self.long:
+            self.long = {"first": self.train.tokens, "bytes": 0, "hash": None}
+            self.train.mark()
+        self.train.write(part.ids, part.mask)
+        self.long["bytes"] += int(part.text_bytes.sum())
+        if self.long["hash"] is None and len(part.hashes):
+            self.long["hash"] = int(part.hashes[0])
+        if part.end.inside:
+            return False
+        first, size, found = self.long.values()
+        self.long = None
+        (share,) = self._shares(np.array([found or 0], np.uint64), np.array([size]), np.array([0]))
+        cut = self.train.place_to_cut(first, share * size) if share else first
+        if cut == first:
+            return False
+        self._move_end(cut)
+        self.ends += 1
+        return True
+
+    def _shares(self, hashes, sizes, uncut):
+        if not self.val_fraction:
+            return np.zeros(len(hashes))
+        return self.draw.shares(hashes, sizes, uncut > 0)
+
+    def _move_end(self, cut):
+        self.train.move_end(self.val, cut)
+        self.val.end_document()
 
     def save(self) -> None:
         """Record how far the files are finished, safe from a power cut."""
@@ -223,6 +346,8 @@ class TokenWriter:
             "text_bytes": self.text_bytes,
             "report": dataclasses.asdict(self.report),
             "seen": self.seen.save() if self.seen else 0,
+            "long": self.long,
+            "ends": self.ends,
             "split": self.split_by,
         }
         write_json(self.work.journal, values)
@@ -230,22 +355,49 @@ class TokenWriter:
     def finish(self) -> dict[str, Split]:
         """Make sure that both splits hold text, close their files, and describe them."""
         if not self.split_by:
+            if self.waiting:
+                if self.val_fraction:
+                    self.draw = self._draw_of_waiting()
+                self._write_waiting()
             self.split_by = self._settle_split()
             self.save()
+        self.train.end_document()
         self.seconds = time.monotonic() - self.started
         masked = any(split.in_replies.any() for split in self.splits.values())
         return {name: split.finish(masked) for name, split in self.splits.items()}
 
+    def _draw_of_waiting(self):
+        """The draw for a text all of which has waited."""
+        documents = []  # hash, bytes, whether it is a conversation
+        is_inside = False
+        for part in self.waiting:
+            columns = (part.hashes, part.text_bytes, part.conversations)
+            for row in zip(*(column.tolist() for column in columns), strict=True):
+                if is_inside:
+                    first, size, _ = documents[-1]
+                    documents[-1] = (first, size + row[1], False)
+                else:
+                    documents.append(row)
+                    is_inside = part.end.inside
+            is_inside &= part.end.inside
+        hashes, sizes, uncut = zip(*documents, strict=True)
+        arrays = (np.array(hashes, np.uint64), np.array(sizes), np.array(uncut))
+        return draw_of(self.val_fraction, *arrays)
+
     def _settle_split(self):
-        """Give an empty split its share of the text; returns how the text is split, in words."""
+        """Split at the end of the text where validation lacks its share; returns how, in words."""
         train, val = self.train, self.val
-        val_fraction = self.work.settings["val_fraction"]
-        share = f"{100 * val_fraction:.3g}%"
-        if not train.tokens:  # few documents, all with low hashes
-            val.move_end(train, val.tokens)
-        if not val_fraction:
-            return "all of it in training (--val_fraction 0)"
-        if val.tokens or train.tokens < 2:
-            return f"{share} of the documents by a hash of their text, those above 1 MB in training"
-        train.move_end(val, max(1, int(train.tokens * val_fraction)))
-        return f"the last {share} of the text, for no document is small enough or has such a hash"
+        if not self.val_fraction:
+            return "none (--val_fraction 0)"
+        if is_fair(self.val_fraction, train.text_bytes, val.text_bytes):
+            whole = int(val.counts[self.tokenizer.eot_id]) - self.ends
+            found = {"whole": whole, "cut, of which it gets the end": self.ends}
+            counted = [f"{plural(n, 'document')} {how}" for how, n in found.items() if n]
+            return " and ".join(counted)
+        val.move_end(train, 0)
+        self.save()
+        cut = train.place_to_cut(0, self.val_fraction * train.text_bytes)
+        if not cut:
+            return "none, because the text is too short"
+        self._move_end(cut)
+        return "the end of the text"

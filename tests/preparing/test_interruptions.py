@@ -163,6 +163,19 @@ def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_unfinished_work_of_an_earlier_version_is_not_continued(tmp_path, tokenizer, large):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    kill_midway(start(large, **flags), tmp_path / "out")
+    path = tmp_path / "out/.partial/plan.json"
+    plan = json.loads(path.read_text())
+    del plan["format"], plan["settings"]["text_bytes"]
+    path.write_text(json.dumps(plan))
+    fails_clearly(
+        prepare(large, **flags), "an earlier version of this program began", "--overwrite"
+    )
+    ok(prepare(large, overwrite=True, **flags))
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     first = start(large, **flags)

@@ -102,9 +102,15 @@ def test_a_single_conversation_is_split_with_its_mask(tmp_path, tokenizer):
     out, whole = tmp_path / "out", tmp_path / "whole"
     ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.25, out=out))
     ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0, out=whole))
-    for form in ("bin", "mask.bin"):
-        train = (out / f"train.{form}").read_bytes()
-        val = (out / f"val.{form}").read_bytes()
-        assert val
-        assert train + val == (whole / f"train.{form}").read_bytes()
+    train, val, both = (
+        path.read_bytes() for path in (out / "train.bin", out / "val.bin", whole / "train.bin")
+    )
+    assert val
+    assert train.removesuffix(bytes(2)) + val == both  # an end-of-text is at the cut
+    meta = read_meta(out)
+    train, val = (np.fromfile(out / split.mask.file, np.uint8) for split in meta.splits.values())
+    both = np.fromfile(whole / "train.mask.bin", np.uint8)
+    rest = both[len(train) - 1 :]
+    rest[: np.argmin(rest & IN_REPLY)] &= TURN_BEGINS  # the name that ended the reply before it
+    assert np.array_equal(np.append(train[:-1], val), both)
     ok(prepare(verify=out))

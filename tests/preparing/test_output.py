@@ -8,8 +8,9 @@ import pytest
 from formats.data_folder import read_meta
 from preparing import InputError
 from preparing.arguments import parse
+from preparing.tokenizers import default_vocab_size
 from preparing.work_folder import WorkFolder
-from tests.conftest import fails_clearly, prose
+from tests.conftest import conversations, fails_clearly, prose, write_conversations
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -36,27 +37,90 @@ def test_a_single_document_is_split_at_its_end(tmp_path):
     (tmp_path / "a.txt").write_text(text, newline="\n")
     result = ok(prepare(tmp_path / "a.txt", tokenizer="char", out=tmp_path / "out"))
     train, val = texts_of_splits(tmp_path / "out")
-    assert train + val == text + EOT
+    assert train.removesuffix(EOT) + val == text + EOT
     assert 0.099 < len(val) / len(text) < 0.101
-    assert "the last 10% of the text" in result.stdout
+    said = " MB, 10% of the text: 1 document cut, of which it gets the end"
+    assert said in result.stdout
     for words in ("bytes a token", "of them occur", "MB/s", "begins"):
         assert words in result.stdout
 
 
-def test_training_gets_a_share_where_all_documents_are_for_validation(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS[:3])
-    flags = {"tokenizer": tokenizer, "val_fraction": 0.999, "out": tmp_path / "out"}
-    assert "the last 99.9% of the text" in ok(prepare(tmp_path / "a.jsonl", **flags)).stdout
+LETTER = "The same letter again, word for word.\n" * 10
+TEXTS = [f"Text {n}.\n{prose()}" for n in range(30)]
+SPLIT = {
+    "a novel and letters.txt": [TEXTS[0] * 5, *(f"Letter {n}.\n{LETTER}" * 9 for n in range(4))],
+    "a few texts.jsonl": [TEXTS[n] * n for n in range(1, 5)],
+    "copies of one letter.txt": [LETTER] * 400,
+    "two equal letters.jsonl": [LETTER] * 2,
+    "many, half of them copies.jsonl": [*DOCUMENTS, *[DOCUMENTS[7]] * 200],
+    "books.txt": [TEXTS[n] * (n + 1) for n in range(8)],  # more than is known at once
+    "texts and a book.jsonl": [*TEXTS, TEXTS[0] * 8],
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_validation_gets_its_share_of_the_bytes(tmp_path, tokenizer, name):
+    texts = SPLIT[name]
+    write(tmp_path / name, name.split(".")[1], texts)
+    ok(prepare(tmp_path / name, tokenizer=tokenizer, out=tmp_path / "out"))
+    train, val = (text.split(EOT)[:-1] for text in texts_of_splits(tmp_path / "out"))
+    val = [text.rstrip("\n") for text in val]  # a .txt has a line break before the mark
+    texts = [text.rstrip("\n") for text in texts]
+    assert 0.08 < len("".join(val)) / len("".join(texts)) < 0.12
+    assert not set(train) & set(val)
+    whole = [text for text in [*(text.rstrip("\n") for text in train), *val] if text in texts]
+    joined = [begin + end for begin in train for end in {*val} if begin + end in texts]
+    assert sorted([*whole, *joined]) == sorted(texts)
+
+
+def test_a_few_conversations_are_split_between_their_turns(tmp_path, tokenizer):
+    said = list(conversations(6))
+    write_conversations(tmp_path / "a.jsonl", said)
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, val_fraction=0.2, out=tmp_path / "out"))
     train, val = texts_of_splits(tmp_path / "out")
-    assert 0 < len(train) < 30
-    assert train + val == EOT.join([*DOCUMENTS[:3], ""])
+    assert 0.1 < len(val) / len(train + val) < 0.3
+    assert all(text.startswith(("System: ", "User: ")) for text in val.split(EOT)[:-1])
+
+
+@pytest.mark.parametrize("val_fraction", [0.5, 0.999])
+def test_training_gets_its_share_however_large_that_of_validation_is(
+    tmp_path, tokenizer, val_fraction
+):
+    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS[:3])
+    flags = {"tokenizer": tokenizer, "val_fraction": val_fraction, "out": tmp_path / "out"}
+    ok(prepare(tmp_path / "a.jsonl", **flags))
+    _, val = texts_of_splits(tmp_path / "out")
+    share = len(val.replace(EOT, "")) / sum(map(len, DOCUMENTS[:3]))
+    assert 0.75 * val_fraction < share < min(1, 1.25 * val_fraction)
+
+
+@pytest.mark.parametrize("text", ["a", "ab", f"a\n{EOT}\nb\n"])
+def test_hardly_any_text_is_prepared(tmp_path, text):
+    (tmp_path / "a.txt").write_text(text, newline="\n")
+    ok(prepare(tmp_path / "a.txt", tokenizer="char", out=tmp_path / "out"))
+    train, val = texts_of_splits(tmp_path / "out")
+    assert sorted((train + val).replace(EOT, "")) == sorted(text.replace(f"{EOT}\n", ""))
+    ok(prepare(verify=tmp_path / "out"))
 
 
 def test_of_a_large_text_20_mb_are_for_validation(tmp_path):
     with (tmp_path / "a.txt").open("wb") as file:
         file.truncate(400_000_000)  # a hole, which takes no disk space
-    with WorkFolder(parse([f"{tmp_path}/a.txt", f"--out={tmp_path}/out"])) as work:
-        assert work.settings["val_fraction"] == 0.05
+    words = [f"{tmp_path}/a.txt", f"--out={tmp_path}/out"]
+    for more, share in ([], 0.05), (["--gigabytes=0.25"], 0.08), (["--gigabytes=0.1"], 0.1):
+        with WorkFolder(parse([*words, *more])) as work:
+            assert work.settings["val_fraction"] == share
+
+
+@pytest.mark.parametrize("format", ["txt", "txt.gz", "jsonl.zst", "parquet"])
+def test_the_default_vocabulary_follows_from_the_bytes_of_text(tmp_path, format):
+    write(tmp_path / f"a.{format}", format, [prose() + str(n) for n in range(60)])
+    words = [f"{tmp_path}/a.{format}", f"--out={tmp_path}/out"]
+    with WorkFolder(parse(words)) as work:
+        assert work.text_size == pytest.approx(12e6, rel=0.02)
+        assert default_vocab_size(work.text_size) == 4096
+    with WorkFolder(parse([*words, "--gigabytes=0.009"])) as work:
+        assert default_vocab_size(work.text_size) == 1024
 
 
 def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
