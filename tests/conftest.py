@@ -76,6 +76,7 @@ def nothing_is_left(tmp_path_factory):
         (base / "home").mkdir(exist_ok=True)
         patch.setenv("HOME", str(base / "home"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base / "compiled"))
+        patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(base / "hypothesis"))
         patch.setenv("TMPDIR", short)
         patch.setattr(tempfile, "tempdir", None)  # it is read again
         patch.setenv("STARTED_BY_TESTS", mark)
@@ -273,7 +274,7 @@ def reciting(run, text, step=1, conversations=False):
         "step": step,
         "tokens": 1000 * step,
         "epoch": 0.5,
-        "settings": {"data_dir": "data/recited"},
+        "settings": {"data_dir": "data/recited", "batch_size": 48},
         "model": dataclasses.asdict(model.config),
         "progress": {"elapsed_s": 90.0},
         "versions": {"device": "cpu", "dtype": "float32", "torch": torch.__version__},

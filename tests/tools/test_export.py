@@ -12,26 +12,36 @@ import pytest
 import torch
 from ctranslate2.converters import TransformersConverter
 from gguf import GGUFReader
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     pipeline,
 )
 
-from formats import gguf, run_folder, run_log
+from formats import files, run_folder, run_log
 from formats.conversation import CHAT_TEMPLATE, STOP
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
-from formats.run_folder import CheckpointError
+from formats.pretrained import Pretrained
 from generating import decode
 from generating.chat import Conversation
 from generating.load import LoadedModel, load_model
 from model import GPT, GPTConfig
-from tests.conftest import LLAMA_CPP, fails_clearly, run_script, train_small, write_conversations
+from tests.conftest import (
+    LLAMA_CPP,
+    fails_clearly,
+    reciting,
+    run_script,
+    train_small,
+    write_conversations,
+)
 from tests.formats.conftest import logits_agree
 from tokenizer_bpe import EOT, Tokenizer
+from tools import export
 
 PROMPT = "The name of the"
 # Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.
@@ -105,13 +115,39 @@ def test_transformers_computes_the_same_and_writes_the_same(exported):
     assert write(PROMPT)[0]["generated_text"].startswith(PROMPT)
 
 
-def test_the_card_has_the_numbers_of_the_run(exported):
+def test_the_card_says_what_the_model_is(exported):
     run, out, model, tokenizer = exported
     card = (out / "hf/README.md").read_text(encoding="utf-8")
     assert f"{run_log.evaluation(run, 40)['val_loss']:.4f} nats" in card
-    assert json.loads((run / "config.json").read_text())["data_dir"] in card
     assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
     assert ("llama-completion" in card) == (tokenizer.kind != "char")
+
+
+def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
+    run = reciting(tmp_path / "run", "The quick, brown!", step=400)
+    reciting(run, "A newer one.", step=500)
+    files.write_json(run / "best.json", {"step": 400, "val_loss": 2.0})
+    run_log.write(run, [{"step": 400, "val_loss": 2.0, "bits_per_byte": 0.75}])
+    export.main([str(run), "--out", str(tmp_path / "hf")])
+    tensors = load_file(tmp_path / "hf/model.safetensors").values()
+    parameters = sum(tensor.numel() for tensor in tensors)
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+    card = (tmp_path / "hf/README.md").read_text(encoding="utf-8")
+    for words in (
+        f"A GPT-2 language model of {parameters:,} parameters, trained from scratch",
+        "on 400,000 tokens.",
+        "its loss is 2.0000 nats a token (perplexity 7.39),\n0.7500 bits per byte.",
+        "| shape | 1 layers x 36, 1 heads, context 36 tokens |",
+        "| tokenizer | byte-level BPE, 257 ids |",
+        "| head | not tied to the embedding |",
+        "| data | `data/recited`: 900 tokens for training, 100 for validation |",
+        "| training | 400 steps, 0.50 epochs, 1 min 30 s |",
+        "| batch_size | 48 |",
+        f"It saw {400_000 / parameters:.1f} tokens per parameter",
+        "follows no instructions",
+        "`<|endoftext|>` (id 0)",
+    ):
+        assert words in card
 
 
 def test_ctranslate2_writes_the_same(exported, tmp_path):
@@ -168,16 +204,111 @@ def test_a_wrong_target_is_a_sentence_and_nothing_is_written(bpe_run, tmp_path, 
     assert set(tmp_path.iterdir()) == there
 
 
-def test_a_tokenizer_that_llama_cpp_lacks_is_refused(bpe_data, char_data):
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    split["pattern"] = {"Regex": r"\w+|\W+"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    described = Tokenizer.load(bpe_data).description
-    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
-    with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
-        gguf.check(Tokenizer(described))
-    with pytest.raises(CheckpointError, match="no tokenizer of characters"):
-        gguf.check(Tokenizer.load(char_data))
+CONFIGS = {
+    "gpt2": {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "dtype": "float32",
+        "vocab_size": 257,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_embd": 32,
+        "n_inner": 80,
+        "n_positions": 48,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "resid_pdrop": 0.25,
+        "embd_pdrop": 0.25,
+        "attn_pdrop": 0.25,
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "dtype": "float32",
+        "vocab_size": 257,
+        "max_position_embeddings": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+        "intermediate_size": 80,
+        "head_dim": 24,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "rope_theta": 5e5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+    },
+}
+
+
+@pytest.mark.parametrize("arch", CONFIGS)
+def test_transformers_reads_each_setting(arch, tmp_path):
+    sizes = {"block_size": 48, "n_layer": 3, "n_head": 4, "n_embd": 32, "n_inner": 80}
+    shape = {"tie_weights": True, "dropout": 0.25}
+    if arch == "qwen3":
+        shape = {"tie_weights": False, "n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}
+    config = GPTConfig(320, **sizes, arch=arch, **shape)
+    tokenizer = Tokenizer.from_merges([])
+    export.write_settings(tmp_path, Pretrained(tmp_path, config, {}, tokenizer, {}), arch == "gpt2")
+    assert json.loads((tmp_path / "config.json").read_text()) == CONFIGS[arch]
+    generation = GenerationConfig.from_pretrained(tmp_path)
+    sampling = generation.do_sample, generation.temperature, generation.top_k
+    assert sampling == (True, 0.8, 200)
+    assert generation.max_new_tokens == 24
+    ends = generation.bos_token_id, generation.eos_token_id, generation.pad_token_id
+    assert ends == (0, 0, 0)
+
+    tokenizer.save(tmp_path / "tokenizer.json")
+    reader = AutoTokenizer.from_pretrained(tmp_path)
+    assert reader.model_max_length == 48
+    assert reader.all_special_tokens == [EOT]
+    names = reader.bos_token, reader.eos_token, reader.pad_token, reader.unk_token
+    assert names == (EOT, EOT, EOT, EOT)
+    ids = tokenizer.encode("A b !  c ,d").tolist()
+    assert reader("A b !  c ,d").input_ids == ids  # nothing is added, and nothing tidied
+    assert reader.decode([*ids, 0], skip_special_tokens=True) == "A b !  c ,d"
+    assert reader.chat_template == (CHAT_TEMPLATE if arch == "gpt2" else None)
+
+
+MODELFILE = '''FROM ./my model.gguf
+TEMPLATE """{{ .Prompt }}"""
+PARAMETER num_ctx 48
+PARAMETER temperature 0.8
+PARAMETER stop "<|endoftext|>"
+'''
+CHAT_MODELFILE = '''FROM ./my model.gguf
+TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}
+
+{{ else if eq .Role "assistant" }}Assistant: {{ .Content }}
+
+{{ else if eq .Role "system" }}System: {{ .Content }}
+
+{{ end }}{{ end }}Assistant:"""
+PARAMETER num_ctx 48
+PARAMETER temperature 0.8
+PARAMETER stop "<|endoftext|>"
+PARAMETER stop "
+
+User:"
+'''
+
+
+@pytest.mark.parametrize(("chat", "text"), [(False, MODELFILE), (True, CHAT_MODELFILE)])
+def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, chat, text):
+    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, chat)
+    assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == text
 
 
 def test_commands_are_quoted(bpe_run, tmp_path):
@@ -237,7 +368,6 @@ def test_models_of_conversations_say_how_to_talk_to_them(chat_export):
     template = GGUFReader(chat_export / "run.gguf").get_field("tokenizer.chat_template").contents()
     assert template == CHAT_TEMPLATE
     assert "llama-cli -m" in (chat_export / "said.txt").read_text()
-    assert 'PARAMETER stop "\n\nUser:"\n' in (chat_export / "run.Modelfile").read_text()
 
 
 def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_export):

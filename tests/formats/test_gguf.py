@@ -1,0 +1,104 @@
+"""formats/gguf.py: all that llama.cpp reads of a file, as its loader looks for it."""
+
+import gguf as package
+import pytest
+import torch
+from gguf import GGUFReader
+
+from formats import gguf
+from formats.conversation import CHAT_TEMPLATE
+from formats.pretrained import Pretrained
+from formats.run_folder import CheckpointError
+from model import GPT, GPTConfig
+from tokenizer_bpe import ALPHABET, EOT, Tokenizer
+
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": [EOT, *sorted(ALPHABET.values()), "th", "the", "<|unused259|>", "<E>"],
+    # 1: normal, 3: control, 5: unused
+    "tokenizer.ggml.token_type": [3, *[1] * 258, 5, 3],
+    "tokenizer.ggml.merges": ["t h", "th e"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 0,
+    "tokenizer.ggml.add_bos_token": False,
+}
+METADATA = {
+    "gpt2": {
+        "general.architecture": "gpt2",
+        "general.name": "my model",
+        "general.file_type": 1,  # float16
+        "gpt2.context_length": 48,
+        "gpt2.embedding_length": 32,
+        "gpt2.block_count": 3,
+        "gpt2.feed_forward_length": 80,
+        "gpt2.attention.head_count": 4,
+        "gpt2.attention.layer_norm_epsilon": pytest.approx(1e-5),
+    },
+    "qwen3": {
+        "general.architecture": "qwen3",
+        "general.name": "my model",
+        "general.file_type": 1,
+        "qwen3.context_length": 48,
+        "qwen3.embedding_length": 32,
+        "qwen3.block_count": 3,
+        "qwen3.feed_forward_length": 80,
+        "qwen3.attention.head_count": 4,
+        "qwen3.attention.head_count_kv": 2,
+        "qwen3.attention.key_length": 24,
+        "qwen3.attention.value_length": 24,
+        "qwen3.attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
+        "qwen3.rope.freq_base": 5e5,
+    },
+}
+SHAPES = {"gpt2": {}, "qwen3": {"n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}}
+REST = {
+    "gpt2": {"token_embd.weight", "position_embd.weight", "output_norm.weight", "output_norm.bias"},
+    "qwen3": {"token_embd.weight", "output_norm.weight"},
+}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("arch", METADATA)
+def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
+    tokenizer = Tokenizer.from_merges([(b"t", b"h"), (b"th", b"e")])
+    end = tokenizer.description["added_tokens"][0] | {"id": 260, "content": "<E>"}
+    tokenizer.description["added_tokens"].append(end)
+    if tied:  # as older files write them
+        model = tokenizer.description["model"]
+        model["merges"] = [" ".join(pair) for pair in model["merges"]]
+    tokenizer = Tokenizer(tokenizer.description)
+    sizes = {"block_size": 48, "n_layer": 3, "n_head": 4, "n_embd": 32, "n_inner": 80}
+    config = GPTConfig(320, **sizes, arch=arch, tie_weights=tied, **SHAPES[arch])
+    source = Pretrained(tmp_path, config, GPT(config).state_dict(), tokenizer, {})
+    gguf.write(tmp_path / "my model.gguf", source, chat=tied)
+
+    file = GGUFReader(tmp_path / "my model.gguf")
+    found = {
+        name: field.contents()
+        for name, field in file.fields.items()
+        if not name.startswith("GGUF.")  # which the package counts
+    }
+    template = {"tokenizer.chat_template": CHAT_TEMPLATE} if tied else {}
+    assert found == METADATA[arch] | TOKENIZER | template
+    outside = {tensor.name for tensor in file.tensors if not tensor.name.startswith("blk.")}
+    assert outside == REST[arch] | (set() if tied else {"output.weight"})
+    for tensor in file.tensors:
+        in_half = len(tensor.shape) == 2 and tensor.name != "position_embd.weight"
+        expected = package.GGMLQuantizationType.F16 if in_half else package.GGMLQuantizationType.F32
+        assert tensor.tensor_type == expected, tensor.name
+    embedding = next(tensor for tensor in file.tensors if tensor.name == "token_embd.weight")
+    exact = source.tensors["wte.weight"][: tokenizer.vocab_size]  # the rest is padding
+    assert torch.equal(torch.from_numpy(embedding.data.copy()), exact.half())
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_is_refused():
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    split["pattern"] = {"Regex": r"\w+|\W+"}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    described = Tokenizer.from_merges([]).description
+    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
+        gguf.check(Tokenizer(described))
+    with pytest.raises(CheckpointError, match="no tokenizer of characters"):
+        gguf.check(Tokenizer.characters("abc"))
