@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from formats import run_folder
+from formats import files, run_folder
 from generate import main
 from generating import terminal
 from generating.arguments import parse_args
@@ -65,6 +65,17 @@ def test_json_is_whole_on_a_terminal_that_lacks_its_characters(byte_tokenizer, m
     completion.add(byte_tokenizer.eot_id, 1.0)
     terminal.show_json("run", [completion])
     assert json.loads(screen.buffer.getvalue())["prompt"] == "Привет é 😀"
+
+
+def test_a_run_means_its_best_step_at_an_address_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = reciting(tmp_path / "run", "The best.", step=1)
+    reciting(run, "The newest.", step=2)
+    for address in (run, run.as_uri()):
+        assert continuation(address, capsys)[0] == " newest."  # it was never evaluated
+    files.write_json(run / "best.json", {"step": 1, "val_loss": 0.5})
+    for address in (run, run.as_uri()):
+        assert continuation(address, capsys)[0] == " best."
 
 
 def continuation(run, capsys, *options):

@@ -9,19 +9,20 @@ import urllib.error
 import urllib.request
 
 import pytest
+import torch
 
-from tests.conftest import ROOT, fails_clearly, run_script, train_small
+from tests.conftest import ROOT, fails_clearly, reciting, run_script, trained
+from tools import demo
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, char_data, bpe_data, chat_data):
-    """A working folder with a run on each kind of data under checkpoints/."""
+def folder(tmp_path_factory, char_data):
+    """A working folder with runs under checkpoints/: one is trained, two recite."""
     folder = tmp_path_factory.mktemp("demo")
-    for name, data in (("chat", chat_data), ("char", char_data), ("bpe", bpe_data)):
-        result = train_small(
-            data, folder / "checkpoints" / name, "--max_steps=20", "--sample_prompts=The name"
-        )
-        assert result.returncode == 0, result.stderr
+    runs = folder / "checkpoints"
+    reciting(runs / "chat", "User: Hi\n\nAssistant: Hello.\n\nUser: Bye", conversations=True)
+    reciting(runs / "bpe", "The import of it")
+    trained(char_data, runs / "char", "--max_steps=20", "--sample_prompts=The name")
     return folder
 
 
@@ -104,9 +105,26 @@ def test_a_character_never_seen_is_named_and_the_page_goes_on(page):
     assert all(generate(page, "", model))
 
 
-def test_a_model_of_conversations_replies(page):
-    (reply,) = generate(page, "The import", "checkpoints/chat")
-    assert "The import" not in reply
+def test_a_model_of_conversations_replies_and_stops(page):
+    assert generate(page, "Hi", "checkpoints/chat") == ["Hello."]
+    page.get_by_text(", stop").first.wait_for()
+
+
+# Of CONTROLS, in their order; top-k of 1 leaves no choice.
+@pytest.mark.parametrize(
+    ("values", "text", "ended"),
+    [
+        ((200, 0, 0, 1, 1, 1), "The import of it", "end of text"),
+        ((3, 0, 0, 1, 1, 1), "The im", "length"),
+        ((200, 60, 1, 1, 1, 1), "The import of it", "end of text"),
+        ((200, 60, 0, 0.001, 1, 1), "The import of it", "end of text"),
+    ],
+)
+def test_each_slider_reaches_the_text(folder, values, text, ended):
+    run = str(folder / "checkpoints/bpe")
+    *_, shown = demo.generate(torch.device("cpu"), "The", [run], *values)
+    assert shown[0] == text
+    assert f", {ended}\n" in shown[1]
 
 
 def test_other_websites_and_uploads_are_refused(url):
