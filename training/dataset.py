@@ -4,7 +4,6 @@ Knows token ids, not text and not models. formats/data_folder.py reads and check
 """
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import hardware
 from formats.data_folder import IN_REPLY, DataError, Meta, Split, check_tokens
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
+from training import distributed
 from training.replies import reply_windows
 
 # uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
@@ -185,7 +185,7 @@ def find_location(size: int, device: torch.device) -> str:
     RAM while they take at most half of what is free there, divided among the processes that
     torchrun started on this machine.
     """
-    free = (hardware.free_ram() or RAM_UNKNOWN) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    free = (hardware.free_ram() or RAM_UNKNOWN) // distributed.local_world_size
     of_gpu = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else 0
     if size <= min(free, of_gpu):
         return "gpu"

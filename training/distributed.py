@@ -8,18 +8,27 @@ run.
 import contextlib
 import math
 import os
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 import hardware
+from config import ConfigError
+from formats import files
+from training import RunError
 
-# Set by init() alone.
+WAIT_S = 10  # seconds until a process says what it waits for
+
+# init() alone sets these.
 rank = 0  # this process among all
 world_size = 1
 local_rank = 0  # this process among those of its machine: the number of its GPU
+local_world_size = 1
 is_main = True
 _store = None  # what torchrun's processes share
 
@@ -27,14 +36,55 @@ _store = None  # what torchrun's processes share
 def init() -> None:
     """Join the other processes, if torchrun started several.
 
-    All but the first print nothing from here on, but for errors.
+    All but the first print nothing from here on, but for errors. Raises ConfigError for variables
+    in the environment that do not fit together, and RunError where the others cannot be reached.
     """
-    global rank, world_size, local_rank, is_main, _store
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    global rank, world_size, local_rank, local_world_size, is_main
+    if read_number("WORLD_SIZE", 1, default="1") == 1:
         return
-    _store, rank, world_size = next(dist.rendezvous("env://"))
-    local_rank = int(os.environ["LOCAL_RANK"])
+    world_size = read_number("WORLD_SIZE", 2)
+    rank = read_number("RANK", 0, world_size - 1)
+    local_rank = read_number("LOCAL_RANK", 0, world_size - 1)
+    local_world_size = read_number("LOCAL_WORLD_SIZE", 1, world_size, default="1")
     is_main = rank == 0
+    port = read_number("MASTER_PORT", 1, 65535)
+    address = f"{os.environ.get('MASTER_ADDR')}:{port}"
+    waiting = f"waiting for {world_size} processes at {address} (MASTER_ADDR, MASTER_PORT) ..."
+    reminder = threading.Timer(WAIT_S, print, [waiting], {"file": sys.stderr})
+    reminder.start()
+    # The wait is in C++, where Python's handlers of signals do not run.
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        join()
+    except (RuntimeError, ValueError) as error:
+        raise RunError(
+            f"the {world_size} processes of this run do not reach each other at {address}:"
+            f" {files.error_message(error)}"
+        ) from None
+    finally:
+        reminder.cancel()
+        for n, handler in handlers.items():
+            signal.signal(n, handler)
+
+
+def read_number(name: str, low: int, high: int = 10**6, default: str | None = None) -> int:
+    """A number in the environment, as torchrun sets it. Raises ConfigError."""
+    text = os.environ.get(name, default)
+    if text is not None and re.fullmatch("[0-9]{1,7}", text) and low <= int(text) <= high:
+        return int(text)
+    problem = f"{name} = {text!r}, which must be a number from {low} to {high:,}"
+    if text is None:
+        problem = f"WORLD_SIZE = {world_size}, but no {name}"
+    raise ConfigError(
+        f"the environment has {problem}; torchrun --nproc_per_node=N train.py ... sets all that"
+        " several processes need, and without WORLD_SIZE a single one trains"
+    )
+
+
+def join() -> None:
+    """Meet the other processes, and set up the connections to them."""
+    global _store
+    _store, *_ = next(dist.rendezvous("env://"))
     # Plain numbers are sent over gloo, between the CPUs: agreeing on them never waits for a GPU.
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():
@@ -98,7 +148,7 @@ def connection_lost(error: BaseException) -> bool:
 
 def print_error(message: str) -> None:
     """Write an error to stderr, from the first process that has one."""
-    if world_size > 1:
+    if _store is not None:
         with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
             if _store.add("failed", 1) > 1:
                 return

@@ -3,13 +3,17 @@
 import os
 import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 import hardware
+import startup
+from config import ConfigError
 from formats import run_folder, run_log
+from tests import warm_start
 from tests.conftest import losses, run_script, train_command, trained
 from tests.training.conftest import (
     EXACT,
@@ -21,6 +25,7 @@ from tests.training.conftest import (
     train_on,
     wait_until,
 )
+from training import distributed
 
 
 def start_ranks(processes, data, folder, *more):
@@ -174,3 +179,60 @@ def test_what_differs_or_fails_in_one_process_ends_all(char_data, tmp_path, opti
     command = train_command(char_data, tmp_path / "run")
     result = run_script(*torchrun(2), tmp_path / "other.py", *command[1:])
     one_message(result, words, status=status)
+
+
+LAUNCHED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"WORLD_SIZE": "x"}, "WORLD_SIZE = 'x', which must be a number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE = '0', which must be a number from 1"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE = '', which"),
+        ({"RANK": None}, "WORLD_SIZE = 2, but no RANK; torchrun --nproc_per_node=N train.py"),
+        ({"RANK": "2"}, "RANK = '2', which must be a number from 0 to 1"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK = 'x'"),
+        ({"LOCAL_WORLD_SIZE": "x"}, "LOCAL_WORLD_SIZE = 'x'"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT = '99999'"),
+        ({}, "but no MASTER_PORT"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_set_is_a_sentence(monkeypatch, changes, words):
+    monkeypatch.setattr(distributed, "world_size", 1)
+    for name, value in (LAUNCHED | changes).items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as error:
+        distributed.init()
+    assert words in str(error.value)
+
+
+def test_a_single_process_needs_no_other_variables(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "x")
+    distributed.init()
+    assert distributed.local_world_size == 1
+
+
+def wait_for_rank_1(port):
+    """What rank 0 does whose rank 1 never comes."""
+    os.environ |= LAUNCHED | {"MASTER_PORT": str(port)}
+    startup.begin("torch")
+    distributed.init()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process_that_waits_for_the_others(signum):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = warm_start.context.Process(target=wait_for_rank_1, args=(port,))
+    process.start()
+    while process.is_alive():  # until it waits
+        with socket.socket() as client:
+            if client.connect_ex(("127.0.0.1", port)) == 0:
+                break
+    os.kill(process.pid, signum)
+    process.join(10)
+    assert process.exitcode == -signum
