@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import multiprocessing.util
 import os
@@ -15,19 +16,14 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-import startup
 from formats import run_folder, run_log
 from model import GPT, GPTConfig
 from tests import warm_start
 from tokenizer_bpe import Tokenizer
 
-startup.tune_environment()  # as the scripts do, before PyTorch is imported
-# Models this small gain nothing from a second thread, and processes side by side lose.
-os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).parent.parent
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SMALL = shlex.split(
@@ -54,8 +50,6 @@ if sys.platform == "linux":
 
 def pytest_collection_modifyitems(items):
     """Tests marked gpu are skipped where there is no CUDA."""
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
@@ -75,14 +69,19 @@ def nothing_is_left(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory("", "t") as short:
         (base / "home").mkdir(exist_ok=True)
         patch.setenv("HOME", str(base / "home"))
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base / "compiled"))
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(base / "compiled"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", compiled)
         patch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(base / "hypothesis"))
         patch.setenv("TMPDIR", short)
         patch.setattr(tempfile, "tempdir", None)  # it is read again
         patch.setenv("STARTED_BY_TESTS", mark)
         yield
-        started = dict(processes_with("STARTED_BY_TESTS", mark))
-        _, left = psutil.wait_procs(started, timeout=5)
+        started, left = {}, []
+        if importlib.util.find_spec("psutil"):  # the tests for a GPU do without it
+            import psutil
+
+            started = dict(processes_with("STARTED_BY_TESTS", mark))
+            _, left = psutil.wait_procs(started, timeout=5)
         for process in left:
             process.kill()
         multiprocessing.util._run_finalizers()  # it deletes its folder in TMPDIR, before it is gone
@@ -94,6 +93,8 @@ def processes_with(name, value):
 
     Not those of multiprocessing, which end with this one.
     """
+    import psutil
+
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command, variables = shlex.join(process.cmdline()), process.environ()
