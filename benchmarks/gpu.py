@@ -40,10 +40,11 @@ PARTS = {  # {part: (minutes, what follows `python`)}
         5,
         "-m benchmarks.generate --rounds 2 {modern} --name generate_modern {settings}",
     ),
-    "tests": (
-        9,
-        "-m pytest tests/training/test_gpu.py tests/training/test_ranks.py"
-        " tests/generating/test_decoder.py tests/test_hardware.py -m gpu -rs",
+    "tests": (9, "-m pytest tests/training/test_gpu.py -rs"),
+    "other_tests": (
+        5,
+        "-m pytest tests/generating/test_decoder.py tests/training/test_ranks.py"
+        " tests/test_hardware.py -m gpu -rs",
     ),
     "plan": (3, "train.py config/gpt2_small.py --dry_run {settings}"),
     "ladder": (

@@ -98,12 +98,14 @@ sys.meta_path.insert(0, Finder)
 def test_the_tests_for_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_THEM)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    words = gpu.command("tests", None, 64, [])[1:]
-    result = run_script(*words, "--collect-only", PYTHONPATH=str(tmp_path))
+    words = [word for part in ("tests", "other_tests") for word in gpu.command(part, None, 64, [])]
+    named = [word for word in words if word.endswith(".py")]
+    collect = ["-m", "pytest", "--collect-only", "-m", "gpu", *named]
+    result = run_script(*collect, PYTHONPATH=str(tmp_path))
     assert result.returncode == 0, result.stdout
     tests = ROOT.glob("tests/**/test_*.py")
     marked = {path for path in tests if re.search(r"mark\.gpu\b", path.read_text())}
-    assert {ROOT / word for word in words if word.endswith(".py")} == marked
+    assert {ROOT / name for name in named} == marked
 
 
 def test_a_difference_within_the_spread_of_seeds_is_not_clear():

@@ -5,29 +5,36 @@ import gc
 import json
 import os
 import shlex
+from dataclasses import replace
 
 import pytest
 import torch
 
 import config
+import hardware
 from formats import run_folder, run_log
 from formats.data_folder import read_meta
+from model import GPT
 from tests.conftest import losses, run_script, train_command
-from tests.training.conftest import small_run, torchrun
+from tests.training.conftest import small_run, start, torchrun, wait_until
 from train import train
-from training import dataset, profiling
+from training import dataset, plan, profiling
 from training.dataset import Dataset
+from training.low_memory import apply_memory_options
 from training.setup import build
+from training.start import model_shape
 
 # cuBLAS repeats its sums bit by bit only with this, which it reads when it starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
 PLACES = ["gpu", "ram", "mmap"]
+VOCABULARY, BATCH = 32000, (16, 512)
 
 
 def settings_for(data, folder, *more):
     """The small settings on the GPU."""
-    return config.load(train_command(data, folder, "--device=cuda", *more)[1:])
+    return config.load(train_command(data, folder, f"--device={DEVICE}", *more)[1:])
 
 
 @contextlib.contextmanager
@@ -74,6 +81,36 @@ def test_every_precision_learns_as_the_cpu_does(char_data, tmp_path, dtype, comp
     assert found == pytest.approx(expected, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        ("gpt2_small", []),
+        ("gpt2_small_modern", []),
+        ("gpt2_small", ["--activation_checkpointing=True"]),
+    ],
+    ids=["gpt2", "modern", "low memory"],
+)
+def test_compiled_gradients_are_those_of_plain_pytorch(preset, options):
+    """With enough rows for the compiler to fuse the sums over rows and columns of a norm."""
+    c = config.load([f"config/{preset}.py", "--n_layer=2", *options])
+    device = hardware.look_up(torch.device(DEVICE, 0), "auto")
+    torch.manual_seed(0)
+    model = GPT(model_shape(c, VOCABULARY)).to(device.torch)
+    x, y = torch.randint(VOCABULARY, (2, *BATCH), device=device.torch)
+
+    def gradients(forward):
+        model.zero_grad()
+        with hardware.autocast(device.torch, device.dtype):
+            forward(x, y).backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    plain = gradients(model)
+    apply_memory_options(model, c, replace(device, memory=1 if options else None))
+    compiled = gradients(torch.compile(model, dynamic=False))
+    for name, gradient in plain.items():
+        assert (compiled[name] - gradient).norm() < 0.05 * gradient.norm(), name
+
+
 def keep_tokens(monkeypatch, place):
     """Every data set keeps its tokens in this place."""
     monkeypatch.setattr(dataset, "find_location", lambda size, device: place)
@@ -102,11 +139,13 @@ def test_batches_are_the_same_wherever_the_tokens_are(char_data, monkeypatch):
         "--dtype=bfloat16 --optimizer=muon",
         "--dtype=bfloat16 --micro_batch_size=2",
         "--dtype=bfloat16 --compile=True",
+        "--dtype=bfloat16 --dropout=0.1",
+        "--dtype=bfloat16 --loss_on=assistant",
     ],
 )
-def test_a_step_does_not_wait_for_the_gpu(char_data, tmp_path, monkeypatch, settings, place):
+def test_a_step_does_not_wait_for_the_gpu(chat_data, tmp_path, monkeypatch, settings, place):
     keep_tokens(monkeypatch, place)
-    run = build(settings_for(char_data, tmp_path, *settings.split()))
+    run = build(settings_for(chat_data, tmp_path, *settings.split()))
     assert run.trainer.prepare(run.compiles) is None
     run.trainer.step()
     with no_waiting():
@@ -137,7 +176,7 @@ def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimize
 
 
 def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
-    run = small_run(char_data, tmp_path, "--device=cuda")
+    run = small_run(char_data, tmp_path, f"--device={DEVICE}")
     run.trainer.step()
     run.saver.save(run.snapshot())
     before = weights(run)
@@ -160,6 +199,19 @@ def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
     kernels = sum(event["dur"] for event in trace if event.get("cat") == "kernel")
     found = sum(seconds[part] for part in profiling.PARTS)
     assert found == pytest.approx(kernels / 1e6 / profiling.STEPS, rel=0.2)
+
+
+@pytest.mark.parametrize("preset", ["gpt2_small", "gpt2_small_modern"])
+def test_the_plan_foresees_the_memory_of_a_step(char_data, tmp_path, preset):
+    settings = [f"config/{preset}.py", "--n_layer=4", "--batch_size=16"]
+    paths = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}"]
+    run = build(config.load([*settings, *paths]))
+    assert run.trainer.prepare(compiles=True) is None
+    torch.cuda.reset_peak_memory_stats()
+    run.trainer.step()
+    taken = torch.cuda.max_memory_allocated()
+    planned = plan.memory(run.config, run.state, run.trainer.micro_batch, run.device)["peak"]
+    assert taken < planned < 1.5 * taken
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -185,8 +237,9 @@ def repeatable():
     torch.use_deterministic_algorithms(False)
 
 
-def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable):
-    settings = ["--device=cuda", "--max_steps=40", "--dtype=bfloat16"]
+@pytest.mark.parametrize("more", [[], ["--dropout=0.1", "--compile=True"]], ids=["", "dropout"])
+def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable, more):
+    settings = [f"--device={DEVICE}", "--max_steps=40", "--dtype=bfloat16", *more]
     train(settings_for(char_data, tmp_path / "whole", *settings))
     run = small_run(char_data, tmp_path / "part", *settings)
     for _ in range(20):
@@ -199,12 +252,59 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable):
     assert [part[step] for step in (30, 35, 40)] == [whole[step] for step in (30, 35, 40)]
 
 
+def test_samples_on_the_way_leave_training_as_it_is(char_data, tmp_path, repeatable):
+    for name, prompts in (("with", '["The", "In the "]'), ("without", "[]")):
+        more = ["--max_steps=40", "--dtype=bfloat16", "--compile=True"]
+        train(settings_for(char_data, tmp_path / name, *more, f"--sample_prompts={prompts}"))
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    samples = [r["samples"] for r in run_log.read(tmp_path / "with") if "samples" in r]
+    assert len(samples) == 4
+    assert all(sample["text"] for of_step in samples for sample in of_step)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
+def test_cudnns_attention_trains_as_the_others_do(char_data, tmp_path, arch):
+    more = ["--n_embd=128", "--block_size=128", "--dtype=bfloat16", f"--arch={arch}"]
+    mean_losses = {}
+    for cudnn in (True, False):
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+        try:
+            run = small_run(char_data, tmp_path / str(cudnn), f"--device={DEVICE}", *more)
+            for _ in range(20):
+                run.trainer.step()
+            mean_losses[run.trainer.attention_backend()], _, _ = run.trainer.pop_loss()
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+    if "cudnn" not in mean_losses:
+        pytest.skip("PyTorch does not choose cuDNN's attention here")
+    one, other = mean_losses.values()
+    assert one == pytest.approx(other, abs=0.02)
+
+
+def test_the_scripts_work_on_a_gpu(char_data, tmp_path):
+    on = f"--device={DEVICE}"
+    process = start(char_data, tmp_path / "run", on, "--max_steps=1000000", "--eval_interval=0")
+    wait_until(process, lambda: losses(tmp_path / "run")[0])
+    process.terminate()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143, err
+    assert "SIGTERM" in out
+    given = ["--checkpoint", tmp_path / "run", on]
+    for script in (
+        ["generate.py", *given, "--prompt", "The", "--max_new_tokens", 40, "--num_samples", 2],
+        ["-m", "tools.evaluate", tmp_path / "run", on],
+    ):
+        result = run_script(*script)
+        assert result.returncode == 0, result.stderr
+        assert "no CUDA graph" not in result.stderr
+
+
 def test_processes_with_a_gpu_each_have_the_losses_of_one(char_data, tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     exact = ["--max_steps=40", "--dtype=float32", "--learning_rate=1e-3", "--compile=True"]
     train(settings_for(char_data, tmp_path / "alone", *exact))
-    both = train_command(char_data, tmp_path / "both", "--device=cuda", *exact)
+    both = train_command(char_data, tmp_path / "both", f"--device={DEVICE}", *exact)
     result = run_script(*torchrun(2), *both)
     assert result.returncode == 0, result.stderr
     for alone, both in zip(losses(tmp_path / "alone"), losses(tmp_path / "both"), strict=True):

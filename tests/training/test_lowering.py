@@ -40,9 +40,9 @@ def test_the_whole_model_is_one_graph_compiled_once(char_data, tmp_path, more):
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("more", FORMS)
-def test_a_step_reads_nothing_from_the_device(char_data, tmp_path, more):
-    trainer = small_run(char_data, tmp_path, *more).trainer
+@pytest.mark.parametrize("more", [*FORMS, ["--dropout=0.1"], ["--loss_on=assistant"]])
+def test_a_step_reads_nothing_from_the_device(chat_data, tmp_path, more):
+    trainer = small_run(chat_data, tmp_path, *more).trainer
     trainer.step()
     with NoReads():
         trainer.step()
