@@ -4,6 +4,7 @@ Functions of a model, tensors and plain values; they know no run, no files and n
 """
 
 import copy
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -78,3 +79,18 @@ def compile_layers(model):
     compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
     compiled.head = torch.compile(model.head, dynamic=False)
     return compiled
+
+
+def delete_empty_code() -> bool:
+    """Delete the empty files in the cache of torch.compile; returns whether there were any.
+
+    A kill leaves a library empty that is being linked, and a power cut any file. Each later
+    compilation would load it, and fail.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
+
+    code = [path for kind in ("so", "py") for path in Path(cache_dir()).rglob(f"*.{kind}")]
+    empty = [path for path in code if not path.stat().st_size]
+    for path in empty:
+        path.unlink(missing_ok=True)
+    return bool(empty)

@@ -21,7 +21,13 @@ from training.dataset import Data
 from training.optimizer import optimizer_step, reserve_state
 from training.schedule import MAX_BAD_STEPS, Schedule
 from training.state import State, StepCounts
-from training.step import compile_layers, data_parallel, evaluate, forward_backward
+from training.step import (
+    compile_layers,
+    data_parallel,
+    delete_empty_code,
+    evaluate,
+    forward_backward,
+)
 
 
 class Trainer:
@@ -65,7 +71,7 @@ class Trainer:
         The batch of an optimiser step stays the same, so the losses do too. Returns why the model
         is not compiled, where that failed. Raises RunError where one sequence is too much.
         """
-        model, problem = self.state.model, None
+        model, problem, retried = self.state.model, None, False
         if compiles:
             if self.device.type == "cpu" or distributed.world_size > 1:
                 self.forward = compile_layers(model)
@@ -77,6 +83,9 @@ class Trainer:
                 if self.forward is model:
                     raise error
                 torch._dynamo.reset()
+                if not retried and delete_empty_code():
+                    retried = True
+                    continue
                 problem = f"torch.compile failed: {files.error_message(error)}"
                 self.forward = model
                 continue

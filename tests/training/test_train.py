@@ -198,11 +198,17 @@ def test_compiled_and_in_bf16_it_learns_the_same(little_data, tmp_path, finished
 
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
+    """A library that a kill has left empty is not loaded by the next start."""
+    empty, whole = tmp_path / "cache/ab/c.main.so", tmp_path / "cache/de/f.main.so"
+    for path, content in ((empty, b""), (whole, b"a library")):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
     broken = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     result = trained(char_data, tmp_path / "run", "--compile=True", "--max_steps=10", **broken)
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
     assert re.search(line, result.stdout)
     assert losses(tmp_path / "run")[1]
+    assert whole.exists() and not empty.exists()
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
