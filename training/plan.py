@@ -15,7 +15,7 @@ from config import Config
 from formats import files, run_folder
 from hardware import Device
 from model import GPTConfig
-from training import RunError
+from training import RunError, distributed
 from training.dataset import GPU_SHARE
 from training.low_memory import loss_chunks
 from training.run import Run
@@ -139,7 +139,10 @@ def check_ram(run: Run) -> None:
     """Raises MemoryError where a CPU lacks the memory: Linux would end the process instead."""
     needed = memory(run.config, run.state, 1, run.device)
     free = hardware.free_ram() or math.inf
-    if run.device.type == "cpu" and needed["peak"] - needed["weights"] > free:  # these are there
+    lacks = (
+        run.device.type == "cpu" and needed["peak"] - needed["weights"] > free
+    )  # these are there
+    if any(distributed.gather(lacks)):  # the processes look at different moments
         raise MemoryError
 
 

@@ -10,6 +10,7 @@ import time
 import torch
 
 import hardware
+from training import distributed
 from training.optimizer import optimizer_step
 from training.run import Run
 from training.step import forward_backward
@@ -23,8 +24,9 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     """Time steps, two at least, while `seconds` last; compilation does not count.
 
     Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
-    all of the seconds, and doubles from there. Returns the seconds of an optimiser step, and the
-    micro-batch with which it was timed. Raises RunError where one sequence is too much for the
+    all of the seconds, and doubles from there. Several processes take the same steps, by the clock
+    of the first: Muon's update waits for all of them. Returns the seconds of an optimiser step, and
+    the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
     memory.
     """
     c, state, trainer = run.config, run.state, run.trainer
@@ -41,10 +43,10 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
             forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
         with timed(run.device.torch, update_s):
             optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
-        if size < limit and forward_s[-1] < LONG_S:
+        if size < limit and distributed.gather(forward_s[-1])[0] < LONG_S:
             size, forward_s, update_s = min(2 * size, limit), [], []
             begun = time.perf_counter()
-        elif len(update_s) > 1 and time.perf_counter() - begun > seconds:
+        elif len(update_s) > 1 and distributed.gather(time.perf_counter() - begun)[0] > seconds:
             break
     # The first of each warms up.
     forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hardware
 import startup
@@ -103,27 +105,44 @@ def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path)
     assert f"continues at step {step}" in result.stdout
 
 
-def test_when_a_process_dies_in_an_update_the_last_checkpoint_counts(char_data, tmp_path):
-    """Muon's matrices are shared: the update of the others waits for what never comes."""
-    (tmp_path / "dies.py").write_text(
-        "import os, signal, sys, train\n"
-        "from torch.optim.optimizer import register_optimizer_step_pre_hook\n"
-        "updates = []\n"
-        "def check(*_):\n"
-        "    updates.append(1)\n"
-        "    if len(updates) > 5:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+def run_with_hook(data, folder, register, hook, *more):
+    """Two processes with Muon, whose matrices they share, and a global hook of torch in rank 1.
+
+    hook: the lines of a function that counts its calls.
+    """
+    (folder / "hooked.py").write_text(
+        "import os, signal, sys, time, train\n"
+        f"from {register.__module__} import {register.__name__}\n"
+        "calls = []\n"
+        "def hook(*_):\n"
+        "    calls.append(1)\n"
+        f"    {hook}\n"
         "if os.environ['RANK'] == '1':\n"
-        "    register_optimizer_step_pre_hook(check)\n"
+        f"    {register.__name__}(hook)\n"
         "sys.exit(train.main())"
     )
-    more = ["--optimizer=muon", "--max_steps=20", "--save_interval=4"]
-    command = train_command(char_data, tmp_path / "run", *more)
-    result = run_script(*torchrun(2), tmp_path / "dies.py", *command[1:])
+    command = train_command(data, folder / "run", "--optimizer=muon", "--max_steps=20", *more)
+    return run_script(*torchrun(2), folder / "hooked.py", *command[1:])
+
+
+def test_when_a_process_dies_in_an_update_the_last_checkpoint_counts(char_data, tmp_path):
+    """The update of the others waits for what never comes."""
+    dies = "len(calls) > 5 and os.kill(os.getpid(), signal.SIGKILL)"
+    hooked = (register_optimizer_step_pre_hook, dies)
+    result = run_with_hook(char_data, tmp_path, *hooked, "--save_interval=4")
     assert result.returncode == 1
     assert "step 6 could not be completed" in result.stderr
     assert "is saved" not in result.stdout
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [4]
+
+
+def test_a_dry_run_ends_where_one_process_is_slower_than_the_other(char_data, tmp_path):
+    """Each forward of the trial ends in its own time, and the updates wait for each other."""
+    slow = "len(calls) == 1 and time.sleep(1)"
+    hooked = (register_module_forward_pre_hook, slow)
+    result = run_with_hook(char_data, tmp_path, *hooked, "--dry_run=True")
+    assert result.returncode == 0, result.stderr
+    assert "with micro-batch 4" in result.stdout
 
 
 def test_compiled_processes_have_the_losses_of_one(little_data, tmp_path, alone):
