@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.files import write_json
+from formats.files import fingerprint, write_json
+from formats.files import sha256 as file_sha256
 
 FORMAT = 1
 # Bits of a mask's byte for each token.
@@ -95,7 +96,7 @@ def write_meta(folder: str | Path, meta: Meta) -> None:
     values = dataclasses.asdict(
         meta, dict_factory=lambda fields: {name: v for name, v in fields if v is not None}
     )
-    write_json(Path(folder) / "meta.json", values)
+    write_json(Path(folder) / "meta.json", values | {"sha256": fingerprint(values)})
 
 
 def read_meta(folder: str | Path) -> Meta:
@@ -109,18 +110,26 @@ def read_meta(folder: str | Path) -> Meta:
         raise DataError(_how_to_prepare(folder))
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        checksum = values.pop("sha256", None)
+        if checksum not in (None, fingerprint(values)):  # older folders have none
+            raise ValueError("its values are not those it was written with")
         splits = {name: _split(values["splits"][name]) for name in ("train", "val")}
         meta = Meta(**(values | {"splits": splits}))
         if meta.format != FORMAT:
             raise ValueError(f"it has format {meta.format}, this code reads {FORMAT}")
-    except (ValueError, TypeError, LookupError) as error:
+        if meta.dtype != dtype_for(meta.vocab_size):
+            raise ValueError(f"a vocabulary of {meta.vocab_size} has no dtype {meta.dtype!r}")
+        meta.tokenizer = {name: str(meta.tokenizer[name]) for name in ("kind", "file", "sha256")}
+        for split in meta.splits.values():
+            _check_size(folder, split, split.tokens, meta.dtype)
+            if split.mask:
+                _check_size(folder, split.mask, split.tokens, "uint8")
+    except DataError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
             f"{path} cannot be used ({type(error).__name__}: {error}); {REMEDY}"
         ) from None
-    for split in meta.splits.values():
-        _check_size(folder, split, split.tokens, meta.dtype)
-        if split.mask:
-            _check_size(folder, split.mask, split.tokens, "uint8")
     return meta
 
 
@@ -142,6 +151,19 @@ def _check_size(folder, split, tokens, dtype):
             f"{path} has {size:,} bytes instead of {expected:,} ({tokens:,} {dtype} tokens): it is"
             f" cut off, still being copied, or not the file that meta.json describes; {REMEDY}"
         )
+
+
+def tokenizer_file(folder: str | Path, meta: Meta) -> Path:
+    """The tokenizer.json of a prepared folder. Raises DataError if it did not make the data."""
+    path = Path(folder) / meta.tokenizer["file"]
+    if not path.exists():
+        raise DataError(f"{path} is missing, though meta.json names it; {REMEDY}")
+    if file_sha256(path) != meta.tokenizer["sha256"]:
+        raise DataError(
+            f"{path} is not the tokenizer that made {folder}: its checksum is not the one in"
+            " meta.json; copy the right one there, or prepare the data again"
+        )
+    return path
 
 
 def check_tokens(path: Path, numbers: np.ndarray, sha256: str) -> None:

@@ -134,6 +134,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def fingerprint(values: dict) -> str:
+    """Checksum of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def check_room(folder: Path, size: int, remedy: str) -> None:
     """Raises OSError where a file system has not `size` bytes free. remedy: what to do then."""
     free = shutil.disk_usage(folder).free

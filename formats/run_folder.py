@@ -4,7 +4,6 @@ A step folder is whole or it does not exist: it is written under a temporary nam
 and renamed. Knows tensors and plain values, not what they mean.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from formats.files import (
     check_room,
     delete_folder,
     error_message,
+    fingerprint,
     is_foreign,
     read_json,
     read_text,
@@ -90,11 +90,6 @@ def tensor_bytes(value) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors_in(value)}.values())
 
 
-def fingerprint(values: dict) -> str:
-    """Checksum of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 def step_name(step: int) -> str:
     """The name of a step's folder."""
     return f"step_{step:08d}"
@@ -118,11 +113,11 @@ def read_state(folder: Path, names=FILES) -> dict:
     """
     path = folder / "state.json"
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = dict(json.loads(path.read_text(encoding="utf-8")))
         checksums = {name: sha256(folder / name) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     if state.get("format") != FORMAT:
         raise CheckpointError(

@@ -25,7 +25,7 @@ import hardware
 from command_line import Parser, place
 from config import Config
 from formats import pretrained, run_folder
-from formats.data_folder import DataError, check_validated, read_meta, read_tokens
+from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
 from generating.arguments import add_device
 from generating.load import load_model
@@ -136,7 +136,7 @@ def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
     """Bits per byte of a compressor on a validation split, below those of models."""
     meta = read_meta(data_dir)
     ids = read_tokens(data_dir, meta, "val")
-    tokenizer = Tokenizer.load(Path(data_dir) / meta.tokenizer["file"])
+    tokenizer = Tokenizer.load(tokenizer_file(data_dir, meta))
     text = tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())  # without end-of-text markers
     return f"{8 * len(compress(text)) / len(text):56.3f}"
 

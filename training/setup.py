@@ -14,7 +14,7 @@ import torch
 import hardware
 from config import Config, ConfigError
 from formats import files, run_folder, run_log
-from formats.data_folder import DataError, Meta, check_masked, read_meta
+from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
 from hardware import Device
 from model import GPT
@@ -88,7 +88,7 @@ def open_device(config: Config) -> Device:
 def open_data(config: Config, device: Device) -> Data:
     """The prepared folder: its tokenizer and its splits, val None where it holds no tokens."""
     meta = read_meta(config.data_dir)
-    tokenizer = open_tokenizer(config, meta)
+    tokenizer = Tokenizer.load(tokenizer_file(config.data_dir, meta))
     if config.loss_on == "assistant":
         check_masked(config.data_dir, meta)
     options = (config.block_size, device.torch, config.loss_on)
@@ -96,18 +96,6 @@ def open_data(config: Config, device: Device) -> Data:
     if meta.splits["val"].counted(config.loss_on).tokens:
         val = Dataset(config.data_dir, meta, "val", *options)
     return Data(meta, tokenizer, train, val)
-
-
-def open_tokenizer(config: Config, meta: Meta) -> Tokenizer:
-    """The tokenizer of a prepared folder. Raises DataError if another one made the data."""
-    path = Path(config.data_dir) / meta.tokenizer["file"]
-    tokenizer = Tokenizer.load(path)
-    if files.sha256(path) != meta.tokenizer["sha256"]:
-        raise DataError(
-            f"{path} is not the tokenizer that made {config.data_dir}: its checksum is not the one "
-            "in meta.json; copy the right one there, or prepare the data again"
-        )
-    return tokenizer
 
 
 # -- model -----------------------------------------------------------------------------------------
@@ -199,7 +187,7 @@ def check_same_on_all_ranks(config: Config, schedule: Schedule, meta: Meta) -> N
         "total_steps": schedule.total_steps,
         "data": meta.identity(),
     }
-    checksum = int(run_folder.fingerprint(seen)[:12], 16)
+    checksum = int(files.fingerprint(seen)[:12], 16)
     if len(set(distributed.gather(checksum))) > 1:
         raise RunError(
             "the processes of this run do not see the same settings, checkpoint or data; several "
