@@ -157,6 +157,7 @@ class SplitWriter:
         self.file.truncate(self.tokens * self.dtype.itemsize)
         if masked:
             self.mask.truncate(self.tokens)
+        self.sync()
         self.file.close()
         self.mask.close()
         ends = int(self.counts[self.tokenizer.eot_id])

@@ -1,6 +1,5 @@
 """formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
-import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -49,31 +48,6 @@ def test_one_changed_digit_of_state_json_is_noticed(tmp_path):
     path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
     with pytest.raises(CheckpointError, match="its values are not those it was saved with"):
         run_folder.read_state(path.parent)
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_what_is_written_is_flushed_before_it_gets_its_name_and_its_name_after(
-    tmp_path, monkeypatch
-):
-    events, fsync, replace = [], os.fsync, os.replace
-
-    def flush(handle):
-        events.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
-        fsync(handle)
-
-    def rename(old, new):
-        replace(old, new)
-        events.append(("rename", Path(new).name))
-
-    monkeypatch.setattr(os, "fsync", flush)
-    monkeypatch.setattr(os, "replace", rename)
-    step = save(tmp_path, 1).name
-    # A file of its own is renamed within the folder, and then the folder.
-    file, folder = ("flush", ".state.json.partial"), ("flush", f".{step}.partial")
-    assert events[:3] == [file, ("rename", "state.json"), folder]
-    flushed = {("flush", name) for name in ("state.json", *run_folder.FILES)}
-    assert flushed <= set(events[3:-3])
-    assert events[-3:] == [folder, ("rename", step), ("flush", tmp_path.name)]
 
 
 def test_damaged_steps_beyond_the_one_that_continues_are_set_aside(tmp_path):

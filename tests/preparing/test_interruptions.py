@@ -7,8 +7,11 @@ import time
 
 import pytest
 
+import prepare_data
 from formats.data_folder import read_meta
+from preparing.arguments import parse
 from tests.conftest import conversations, fails_clearly, prose, write_conversations
+from tests.power_cut import lay, power_cuts
 from tests.preparing.conftest import (
     DOCUMENTS,
     end,
@@ -126,6 +129,34 @@ def test_a_kill_while_the_files_are_moved_to_their_place_is_made_good(tmp_path, 
     assert sha(out) == before
     assert not work.exists()
     assert not any(path.exists() for path in leftovers)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_after_a_power_cut_data_is_whole_or_absent_and_the_same_command_makes_it(
+    tmp_path, replaces
+):
+    """A text of one document, of which the end moves to the validation split."""
+    out, text = tmp_path / "out", tmp_path / "a.txt"
+    words = [str(text), "--tokenizer", "char", "--out", str(out)]
+    expected = []
+    if replaces:
+        text.write_text(prose()[3000:5000])
+        prepare_data.prepare(parse(words))
+        expected.append(sha(out))
+        words.append("--overwrite")
+    text.write_text(prose()[:3000])
+    with power_cuts(out) as disks:
+        prepare_data.prepare(parse(words))
+    expected.append(sha(out))
+    assert len(disks) > 20
+    for disk in disks:
+        lay(disk, out)
+        if (out / "meta.json").exists():
+            read_meta(out)
+            assert sha(out) in expected
+        prepare_data.prepare(parse(words))
+        read_meta(out)
+        assert sha(out) == expected[-1]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])

@@ -14,7 +14,9 @@ import torch
 from formats import run_folder, run_log
 from formats.run_folder import CheckpointError
 from tests.conftest import fails_clearly, train_small, trained
+from tests.power_cut import lay, power_cuts
 from tests.training.conftest import small_run, start, wait_until
+from training.recorder import Recorder
 from training.start import Checkpoint
 
 
@@ -155,6 +157,44 @@ def test_a_step_that_was_moved_away_is_not_the_best(char_data, tmp_path):
     shutil.rmtree(tmp_path / "step_00000001")
     small_run(char_data, tmp_path).saver.begin()
     assert not run_folder.best_of(tmp_path)
+
+
+def test_after_a_power_cut_a_run_goes_on_from_a_whole_step_with_its_log_and_the_right_best(
+    char_data, tmp_path
+):
+    run, losses = small_run(char_data, tmp_path / "run", "--keep_last=1"), {1: 3.0, 2: 2.0, 3: 2.5}
+    recorder = Recorder(run)
+    recorder.begin()
+    with power_cuts(run.folder) as disks:
+        run.saver.begin()
+        saved = []  # how many disks there were when each step was saved
+        for step, loss in losses.items():
+            run.trainer.step()
+            recorder.record({"loss": loss})
+            save(run, step)
+            saved.append(len(disks))
+            recorder.evaluation(loss, [])
+            run.saver.mark_best(step, loss)
+            run.saver.wait()
+    assert len(disks) > 50
+    for number, disk in enumerate(disks):
+        folder = lay(disk, tmp_path / "disk")
+        _, state, problems = run_folder.latest(folder)
+        assert not problems
+        assert state.get("step", 0) >= sum(count <= number for count in saved)
+        named = run_folder.read_best(folder)
+        assert named is None or losses[named["step"]] == named["val_loss"]
+        # As the same command starts.
+        again = small_run(char_data, folder, "--keep_last=1")
+        again.saver.begin()
+        again.saver.wait()
+        assert [r["step"] for r in again.log if "loss" in r] == list(range(1, again.step + 1))
+        there = [run_folder.step_of(step) for step in run_folder.steps(folder)]
+        known = [r["step"] for r in again.log if "val_loss" in r and r["step"] in there]
+        if known:
+            assert run_folder.best_of(folder) == min(known, key=losses.get)
+        if there:
+            run_folder.read_state(run_folder.find(folder))
 
 
 def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
