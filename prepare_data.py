@@ -25,6 +25,7 @@ from preparing import InputError, PrepareError, ray_engine
 from preparing.arguments import Plan, parse
 from preparing.encoder import encode_chunk
 from preparing.progress import Progress
+from preparing.records import UNUSABLE
 from preparing.summary import describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.work_folder import WorkFolder
@@ -75,8 +76,10 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
                 if writer.is_full:
                     break
     if not writer.text_bytes:
-        rules = writer.report.rules.items()
-        why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules)
+        rules = writer.report.rules
+        why = "; ".join(f"{rule}: {counts['documents']:,}" for rule, counts in rules.items())
+        if UNUSABLE in rules:
+            why += f"; the first is {rules[UNUSABLE]['examples'][0]}"
         raise InputError(
             f"no document is left of the input, which begins with {work.sources[0].path}"
             f" ({why or 'only white space'})"

@@ -2,10 +2,11 @@
 
 arguments makes the plan of a command line, and work_folder has the folder in which it is carried
 out. sources finds the files, catalog those with a name, and remote fetches those that are
-elsewhere. readers reads them in chunks, tables has the rows of tables; records, fields and cleaning
-turn these into documents, and noticed counts what is odd in them. tokenizers obtains a tokenizer;
-encoder encodes, in threads or on a cluster, by ray_engine; writer writes the tokens in order,
-without the copies that copies finds. summary describes the finished dataset.
+elsewhere. readers reads them in chunks, tables has the rows of tables, and foreign knows what is no
+text; records, fields and cleaning turn these into documents, and noticed counts what is odd in
+them. tokenizers obtains a tokenizer; encoder encodes, in threads or on a cluster, by ray_engine;
+writer writes the tokens in order, without the copies that copies finds. summary describes the
+finished dataset.
 """
 
 import importlib

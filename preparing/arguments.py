@@ -13,6 +13,7 @@ from pathlib import Path
 from command_line import Parser, local_path, number, place, positive, word
 from preparing.catalog import CATALOG
 from preparing.chunks import Options
+from preparing.sources import KINDS
 
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
@@ -109,7 +110,12 @@ def _add_arguments(parser):
         help="field of a JSON line, or column, with the text; default: text, else a conversation"
         " (messages, conversations, or instruction and output)",
     )
-    add("--stdin_format", choices=["txt", "jsonl"], default="txt", help="default txt")
+    add(
+        "--stdin_format",
+        choices=["txt", *dict.fromkeys(KINDS.values())],
+        default="txt",
+        help="default txt",
+    )
     add("--encoding", type=encoding, help="encoding of all text files; default: UTF-8")
     add(
         "--on_error",

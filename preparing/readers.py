@@ -6,13 +6,16 @@ encodings than UTF-8. The ends of the chunks follow from the content alone.
 
 import codecs
 import dataclasses
+import gzip
 import io
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 
 from formats.files import error_message
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position, cut_documents, cut_lines
+from preparing.foreign import binary, foreign
 from preparing.sources import Source
 from preparing.tables import LONGEST_RECORD, csv_rows, json_kind, json_rows, parquet_rows
 
@@ -51,13 +54,15 @@ def _read(source, raw, at, options):
     """The chunks of one source."""
     kind, encoding = source.kind, options.encoding
     try:
-        if kind != "parquet":
-            kind, encoding = _look(source, raw, options)
-        if kind in ("txt", "jsonl"):
+        kind, encoding, problem = _look(source, raw, options)
+        if problem:
+            rows = [(source.name, InputError(f"it is {problem}"))]
+        elif kind in ("txt", "jsonl"):
             yield from _read_text(source, kind, _blocks(source, raw, encoding, at.offset), at)
+            return
         else:
             rows = _rows(source, kind, raw, encoding, options)
-            yield from _read_rows(source, kind, rows, at)
+        yield from _read_rows(source, kind, rows, at)
     except InputError:
         raise
     except UnicodeError as error:
@@ -73,13 +78,18 @@ def _read(source, raw, at, options):
 
 
 def _look(source, raw, options):
-    """The kind and the encoding of a file of text, by its first bytes. Leaves `raw` as it was."""
+    """Kind and encoding of a file by its first bytes, and what it is in words if it is no text.
+
+    Leaves `raw` as it was.
+    """
     head = _opened(source, raw).read(CHUNK_BYTES)
     raw.seek(0)
+    if source.kind == "parquet":
+        return "parquet", None, "" if head.startswith(b"PAR1") else foreign("", head)
     marked = (name for mark, name in MARKS.items() if head.startswith(mark))
     encoding = next(marked, options.encoding)
-    decoder = codecs.getincrementaldecoder(encoding or "utf-8-sig")("replace")
-    return json_kind(source.kind, decoder.decode(head)), encoding
+    text = codecs.getincrementaldecoder(encoding or "utf-8-sig")("replace").decode(head)
+    return json_kind(source.kind, text), encoding, foreign("", head) or binary(head, text)
 
 
 # -- lines and documents of bytes
@@ -139,11 +149,16 @@ def _blocks(source, raw, encoding, start):
 
 def _opened(source, raw):
     """The stream of a file's decompressed bytes."""
-    if not source.compression:
-        return raw
-    from fsspec.compression import compr
-
-    return compr[source.compression](raw)
+    if source.compression == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if source.compression == "zstd":
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+        longest = zstd.DecompressionParameter.window_log_max
+        return zstd.ZstdFile(raw, options={longest: longest.bounds()[1]})  # zstd --long
+    return raw
 
 
 # -- rows of a table
@@ -156,7 +171,7 @@ def _rows(source, kind, raw, encoding, options):
     stream = _opened(source, raw)
     text = io.TextIOWrapper(stream, encoding or "utf-8-sig", "surrogateescape", newline="")
     if kind == "json":
-        return json_rows(text.read(), options)
+        return json_rows(source.name, text.read(), options)
     return csv_rows(source.name, kind, text, options)
 
 

@@ -20,6 +20,7 @@ from preparing.noticed import IN_LINES, NO_REPLY, notice
 from tokenizer_bpe import EOT
 
 EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
+UNUSABLE = "unusable documents"  # the rule of the report for what --on_error leaves out
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -66,25 +67,27 @@ def _readable(chunk, options, report) -> Iterator[Document]:
         try:
             yield from _documents_in(record, offset, chunk, options, report)
         except InputError as error:
-            problem = f"{place}: {error}. --on_error skip leaves such documents out"
+            problem = f"{place}: {error}"
             if options.on_error == "stop":
-                raise InputError(problem) from None
+                advice = "--on_error skip leaves such documents out"
+                raise InputError(f"{problem}. {advice}") from None
             size = len(record) if isinstance(record, bytes) else 0
-            report.add("unusable documents", 1, size, [problem])
+            example = problem.replace(chunk.path, Path(chunk.path).name, 1)
+            report.add(UNUSABLE, 1, size, [example])
 
 
 def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
     """Each record, before it its place in words, and the offset at which that begins."""
-    if chunk.kind == "txt":
+    if isinstance(chunk.data, list):
+        for place, row in chunk.data:
+            yield place, 0, row
+    elif chunk.kind == "txt":
         for start, data in _split(chunk.data, report):
             yield chunk.path, chunk.start.offset + start, data
-    elif chunk.kind == "jsonl":
+    else:
         for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
             if line.strip():
                 yield f"{chunk.path}, line {number:,}", 0, line
-    else:
-        for place, row in chunk.data:
-            yield f"{chunk.path}, {place}", 0, row
 
 
 def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:

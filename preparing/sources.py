@@ -5,11 +5,11 @@ no file, except to keep standard input.
 """
 
 import glob
-import itertools
 import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from formats.address import protocol_of, without_credentials
 from formats.files import sha256
 from preparing import InputError, need, plural
 from preparing.catalog import CATALOG, SHAKESPEARE, shakespeare, standard_library
+from preparing.foreign import foreign
 from preparing.remote import list_files
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
@@ -27,8 +28,9 @@ FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 MOST_ENDINGS = 5  # of skipped files that a message names
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
-ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}  # as fsspec calls them
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+# Below a folder: what systems hide, and what Macs and Office put next to files.
+HIDDEN = re.compile(r"(?:\A|/)(?:\.[^./]|~\$|__MACOSX/)")
 
 
 @dataclass
@@ -89,7 +91,8 @@ def _sources_of(given) -> Iterator[Source]:
     if protocol_of(given):
         files = list_files(given)
         if len(files) != 1:
-            files = {address: found for address, found in files.items() if _is_known(address)}
+            shown = filter(_is_known, _without_hidden(files, given))
+            files = {address: files[address] for address in shown}
         if not files:
             raise InputError(f"no {FORMATS} at {given}")
         for address, (size, version) in files.items():
@@ -97,19 +100,22 @@ def _sources_of(given) -> Iterator[Source]:
     else:
         for path in _expand(given):
             try:
-                stat = os.stat(path)
+                found = os.stat(path)
             except OSError as error:
                 raise InputError(f"{path} cannot be read: {error.strerror}") from None
-            yield _source(path, stat.st_size, str(stat.st_mtime_ns))
+            if not stat.S_ISREG(found.st_mode):
+                raise InputError(f"{path} is a pipe or a device; give - for standard input")
+            yield _source(path, found.st_size, str(found.st_mtime_ns))
 
 
 def _source(path, size, version):
     """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
-    kind = KINDS.get(os.path.splitext(name)[1] if compression else ending, "txt")
-    if ending in ARCHIVES or name.endswith(".tar"):
-        raise InputError(f"{path} is an archive; unpack it, and give its files or their folder")
+    name = name if compression else name + ending
+    kind = KINDS.get(os.path.splitext(name)[1], "txt")
+    if problem := foreign(name):
+        raise InputError(f"{path} is {problem}")
     if kind == "parquet":
         need(f"reading {path}", "pyarrow")
     if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
@@ -126,14 +132,20 @@ def _is_known(path):
     return KNOWN.search(_name(path))
 
 
+def _without_hidden(paths, given):
+    """The paths but those that are hidden below the folder or the fixed part of the glob given."""
+    fixed = re.split(r"[*?[]", given)[0]
+    return [path for path in paths if not HIDDEN.search(path.removeprefix(fixed).lstrip("/"))]
+
+
 def _expand(given):
     """The paths that one INPUT names."""
     if Path(given).is_dir():
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    found = sorted(Path(path).as_posix() for path in glob.glob(given, recursive=True))
-    found = [path for path in found if os.path.isfile(path)]
+    found = _without_hidden(glob.glob(given, recursive=True), given)
+    found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
     if found:
         return found
     if glob.has_magic(given):
@@ -145,18 +157,31 @@ def _expand(given):
 def _files_of_folder(folder):
     """The files with a known ending below a folder, in order; prints which others it skips.
 
-    Folders whose names begin with a dot are not looked into.
+    Links to folders are followed, each folder once.
     """
-    files = []
-    for at, folders, names in os.walk(folder, onerror=_unreadable):
-        folders[:] = [name for name in folders if name[0] != "."]
-        files += [Path(at, name).as_posix() for name in names]
-    files.sort()
-    known = list(filter(_is_known, files))
-    others = itertools.filterfalse(_is_known, files)
-    skipped = Counter(Path(path).suffix.lower() or "without ending" for path in others)
+    known = []
+    skipped = Counter()
+    seen = set()
+    for at, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
+        place = os.path.realpath(at)
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        for path in sorted(Path(at, name).as_posix() for name in names):
+            below = os.path.relpath(path, folder)
+            if HIDDEN.search(below):
+                skipped["hidden"] += 1
+            elif not _is_known(path):
+                skipped[Path(path).suffix.lower() or "without ending"] += 1
+            elif not os.path.isfile(path):
+                skipped[f"broken link ({below})"] += 1
+            else:
+                known.append(path)
+    known.sort()
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
-    counts = counts or "nothing, dot folders aside"
+    counts = counts or "nothing, hidden folders aside"
     example = shlex.quote(f"{Path(folder).as_posix()}/**/*.ENDING")
     hint = f"a glob in quotes takes other text, as in {example}"
     if not known:

@@ -99,7 +99,7 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
     readers = [csv.reader(lines, **form), csv.reader(lines, **form | others)]
     while True:
         cells = _next_row(lines, readers, len(header))
-        place = f"line {lines.number + 1:,}"
+        place = f"{name}, line {lines.number + 1:,}"
         if cells is None:
             return
         lines.keep(1 if isinstance(cells, InputError) else len(lines.taken))
@@ -177,7 +177,7 @@ def _names(line, separator):
 # -- JSON
 
 
-def json_rows(text: str, options: Options) -> Iterator[tuple]:
+def json_rows(name: str, text: str, options: Options) -> Iterator[tuple]:
     """The objects of an array; of an object that holds one array; or one after the other."""
     values = []
     decoder = json.JSONDecoder()
@@ -196,7 +196,7 @@ def json_rows(text: str, options: Options) -> Iterator[tuple]:
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
     for number, value in enumerate(values, 1):
-        yield f"row {number:,}", value
+        yield f"{name}, row {number:,}", value
 
 
 def _is_table(value):
@@ -245,4 +245,4 @@ def parquet_rows(name: str, raw, options: Options) -> Iterator[tuple]:
             except UnicodeDecodeError:
                 columns[column] = values.cast(pyarrow.binary()).to_pylist()
         for values in zip(*columns.values(), strict=True):
-            yield f"row {next(numbers):,}", dict(zip(columns, values, strict=True))
+            yield f"{name}, row {next(numbers):,}", dict(zip(columns, values, strict=True))

@@ -62,6 +62,8 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     with Progress(size, "sampling") as bar:
         chunks = _watched(work.read(sources, Position()), bar)
         sample = spread_sample(chunks, plan.sample_bytes)
+    if not any(texts_of(sample, plan.options)):
+        return Tokenizer.characters(""), "no text"  # the caller says why nothing is left
     size = sum(part.size for part in sample)
     described = f"{size / 1e6:,.1f} MB"
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)

@@ -1,18 +1,22 @@
 """The input of prepare_data.py: formats, folders, standard input, and mistakes in them."""
 
 import gzip
+import os
+import random
 
 import pytest
 from backports import zstd
 
 from formats.data_folder import read_meta
+from preparing import InputError
 from preparing.arguments import default_out
 from preparing.chunks import Options, Position
+from preparing.foreign import foreign
 from preparing.readers import read_chunks
-from preparing.sources import Source
+from preparing.sources import Source, find_sources
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, write
 from tokenizer_bpe import Tokenizer
 
 FORMATS = ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
@@ -37,18 +41,19 @@ def test_folders_and_globs(tmp_path, tokenizer):
         (tmp_path / "in" / name).write_bytes(b"not read")
     result = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert len(documents(tmp_path / "folder")) == 200
-    assert "2 files, skipping 1 .md, 1 .png, 1 .gz; a glob in quotes" in result.stderr
+    assert "2 files, skipping 1 .png, 1 .gz, 1 .md; a glob in quotes" in result.stderr
     glob = tmp_path / "in/**/*.jsonl.gz"
     ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
     assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
 
 
 def test_standard_input_is_read_as_a_file_is(tmp_path, tokenizer):
-    write(tmp_path / "a.jsonl", "jsonl", DOCUMENTS)
-    flags = {"stdin_format": "jsonl", "tokenizer": tokenizer, "val_fraction": 0}
-    text = (tmp_path / "a.jsonl").read_text()
-    ok(prepare("-", text=text, out=tmp_path / "out", **flags))
-    assert documents(tmp_path / "out") == DOCUMENTS
+    for format in ("jsonl", "csv"):
+        write(tmp_path / f"a.{format}", format, DOCUMENTS)
+        flags = {"stdin_format": format, "tokenizer": tokenizer, "val_fraction": 0}
+        text = (tmp_path / f"a.{format}").read_text()
+        ok(prepare("-", text=text, out=tmp_path / format, **flags))
+        assert documents(tmp_path / format) == DOCUMENTS
 
 
 def test_a_file_counts_once_however_many_ways_lead_to_it(tmp_path, tokenizer):
@@ -140,7 +145,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my pictures"
     folder.mkdir()
-    fails(folder, "or .parquet file", "but nothing, dot folders aside")
+    fails(folder, "or .parquet file", "but nothing, hidden folders aside")
     (folder / "a.png").write_bytes(b"x")
     (folder / "b.md").write_bytes(b"x")
     fails(folder, "holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{folder}/**/*.ENDING'")
@@ -148,7 +153,93 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(folder, "is in the input", out=folder / "out")
     fails(folder / "a.txt", "all of the input is plain text", text_field="text")
     (folder / "b.txt").symlink_to("/nowhere")
-    fails(folder, "b.txt cannot be read: No such file")
+    fails(folder / "b.txt", "no such file or folder")
+    os.mkfifo(folder / "pipe.md")
+    fails(folder / "pipe.md", "pipe.md is a pipe or a device; give - for standard input")
+
+
+def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
+    folder = tmp_path / "in"
+    (folder / "__MACOSX").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    fork = b"\0\5\26\7\0\2\0\0Mac OS X        \0\2"
+    for name in ("._a.txt", "__MACOSX/a.txt", "~$a.txt", ".a.txt.swp", ".git/a.txt", ".DS_Store"):
+        (folder / name).write_bytes(fork)
+    (folder / "a.txt").write_text("Text of a file.")
+    (folder / ".hidden.txt").write_text("Hidden text.")
+    (folder / "b.txt").symlink_to("/nowhere")
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "overwrite": True, "out": tmp_path / "out"}
+    result = ok(prepare(folder, **flags))
+    assert "1 file, skipping 6 hidden, 1 broken link (b.txt); a glob" in result.stderr
+    for given in (folder, f"{folder}/**/*.txt", f"{folder}/*"):
+        ok(prepare(given, **flags))
+        assert documents(tmp_path / "out") == ["Text of a file."]
+    ok(prepare(folder / ".hidden.txt", **flags))
+    assert documents(tmp_path / "out") == ["Hidden text."]
+
+
+def test_linked_folders_are_followed_and_each_is_read_once(tmp_path):
+    for name in ("in/own", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text(name)
+    (tmp_path / "in/books").symlink_to("../elsewhere")
+    (tmp_path / "in/again").symlink_to("../elsewhere/deep")
+    (tmp_path / "in/own/circle").symlink_to("..")
+    found = [source.path for source in find_sources([str(tmp_path / "in")])]
+    assert found == [f"{tmp_path}/in/again/a.txt", f"{tmp_path}/in/own/a.txt"]
+
+
+ZIP = b"PK\3\4\24\0\0\0\10\0" + bytes(16)
+PNG = b"\x89PNG\r\n\x1a\n" + random.Random(1).randbytes(2000)
+FOREIGN = [
+    ("a.pdf", b"%PDF-1.5\n%\xe2\xe3", "a PDF; pdftotext"),
+    ("a.txt", b"%PDF-1.5\n%\xe2\xe3", "a PDF; pdftotext"),
+    ("a.docx", ZIP, "a Word document; pandoc"),
+    ("a.csv", ZIP + b"xl/workbook.xml", "a spreadsheet; save it as CSV"),
+    ("a.md", ZIP + b"mimetypeapplication/epub+zip", "an e-book; pandoc"),
+    ("a.txt", ZIP + b"mimetypeapplication/vnd.oasis.opendocument.text", "an OpenDocument text"),
+    ("a.text", b"\xd0\xcf\x11\xe0" + bytes(30), "a document of an older Office; soffice"),
+    ("a.txt", b"{\\rtf1\\ansi Hello}", "an RTF document; pandoc"),
+    ("a.jsonl", gzip.compress(b"{}"), "compressed; unpack it"),
+    ("a.txt", b"PAR1" + bytes(30), "a Parquet file; let its name"),
+    (
+        "a.parquet",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "a pointer to a file in Git LFS",
+    ),
+    ("a.txt", PNG, "binary data, not text: "),
+    ("a.bin", b"\x7fELF" + bytes(range(20)) * 9, "binary data, not text: "),
+    ("a.txt", "Hällo, world\n".encode("utf-16-le"), "text in utf-16-le without a byte order mark"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), FOREIGN)
+def test_files_that_are_no_text_are_named_and_never_read(tmp_path, name, content, words):
+    path = tmp_path / "in" / name
+    path.parent.mkdir()
+    path.write_bytes(content)
+    for options in ({}, {"encoding": "latin-1"}) if b"H\0" not in content else ({},):
+        with pytest.raises(InputError, match=rf"in/{name}(:? it)? is {words}"):
+            read(path, **options)
+    if foreign(name):
+        return
+    for on_error in ("skip", "replace"):
+        assert read(path, on_error=on_error)[0] == []
+
+
+def test_the_only_file_is_named_where_on_error_leaves_it_out(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"%PDF-1.5\n%\xe2\xe3")
+    result = prepare(tmp_path / "a.txt", on_error="replace", out=tmp_path / "out")
+    fails_clearly(result, "no document is left", "the first is a.txt: it is a PDF; pdftotext")
+
+
+def test_zstd_with_a_long_window_and_several_frames(tmp_path):
+    """As `zstd --long=28` writes from a pipe: a frame of unknown size, here one raw block of it."""
+    text = b"Text of a frame.\n"
+    block = (len(text) << 3 | 1).to_bytes(3, "little") + text
+    long = b"\x28\xb5\x2f\xfd\0" + bytes([(28 - 10) << 3]) + block
+    assert read(tmp_path / "a.txt.zst", long + zstd.compress(text))[0] == [text.decode() * 2]
+    assert read(tmp_path / "a.txt.gz", gzip.compress(text) * 2)[0] == [text.decode() * 2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Files that are no text: what they are, and what makes text of them."""
+
+import codecs
+import re
+
+HEAD_CHARS = 1 << 13  # at the beginning of a file, by which it is judged
+CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+# The most control characters that a text has, as a share: one in UTF-8, and another.
+MOST_CONTROL = 0.3
+MOST_CONTROL_BROKEN = 0.02
+PANDOC = "pandoc -t plain -o FILE.txt FILE converts it"
+OFFICE = "soffice --headless --convert-to txt FILE converts it"
+# What they are, the endings of their names, their first bytes, and what to do.
+FORMATS = (
+    ("a PDF", (".pdf",), rb"%PDF-", "pdftotext FILE FILE.txt converts it"),
+    ("a Word document", (".docx", ".docm"), rb"PK\x03\x04.*word/", PANDOC),
+    ("an OpenDocument text", (".odt",), rb"PK\x03\x04.*opendocument\.text", PANDOC),
+    ("an e-book", (".epub",), rb"PK\x03\x04.*epub\+zip", PANDOC),
+    ("an e-book", (".mobi", ".azw", ".azw3"), rb".{60}BOOKMOBI", "Calibre's ebook-convert does it"),
+    ("an RTF document", (".rtf",), rb"\{\\rtf", PANDOC),
+    (
+        "a spreadsheet",
+        (".xlsx", ".xlsm", ".xls", ".ods"),
+        rb"PK\x03\x04.*(xl/|opendocument\.spreadsheet)",
+        "save it as CSV in UTF-8",
+    ),
+    ("a presentation", (".pptx", ".ppt", ".odp"), rb"PK\x03\x04.*ppt/", OFFICE),
+    ("a document of an older Office", (".doc",), rb"\xd0\xcf\x11\xe0", OFFICE),
+    (
+        "an archive",
+        (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz"),
+        rb"PK\x03\x04|7z\xbc\xaf|Rar!|BZh\d1AY|\xfd7zXZ|.{257}ustar",
+        "unpack it, and give its files or their folder",
+    ),
+    (
+        "compressed",
+        (),
+        rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd",
+        "unpack it, or let its name end in .gz or .zst",
+    ),
+    ("a Parquet file", (), rb"PAR1", "let its name end in .parquet"),
+    ("an Arrow file", (".arrow", ".feather"), rb"ARROW1|\xff{4}", "save it as Parquet"),
+    ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
+)
+# Bytes of four in which most characters of a text have a zero -> its encoding.
+ZEROS = {"0101": "utf-16-le", "1010": "utf-16-be", "0111": "utf-32-le", "1110": "utf-32-be"}
+
+
+def foreign(name: str, head: bytes = b"") -> str:
+    """What a file is that is no text, and what to do, in words; "" where nothing shows it.
+
+    name: in lower case, without the ending of a compression. head: its first bytes.
+    """
+    for what, endings, beginning, remedy in FORMATS:
+        if name.endswith(endings) or (head and re.match(beginning, head, re.DOTALL)):
+            return f"{what}; {remedy}"
+    return ""
+
+
+def binary(head: bytes, text: str) -> str:
+    """As foreign(), of a file's first bytes and the text that they are in its encoding."""
+    text = text[:HEAD_CHARS]
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        most = MOST_CONTROL
+    except UnicodeDecodeError:
+        most = MOST_CONTROL_BROKEN
+    controls = len(CONTROL.findall(text))
+    if controls <= most * len(text):
+        return ""
+    zeros = "".join(str(int(2 * head[n::4].count(0) > len(head) / 4)) for n in range(4))
+    if zeros in ZEROS:
+        return f"text in {ZEROS[zeros]} without a byte order mark; give --encoding {ZEROS[zeros]}"
+    return f"binary data, not text: {controls / len(text):.0%} of it are control characters"
