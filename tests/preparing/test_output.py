@@ -105,6 +105,7 @@ def test_hardly_any_text_is_prepared(tmp_path, text):
 
 def test_of_a_large_text_20_mb_are_for_validation(tmp_path):
     with (tmp_path / "a.txt").open("wb") as file:
+        file.write(b"x" * 10_000)
         file.truncate(400_000_000)  # a hole, which takes no disk space
     words = [f"{tmp_path}/a.txt", f"--out={tmp_path}/out"]
     for more, share in ([], 0.05), (["--gigabytes=0.25"], 0.08), (["--gigabytes=0.1"], 0.1):
