@@ -287,5 +287,6 @@ def out_of_memory(error: BaseException) -> bool:
     """True if an error means that the memory of the device or the machine is full."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "OUT_OF_DEVICE_MEMORY")
+    signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    signs += ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")  # Intel's
     return any(sign in str(error) for sign in signs)

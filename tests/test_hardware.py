@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import hardware
+from tools import command
 
 CPU = torch.device("cpu")
 PIP = re.escape(f"{sys.executable} -m pip")
@@ -180,6 +181,22 @@ def test_a_gpu_is_known_by_its_name_and_not_by_a_similar_one(name, flops):
 
 
 # -- memory and processors -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+    ],
+)
+def test_an_error_of_full_memory_is_known(error, full):
+    assert hardware.out_of_memory(error) == full
+    assert ("out of memory" in (command.explain(error) or "")) == full
 
 
 AVAILABLE = {"proc/meminfo": "MemAvailable:   64000000 kB\n"}

@@ -28,6 +28,9 @@ def explain(error: BaseException) -> str | None:
         return f"{error.name} is missing; pip install {error.name} -c constraints.txt"
     if isinstance(error, OSError):
         return files.error_message(error)
+    hardware = sys.modules.get("hardware")  # of a tool that computes
+    if hardware and hardware.out_of_memory(error):
+        return "out of memory; end other programs that use it, or use a smaller model"
     return None
 
 

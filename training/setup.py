@@ -16,7 +16,7 @@ from config import Config, ConfigError
 from formats import files, run_folder, run_log
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
-from hardware import Device
+from hardware import Device, DeviceError
 from model import GPT
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
@@ -80,8 +80,17 @@ def open_device(config: Config) -> Device:
         torch.get_device_module(device).set_device(device)
     if device.type == "mps":
         torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
+    try:
+        first = torch.zeros((), device=device)
+    except RuntimeError as error:
+        if hardware.out_of_memory(error):
+            raise
+        raise DeviceError(
+            f"device = {device} does not work: {files.error_message(error)}. See the causes in"
+            " docs/troubleshooting.md#packages-and-drivers; device = cpu trains without it"
+        ) from None
     # NCCL sets itself up now, while the GPU has memory for it, and finds two processes on one GPU.
-    distributed.all_reduce_mean(torch.zeros((), device=device))
+    distributed.all_reduce_mean(first)
     return hardware.look_up(device, config.dtype)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from formats import run_folder, run_log
+from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_script, train_command, trained
 from tests.training.conftest import small_run
 from training import RunError, distributed
@@ -69,6 +70,18 @@ def test_a_model_that_does_not_fit_is_a_sentence(char_data, tmp_path, code, word
     larger = ["--n_embd=512", "--n_layer=8", "--block_size=256"]
     result = train_by(code, char_data, tmp_path / "run", *larger)
     fails_clearly(result, "out of memory", words, "n_layer", status=1)
+
+
+def test_a_gpu_on_which_nothing_runs_is_a_sentence(char_data, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("HIP error: invalid device function\nHIP kernel errors might be ...")
+
+    monkeypatch.setattr(torch, "zeros", fails)
+    words = (
+        "device = cpu does not work: HIP error: invalid device function. See the causes in docs/"
+    )
+    with pytest.raises(DeviceError, match=words):
+        small_run(char_data, tmp_path)
 
 
 def test_when_memory_runs_out_the_steps_so_far_are_saved(char_data, tmp_path):
