@@ -3,6 +3,7 @@
 Imports no PyTorch: a report does without it.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,16 @@ def explain(error: BaseException) -> str | None:
     if hardware and hardware.out_of_memory(error):
         return "out of memory; end other programs that use it, or use a smaller model"
     return None
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss) of a loss in nats per token; infinite where it exceeds what a float holds."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def number(value: float) -> str:
+    """A number with two decimals; from a million on in three digits, as 5.22e+173."""
+    return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
 def short(value: float) -> str:

@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import argparse
 import gzip
 import lzma
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -104,10 +103,10 @@ def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) ->
     data = Dataset(data_dir, meta, "val", context, device, loss_on)
     with hardware.autocast(device, hardware.find_dtype(device, "auto")):
         loss, error = validation_loss(model, data)
-    perplexity, bits = math.exp(loss), meta.bits_per_byte(1.0, loss_on)
+    perplexity, bits = command.perplexity(loss), meta.bits_per_byte(1.0, loss_on)
     return (
         f"{loss:,.4f} ±{error:.4f}".rjust(18)
-        + f"{perplexity:,.2f} ±{perplexity * error:.2f}".rjust(22)
+        + f"{command.number(perplexity)} ±{command.number(perplexity * error)}".rjust(22)
         + f"{bits * loss:,.3f} ±{bits * error:.3f}".rjust(16)
     )
 

@@ -13,7 +13,6 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
-import math
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -142,7 +141,8 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         source=source,
         settings=settings,
         evaluation=evaluation,
-        perplexity=math.exp(evaluation["val_loss"]) if evaluation else None,
+        perplexity=command.perplexity,
+        number=command.number,
         parameters=parameters,
         spent=duration(state["progress"]["elapsed_s"]),
         target=target,

@@ -12,7 +12,7 @@ from formats.data_folder import read_meta
 from generating.load import load_model
 from model import IGNORE
 from tests.conftest import fails_clearly, run_script, train_small
-from tools import evaluate
+from tools import command, evaluate
 from tools.evaluate import validation_loss
 from training.dataset import Dataset
 
@@ -70,3 +70,10 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     fails_clearly(second, "another tokenizer")
     assert not refused.stdout + second.stdout  # before anything is evaluated
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.0, "1.00"), (9.0, "8,103.08"), (400.0, "5.22e+173"), (3000.0, "inf")]
+)
+def test_a_perplexity_is_short_however_large_the_loss_is(loss, shown):
+    assert command.number(command.perplexity(loss)) == shown
