@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from command_line import Parser, local_path
+from config import LEARNT, LENGTH, SETTINGS
 from formats import files, run_log
 from tools import command
 from tools.command import short
@@ -36,11 +37,15 @@ SMALL = {  # {field: title} of the small curves
 }
 UNITS = {"val_loss": "nats a token", "bits_per_byte": "bits per byte"}
 MARK = "by python -m tools.report"  # is in each page
+# Settings in which runs of one recipe may differ: the weights do not depend on them, or only by
+# chance, or, on the data, by what it holds.
+SHOWN_ALONE = SETTINGS.keys() - LEARNT - LENGTH - {"eval_batches"} | {"seed"}
 SAMPLES = 8  # answers per prompt
 STYLE = [  # of matplotlib
     "seaborn-v0_8-whitegrid",
     "seaborn-v0_8-colorblind",  # C0, C1, ... are colours that the colour-blind can tell apart
     {"path.simplify_threshold": 1.0},  # in pixels, so that a long log makes no large picture
+    {"text.parse_math": False},  # a "$" in a name is a character
 ]
 
 
@@ -96,10 +101,20 @@ class History:
         return self.config | {f"run: {name}": self.start.get(name) for name in names}
 
 
-def read_history(folder: Path) -> History:
+def names_of(folders: list[Path]) -> list[str]:
+    """The last parts of each path, as few as tell these folders apart. folders: all different."""
+    paths = [folder.resolve() for folder in folders]
+    for count in itertools.count(1):
+        names = [Path(*path.parts[-count:]).as_posix() for path in paths]
+        if len(set(names)) == len(names):
+            return names
+
+
+def read_history(folder: Path, name: str) -> History:
     """A run's history, while it trains or afterwards. Raises ReportError without start or steps."""
     config, log = files.read_json(folder / "config.json"), run_log.read(folder)
-    run = History(folder.resolve().name, config, log)
+    config.pop("run", None)  # its id
+    run = History(name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):
         raise ReportError(f"{folder} is not a run that has logged its start and a step")
     for field in ("tokens", "epoch"):  # between the logged steps
@@ -132,7 +147,7 @@ def key_figures(run: History, loss: str) -> dict[str, str]:
     figures, best, last = {}, run.best, run.last
     if best and loss == "val_loss":
         figures["best validation loss"] = f"{best['val_loss']:.4f}"
-        figures["perplexity"] = f"{math.exp(best['val_loss']):,.2f}"
+        figures["perplexity"] = command.number(command.perplexity(best["val_loss"]))
     if best:
         figures["bits per byte"] = f"{best['bits_per_byte']:.3f}"
     figures["training tokens"] = short(last["tokens"])
@@ -199,16 +214,21 @@ def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
 
     The spread is the largest range among runs that differ only in their seed.
     """
-    groups = {}  # {settings: {name of a run: its loss}}
+    groups = {}  # {what the weights depend on: {name of a run: its loss}}
+    seeds = {}  # {the same: seeds}
     for run, loss in zip(runs, losses, strict=True):
-        settings = run.settings | {"seed": None, "checkpoint_dir": None}
-        groups.setdefault(str(settings), {})[run.name] = loss
-    means, spreads = {}, {}  # by the names of runs
-    for group in groups.values():
+        settings = {name: v for name, v in run.settings.items() if name not in SHOWN_ALONE}
+        key = str((settings, run.start["data"]["sha256"], run.start["total_steps"]))
+        groups.setdefault(key, {})[run.name] = loss
+        seeds.setdefault(key, set()).add(run.config.get("seed"))
+    means, spreads, repeats = {}, {}, []  # by the names of runs
+    for key, group in groups.items():
         names, of_seeds = ", ".join(group), list(group.values())
         means[names] = np.mean(of_seeds)
-        if len(group) > 1:
+        if len(seeds[key]) > 1:
             spreads[names] = max(of_seeds) - min(of_seeds)
+        elif len(group) > 1:
+            repeats.append(f"{names} have the same settings and the same seed.")
     (first, base), *others = means.items()
     sentences = [f"{first}: {base:.4f}."]
     for names, mean in others:
@@ -219,6 +239,7 @@ def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
         sentences.append(f"{sentence}.")
     for names, spread in spreads.items():
         sentences.append(f"{names} differ only in their seed; their spread is {spread:.4f}.")
+    sentences += repeats
     if not spreads:
         sentences.append("A run with another --seed would show how much of this is chance.")
     return sentences
@@ -337,11 +358,14 @@ def main(argv: list[str]) -> None:
     text = "default: report.html in the run's folder; for several runs, here"
     parser.add_argument("--out", type=local_path, metavar="FILE.html", help=text)
     args = parser.parse_args(argv)
-    out = args.out or Path(args.runs[0] if len(args.runs) == 1 else "", "report.html")
+    folders = list({run.resolve(): run for run in args.runs}.values())
+    if len(folders) < len(args.runs):
+        print("a run that was given twice is shown once")
+    out = args.out or Path(folders[0] if len(folders) == 1 else "", "report.html")
     if out.suffix != ".html":
         parser.error(f"--out {out}: the name must end in .html")
     check_own(out)
-    runs = [read_history(run) for run in args.runs]
+    runs = [read_history(*run) for run in zip(folders, names_of(folders), strict=True)]
     comparison = compare_ends(runs)
     write_page(runs, comparison, out)
     for sentence in comparison:

@@ -101,6 +101,17 @@ def test_several_runs_are_compared_with_the_settings_that_differ(runs, tmp_path)
     assert "<td>learning_rate</td><td>0.003</td><td>0.001</td>" in page
 
 
+def test_runs_in_folders_of_one_name_are_told_apart(runs, tmp_path):
+    for seed in (1, 2):
+        run = shutil.copytree(runs / "char", tmp_path / f"exp{seed}" / "run")
+        settings = json.loads((run / "config.json").read_text()) | {"seed": seed}
+        (run / "config.json").write_text(json.dumps(settings))
+    twice = [tmp_path / "exp1/run", tmp_path / "exp2/run", tmp_path / "exp2/../exp1/run"]
+    page = report(*twice, "--out", tmp_path / "seeds.html")
+    assert "<tr><th></th><th>exp1/run</th><th>exp2/run</th></tr>" in page
+    assert "exp1/run, exp2/run differ only in their seed; their spread is 0.0000." in page
+
+
 def test_runs_on_different_data_are_compared_in_bits_per_byte_only(runs, tmp_path):
     page = report(runs / "char", runs / "bpe", "--out", tmp_path / "both.html")
     assert "only bits per byte are compared" in page
@@ -142,6 +153,16 @@ def test_a_difference_of_settings_is_compared_with_the_spread_of_seeds(loss, wor
     assert "a0, a1 differ only in their seed; their spread is 0.1000." in sentence
 
 
+def test_runs_of_another_recipe_or_of_the_same_seed_are_no_seeds():
+    rates = [ending_at(f"a{n}", 3 - n / 10, learning_rate=n, seed=n) for n in (1, 2)]
+    sentence, _ = compare_ends(rates)
+    assert "a2: 0.1000 less." in sentence
+    assert "spread" not in sentence
+    sentence, _ = compare_ends([ending_at(n, 3.0, seed=1, keep_last=i) for i, n in enumerate("ab")])
+    assert "a, b have the same settings and the same seed." in sentence
+    assert "another --seed" in sentence
+
+
 def test_a_run_not_yet_evaluated_is_not_compared():
     early = ending_at("b", 2.0)
     del early.log[1:]
@@ -173,7 +194,7 @@ def test_in_a_browser_it_fits_the_screen_and_nothing_is_loaded(browser, runs, tm
 
 
 def test_resumes_and_skipped_steps_are_marked(runs):
-    run = read_history(runs / "char")
+    run = read_history(runs / "char", "char")
     run.last["bad_steps"] = 2
     legend = plot([run], "tokens").axes[0].get_legend()
     names = {text.get_text() for text in legend.get_texts()}
@@ -206,6 +227,15 @@ def test_a_run_without_evaluations_whose_log_is_cut_in_mid_line(runs, tmp_path):
     assert "no evaluations" in page
     assert "step 8 of 40" in page
     assert "nan" not in page.split("base64")[0]
+
+
+def test_a_loss_whose_perplexity_no_float_holds_is_shown(runs, tmp_path):
+    def blown(log):
+        return [r | {"val_loss": 3000.0} if "val_loss" in r else r for r in log]
+
+    page = report(edited(runs / "bpe", tmp_path / "blown", blown))
+    assert "<b>3000.0000</b>" in page
+    assert "<b>inf</b>" in page
 
 
 def test_every_loss_may_be_nan(runs, tmp_path):
