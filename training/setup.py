@@ -116,8 +116,7 @@ def open_model(
     """Model, optimiser and counters, as in `start` or new."""
     torch.manual_seed(config.seed)
     model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
-    new = isinstance(start, NewRun)
-    if new and config.induction_init and config.arch == "qwen3" and config.n_layer > 1:
+    if isinstance(start, NewRun) and config.induction_init:
         add_induction_head(model)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
