@@ -72,7 +72,7 @@ def memory(config: Config, state: State, micro_batch: int, device: Device) -> di
     if device.dtype.itemsize == 2:
         needed["activations"] += 2 * parameters
     in_backward = needed["gradients"] + needed["activations"]
-    if micro_batch == config.batch_size:
+    if micro_batch == config.batch_size // distributed.world_size:
         # Without accumulation the gradients appear while the activations go.
         in_backward = max(needed["gradients"], needed["activations"])
     return needed | {"peak": needed["weights"] + needed["optimizer"] + in_backward}
@@ -116,7 +116,7 @@ def memory_table(run: Run) -> list[str]:
     columns = ("weights", "gradients", "optimizer", "activations", "peak")
     lines = [f"{'memory':15}{'micro-batch':>14}{''.join(f'{name:>13}' for name in columns)}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if run.config.batch_size % micro_batch == 0:
+        if run.trainer.local_batch % micro_batch == 0:
             needed = memory(run.config, run.state, micro_batch, run.device)
             cells = "".join(f"{si(needed[name], 'B'):>13}" for name in columns)
             lines.append(f"{'':15}{micro_batch:>14}{cells}")
@@ -128,7 +128,7 @@ def largest_micro_batch(run: Run, device: Device) -> int:
     room = 0.92 * device.memory
     if run.data.train.bytes <= GPU_SHARE * device.memory:
         room -= run.data.train.bytes  # dataset.find_location puts the tokens there
-    batch = run.config.batch_size
+    batch = run.trainer.local_batch
     for size in range(batch, 0, -1):
         if batch % size == 0 and memory(run.config, run.state, size, device)["peak"] < room:
             return size
@@ -181,11 +181,13 @@ def hours_table(run: Run) -> list[str]:
     hint = ""
     if not c.cost_per_hour:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
-    lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} of its peak{hint}"]
+    count = distributed.world_size
+    who = "of its peak" if count == 1 else f"of the peak of {count} GPUs"
+    lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} {who}{hint}"]
     flops = run.state.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:
         device = from_data_sheet(name)
-        hours = flops / (device.peak_flops * UTILISATION) / 3600
+        hours = flops / (device.peak_flops * UTILISATION * count) / 3600
         fits = largest_micro_batch(run, device)
         gigabytes = f"{device.memory / 1e9:.0f} GB"
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"

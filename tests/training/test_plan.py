@@ -1,19 +1,18 @@
 """training/plan.py: what --dry_run prints, and what it computes for GPUs that are not here."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
 import config
-from hardware import Device
-from model import GPT, GPTConfig
+from model import GPT
 from tests.conftest import trained
 from tests.training.conftest import small_run
-from training.banner import attention_backend, banner
+from training import distributed
+from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import from_data_sheet, memory, si
+from training.plan import from_data_sheet, hours_table, memory, si
 from training.start import NewRun
 from training.state import Counters, State
 
@@ -43,11 +42,10 @@ def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
     assert "will overfit" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
 
 
-def test_the_banner_knows_which_attention_pytorch_takes():
-    shape = GPTConfig(vocab_size=64, n_layer=1, n_head=2, n_embd=32, block_size=64)
-    here = Device(torch.device("cpu"), torch.float32, "a CPU", None, None)
-    assert attention_backend(shape, here) == "flash"
-    assert attention_backend(replace(shape, dropout=0.1), here) == "math"
+def test_the_banner_knows_which_attention_pytorch_takes(char_data, tmp_path):
+    for dropout, kernel in ((0.0, "flash"), (0.1, "math")):
+        run = small_run(char_data, tmp_path / kernel, f"--dropout={dropout}")
+        assert run.trainer.attention_backend() == kernel
 
 
 def test_numbers_of_a_plan_have_units():
@@ -60,6 +58,19 @@ def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path
     result = trained(char_data, tmp_path, "--max_steps=5", "--dry_run")
     assert "already finished, at step 5" in result.stdout
     assert "micro-batch" not in result.stdout
+
+
+def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeypatch):
+    run, hours = small_run(char_data, tmp_path, "--max_steps=1000000000", "--n_embd=512"), []
+    for count, batch in ((1, 8), (4, 2)):
+        monkeypatch.setattr(distributed, "world_size", count)
+        run.trainer.local_batch = batch
+        head, row = hours_table(run)[:2]
+        assert row.endswith(f"micro-batch {batch} in 16 GB"), row
+        found = re.search(r"(\d+) h (\d+) min", row)
+        hours.append(int(found[1]) + int(found[2]) / 60)
+    assert hours[0] / hours[1] == pytest.approx(4, rel=0.02)
+    assert "of the peak of 4 GPUs" in head
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():
