@@ -13,6 +13,8 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import re
+import unicodedata
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> None:
         write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
-        file, name = quote(args.gguf.as_posix()), quote(args.gguf.stem)
+        file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
         lines.append(f"  llama-cli -m {file}" if chat else f"  {complete}")
         modelfile = quote(args.modelfile.as_posix())
@@ -148,10 +150,17 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         target=target,
         python=repr,
         shell=quote,
+        ollama=ollama_name,
         chat=chat,
         end_of_text=EOT,
     )
     files.write_text(out / "README.md", text)
+
+
+def ollama_name(text: str) -> str:
+    """A name that Ollama takes: lower-case letters, digits, "-", "_" and "."."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    return re.sub("[^a-z0-9._-]+", "-", plain).strip("-._")[:80] or "model"
 
 
 def write_modelfile(path: Path, gguf_name: str, block_size: int, chat: bool) -> None:
