@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.files import fingerprint, write_json
+from formats.files import few, fingerprint, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
@@ -214,5 +214,5 @@ def _how_to_prepare(folder):
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"
         f"  python prepare_data.py {text} --out {out}\n"
         "(the first lines of a preset have its own command)\n"
-        f"prepared in {Path('data').absolute()}: {', '.join(prepared) or 'nothing yet'}"
+        f"prepared in {Path('data').absolute()}: {few(prepared) or 'nothing yet'}"
     )

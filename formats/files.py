@@ -115,6 +115,12 @@ def read_json(path: Path) -> dict:
     return value if isinstance(value, dict) else {}
 
 
+def few(names: list[str]) -> str:
+    """Names for a sentence: the first five, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
 def sync(path: Path) -> None:
     """Flush a file, or a folder's list of names, to the disk itself."""
     if path.is_dir() and os.name == "nt":

@@ -67,7 +67,7 @@ def load(path: str | Path | None) -> Pretrained:
         state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
     except CheckpointError as error:
         others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
-        hint = f"; the run also has {', '.join(others)}" if others else ""
+        hint = f"; the run also has {files.few(others)}" if others else ""
         raise CheckpointError(f"{error}{hint}") from None
     config = run_folder.read_shape(folder, state)
     tensors = run_folder.load_tensors(folder / "model.pt")

@@ -21,6 +21,7 @@ from formats.files import (
     check_room,
     delete_folder,
     error_message,
+    few,
     fingerprint,
     is_foreign,
     read_json,
@@ -201,12 +202,20 @@ def runs_with_steps() -> list[Path]:
 
 def what_is_there(path: Path) -> str:
     """A sentence about a path without a checkpoint, and where checkpoints are."""
+    if (path.parent / "state.json").exists():
+        return f"it is a file of a step; give the step: {path.parent.as_posix()}"
+    if path.name == "ckpt.pt" or (path / "ckpt.pt").exists():
+        return (
+            "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
+            " prepare_data.py TEXT --tokenizer gpt2), or convert its weights to a folder in Hugging"
+            " Face's format and start from that with init_from"
+        )
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
     elif (path / "config.json").exists():
         here = f"this run has not saved yet. If it was stopped: python train.py {path.as_posix()}"
-    runs = ", ".join(run.as_posix() for run in runs_with_steps())
+    runs = few([run.as_posix() for run in runs_with_steps()])
     if runs:
         return f"{here}; runs with checkpoints: {runs}"
     return f"{here}; there are none under {ROOT}/ of {Path.cwd()} either"

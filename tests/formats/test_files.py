@@ -83,6 +83,11 @@ def test_room_is_asked_for_with_two_per_cent_and_a_mebibyte_to_spare(tmp_path, m
         check_room(tmp_path, 50_060_000, "lower it")
 
 
+def test_of_a_long_list_a_few_are_named():
+    assert files.few(list("abcde")) == "a, b, c, d, e"
+    assert files.few(list("abcdefgh")) == "a, b, c, d, e and 3 more"
+
+
 def caused(error, words):
     """An error with another as its cause."""
     error.__cause__ = OSError(words)

@@ -129,7 +129,13 @@ def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeyp
     (tmp_path / "model.pt").touch()
     with pytest.raises(CheckpointError, match="it is a file"):
         run_folder.find(tmp_path / "model.pt")
-    save(tmp_path / "checkpoints" / "a_run", 1)
+    step = save(tmp_path / "checkpoints" / "a_run", 1)
+    with pytest.raises(CheckpointError, match=f"give the step: {step.as_posix()}"):
+        run_folder.find(step / "model.pt")
+    (tmp_path / "ckpt.pt").touch()
+    for path in (tmp_path, tmp_path / "ckpt.pt"):
+        with pytest.raises(CheckpointError, match=r"does not read nanoGPT's ckpt.pt"):
+            run_folder.find(path)
     with pytest.raises(CheckpointError, match=r"does not exist; .* checkpoints/a_run"):
         run_folder.find("nowhere")
 

@@ -324,18 +324,6 @@ def test_ollama_gets_a_name_that_it_takes(text, name):
     assert export.ollama_name(text) == name
 
 
-def test_a_tokenizer_that_llama_cpp_lacks_is_refused(bpe_data, char_data):
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    split["pattern"] = {"Regex": r"\w+|\W+"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    described = Tokenizer.load(bpe_data).description
-    described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
-    with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
-        gguf.check(Tokenizer(described))
-    with pytest.raises(CheckpointError, match="no tokenizer of characters"):
-        gguf.check(Tokenizer.load(char_data))
-
-
 def test_commands_are_quoted(bpe_run, tmp_path):
     target = tmp_path / "it's mine"
     gguf_file = target.with_suffix(".gguf")
