@@ -200,7 +200,9 @@ class WorkFolder:
         if changed:
             raise InputError(
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
-                " another --out, or replace it with --overwrite"
+                " another --out, or replace it with --overwrite; then no run on it continues."
+                " To train a run's weights on other text, prepare that with --tokenizer RUN under"
+                " another --out, and begin a run with init_from = RUN"
             )
         if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
             self._clear()

@@ -68,11 +68,17 @@ class Checkpoint:
         saved, now = self.saved["settings"], config.recorded()
         fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
         self.differences += differences(config, fixed, fixed, "the checkpoint")
-        self.differences += other_data(self.saved["data"], data.meta, "the checkpoint")
+        other = other_data(self.saved["data"], data.meta, "the checkpoint")
         if self.differences:
             raise CheckpointError(
                 f"{self.folder} cannot be continued with these settings; revert them, or choose"
-                " another checkpoint_dir:\n" + "\n".join(self.differences)
+                " another checkpoint_dir:\n" + "\n".join(self.differences + other)
+            )
+        if other:
+            same_tokenizer = "tokenizer_sha256" not in other[0]
+            raise CheckpointError(
+                f"{self.folder} continues only on the data that it was trained on:\n{other[0]}\n"
+                + on_other_data(self.folder.parent, config.data_dir if same_tokenizer else None)
             )
         self.changes = changed_settings(saved, now)
 
@@ -275,6 +281,18 @@ def other_data(trained: dict, meta: Meta, where: str) -> list[str]:
     values = meta.identity().items()
     differ = [name for name, value in values if trained.get(name, value) != value]
     return [f"  data: other {', '.join(differ)} than in {where}"] if differ else []
+
+
+def on_other_data(run: Path, data_dir: str | None) -> str:
+    """The commands that train a run's weights on other data; None: on data still to be prepared."""
+    source, data, prepare = quote(run.as_posix()), data_dir or "data/NAME", ""
+    if data_dir is None:
+        prepare = f"  python prepare_data.py TEXT --tokenizer {source} --out {data}\n"
+    return (
+        f"To train its weights on other text, begin another run:\n{prepare}"
+        f"  python train.py config/finetune.py --init_from={source} --data_dir={quote(data)}"
+        " --checkpoint_dir=checkpoints/NAME"
+    )
 
 
 def changed_settings(saved: dict, now: dict) -> str:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -282,6 +283,22 @@ def test_a_run_does_not_continue_on_the_same_lines_in_another_order(
     data = prepare(tmp_path / "text.txt", tmp_path / "data", "--tokenizer", "char")
     result = train_small(data, finished[0], *WHOLE, "--max_steps=50")
     fails_clearly(result, "data: other sha256 than in the checkpoint")
+    advice = result.stderr.splitlines()[-1].replace("checkpoints/NAME", str(tmp_path / "tuned"))
+    small = ["--max_steps=1", "--batch_size=8", "--compile=False"]
+    tuned = run_script(*shlex.split(advice)[1:], *small)
+    assert "the weights of" in tuned.stdout, tuned.stderr
+
+
+def test_a_text_that_was_added_is_trained_on_as_the_error_says(bpe_run, text_file, tmp_path):
+    data = prepare(text_file, tmp_path / "data", "--vocab_size", 300)
+    result = train_small(data, bpe_run, "--max_steps=30")
+    fails_clearly(result, "other tokenizer_sha256", "only on the data that it was trained on")
+    *_, how_to_prepare, how_to_train = result.stderr.splitlines()
+    for line, more in ((how_to_prepare, []), (how_to_train, ["--max_steps=1", "--compile=False"])):
+        line = line.replace("TEXT", str(text_file)).replace("data/NAME", str(tmp_path / "new"))
+        line = line.replace("checkpoints/NAME", str(tmp_path / "tuned"))
+        done = run_script(*shlex.split(line)[1:], *more)
+        assert done.returncode == 0, done.stderr
 
 
 def test_never_refuses_to_write_over_a_run(finished, little_data):
