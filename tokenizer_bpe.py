@@ -84,6 +84,7 @@ class Tokenizer:
         if self.pattern:
             self.kind = "bpe"
             self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
+            self._vocab = (vocab, special)
         else:
             self.kind = "char"
             self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
@@ -196,15 +197,25 @@ class Tokenizer:
         try:
             if self.kind == "char":
                 return self._characters.encode(text)
-            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
-        except TokenizerError:
-            raise
+            return self._encode_words(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
                 f"the text holds a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
-        except ValueError:  # tiktoken's expressions give up
-            raise TokenizerError("the text holds a million blanks in a row; remove them") from None
+
+    def _encode_words(self, text):
+        """The ids of a text; where tiktoken's expressions give up, word by word."""
+        try:
+            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:
+            raise
+        except ValueError:  # a million blanks in a row
+            import regex  # comes with tiktoken
+
+            whole = _byte_pairs(*self._vocab, r"[\s\S]+", "")  # takes a text as one word
+            words = regex.findall(self.pattern, text)
+            ids = [whole.encode_to_numpy(word, disallowed_special=()) for word in words]
+            return np.concatenate(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD."""

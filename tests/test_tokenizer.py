@@ -103,9 +103,21 @@ def test_end_of_text_in_a_text_is_text():
     assert BPE.decode([BPE.eot_id]) == EOT
 
 
-def test_a_million_blanks_in_a_row_are_a_sentence():
-    with pytest.raises(TokenizerError, match="a million blanks in a row"):
-        BPE.encode(f"Hello!{' ' * 1_100_000}")
+@pytest.mark.parametrize("pattern", [None, QWEN2_PATTERN])
+@pytest.mark.parametrize("run", [" ", "\r\n", "\n \t\u3000", "a1", "汉"])
+def test_a_million_characters_of_a_kind_have_the_ids_of_fewer(run, pattern):
+    tokenizer = BPE
+    if pattern:
+        isolated = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+        to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+        steps = [isolated | {"invert": False}, to_bytes | {"trim_offsets": True}]
+        pre = {"type": "Sequence", "pretokenizers": steps}
+        tokenizer = Tokenizer(BPE.description | {"pre_tokenizer": pre})
+    short, long = (tokenizer.encode(f"Hello!{run * n}{EOT}").tolist() for n in (4096, 1 << 20))
+    assert long[:50] == short[:50] and long[-20:] == short[-20:]
+    assert tokenizer.decode(long) == f"Hello!{run * (1 << 20)}{EOT}"
+    with pytest.raises(TokenizerError, match=f"surrogate at character {len(run) * 4000}"):
+        tokenizer.encode(f"{run * 4000}\ud800")
 
 
 def test_a_vocabulary_that_the_text_does_not_support():

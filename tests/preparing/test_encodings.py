@@ -9,7 +9,7 @@ from preparing.chunks import CHUNK_BYTES, Options, Position
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import documents, ok, prepare, sha, write
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
 
 LINE = "The line is English so far, until it says after quite a long time: Über Brücken führt es. "
 TEXT = LINE * 40
@@ -125,3 +125,12 @@ def test_a_character_of_four_bytes_at_a_cut_stays_whole(tmp_path, tokenizer):
         found = list(read_chunks(sources, Position(), Options(), lambda _, path=path: path))
         assert len(found) == 2
         assert all(chunk.data.decode() for chunk in found)
+
+
+@pytest.mark.parametrize(("format", "run"), [("txt", "\n"), ("jsonl", " "), ("txt", "=")])
+def test_a_long_run_of_one_kind_of_character_is_text(tmp_path, tokenizer, format, run):
+    texts = [*DOCUMENTS[:20], f"start{run * (1_200_000 // len(run))}end"]
+    write(tmp_path / f"a.{format}", format, texts)
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "on_error": "skip"}
+    ok(prepare(tmp_path / f"a.{format}", out=tmp_path / "out", **flags))
+    assert [text.strip("\n") for text in documents(tmp_path / "out")] == texts
