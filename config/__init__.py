@@ -140,8 +140,10 @@ class Config:
     activation_checkpointing: bool = setting(False, "recompute activations to save memory")
     seed: int = setting(1337, "seed of weights, data order and dropout", high=2**32 - 1)
 
-    # Not a setting: the names that preset, run or command line set to a value.
+    # Not settings: the names that preset, run or command line set to a value, and those that the
+    # command line sets.
     given: frozenset = dataclasses.field(default=frozenset(), repr=False, compare=False)
+    typed: frozenset = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
     @property
     def tokens_per_step(self) -> int:
@@ -195,7 +197,7 @@ def load(argv: list[str]) -> Config:
     if values.get("arch") == "qwen3":
         values["bias"] = False  # or a run would record biases that it does not have
     given = frozenset(name for name, value in values.items() if value is not None)
-    config = Config(**values, given=given)
+    config = Config(**values, given=given, typed=frozenset(typed))
     config.checkpoint_dir = config.checkpoint_dir or f"checkpoints/{name}"
     if config.max_steps is None and config.epochs is None:
         config.epochs = 1.0

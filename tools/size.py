@@ -68,7 +68,9 @@ def family(config: Config) -> list[Config]:
 
 def time_size(config: Config, hours: float) -> Size:
     """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs."""
-    run = build(replace(config, checkpoint_dir=str(Path(config.data_dir) / "none")))
+    run = build(
+        replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])
+    )
     step_s, _ = measure(run, TIMED_S)
     text = run.data.train.windows * config.block_size
     batch = config.tokens_per_step

@@ -1,6 +1,8 @@
 """The answers to sample_prompts, at each evaluation."""
 
-from config import ConfigError
+from dataclasses import replace
+
+from config import Config, ConfigError
 from generating.text import complete
 from model import GPT
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -8,15 +10,23 @@ from tokenizer_bpe import Tokenizer, TokenizerError
 NEW_TOKENS = 64
 
 
-def check_prompts(tokenizer: Tokenizer, prompts: list[str]) -> None:
-    """Raises ConfigError for one of sample_prompts that the tokenizer cannot encode."""
-    try:
-        for prompt in prompts:
+def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
+    """The settings with those of sample_prompts that the tokenizer can encode; prints the others.
+
+    The prompts of a preset are in English, and a text at character level may lack its letters.
+    Raises ConfigError for one on the command line.
+    """
+    known = []
+    for prompt in config.sample_prompts:
+        try:
             tokenizer.encode(prompt)
-    except TokenizerError as error:
-        raise ConfigError(
-            f"sample_prompts = {prompts}: {error}; choose others, or --sample_prompts=[]"
-        ) from None
+            known.append(prompt)
+        except TokenizerError as error:
+            problem = f"sample_prompts: {prompt!r}: {error}"
+            if "sample_prompts" in config.typed:
+                raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
+            print(f"{problem}; the run goes without it. --sample_prompts=TEXT sets another")
+    return replace(config, sample_prompts=known)
 
 
 def answer_prompts(

@@ -25,7 +25,7 @@ from training.induction import add_induction_head
 from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
 from training.run import Run
-from training.samples import check_prompts
+from training.samples import without_unknown_characters
 from training.saver import Saver
 from training.schedule import Clock, Schedule, weight_decay_at
 from training.start import NewRun, Start, find_start
@@ -44,7 +44,7 @@ def build(config: Config) -> Run:
     start = find_start(config)
     config = start.settings(config)
     data = open_data(config, device)
-    check_prompts(data.tokenizer, config.sample_prompts)
+    config = without_unknown_characters(config, data.tokenizer)
     start.check(config, data)
     log, val_losses = read_past(folder, start.counters.step)
     schedule = make_schedule(config, start.counters, data, log)
