@@ -33,6 +33,8 @@ def banner(run: Run) -> str:
 def warnings(run: Run) -> list[str]:
     """Settings that are probably mistakes."""
     c, found = run.config, []
+    if run.obstacle:
+        found.append(f"torch.compile cannot work: {run.obstacle}. The run goes on without it")
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
     if c.batch_size > run.data.train.windows:

@@ -22,7 +22,8 @@ class Run:
     """Built by training/setup.py, used by train.py.
 
     id: by which it is known under any name; the same in all its checkpoints. compiles: whether the
-    model is to be compiled. log: the records up to this step.
+    model is to be compiled. obstacle: why it cannot be, though it should, or "". log: the records
+    up to this step.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Run:
     clock: Clock
     saver: Saver
     compiles: bool
+    obstacle: str
     log: list[dict]
 
     @property

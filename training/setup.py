@@ -5,6 +5,11 @@ schedule. What does not fit is an error in a sentence.
 """
 
 import math
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +37,8 @@ from training.start import NewRun, Start, find_start
 from training.state import Counters, State
 from training.trainer import Trainer
 
+COMPILERS = {"win32": "cl", "darwin": "clang++"}  # that torch.compile calls for a CPU; else g++
+
 
 def build(config: Config) -> Run:
     """Find device and data, build the model, continue from a checkpoint if there is one.
@@ -50,6 +57,8 @@ def build(config: Config) -> Run:
     schedule = make_schedule(config, start.counters, data, log)
     state = open_model(config, data, device, start, schedule)
     check_same_on_all_ranks(config, schedule, data.meta)
+    compiles = should_compile(config, state.model, device, schedule)
+    obstacle = compiler_obstacle(device.type) if compiles else ""
     return Run(
         id=run_folder.run_id(folder) or run_folder.new_id(),
         config=config,
@@ -62,7 +71,8 @@ def build(config: Config) -> Run:
         trainer=Trainer(config, device, data, state, schedule),
         clock=Clock(config, state.counters, device.torch, started),
         saver=make_saver(config, data, state, val_losses),
-        compiles=should_compile(config, state.model, device, schedule),
+        compiles=compiles and not obstacle,
+        obstacle=obstacle,
         log=log,
     )
 
@@ -141,6 +151,34 @@ def should_compile(config: Config, model: GPT, device: Device, schedule: Schedul
     tokens = schedule.total_steps * config.tokens_per_step
     flops = tokens * model.flops_per_token() / distributed.world_size
     return flops > {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
+
+
+def compiler_obstacle(device: str) -> str:
+    """Why torch.compile cannot work on this machine, in a sentence; "" where nothing is known.
+
+    Looks at what it needs before it takes half a minute to find out. device: its type.
+    """
+    names = [os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")]
+    folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include"))]
+    folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
+    if device == "cuda" and sys.platform == "linux":  # Triton passes paths with blanks on
+        names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
+    elif device != "cpu":
+        return ""
+    if not any(map(shutil.which, names)):
+        return f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return (
+            f"Python's headers are not in {sysconfig.get_path('include')}; on Debian: apt-get"
+            " install python3-dev"
+        )
+    for folder in folders:
+        if " " in str(folder):
+            return (
+                f"{folder} has a blank in its path, where compilers see two; move the environment,"
+                " or set TORCHINDUCTOR_CACHE_DIR if it is the cache's"
+            )
+    return ""
 
 
 # -- schedule and saves ----------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from config import Config
 from formats import run_folder, run_log
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
-from training.setup import count_steps, should_compile
+from training.banner import banner
+from training.setup import compiler_obstacle, count_steps, should_compile
 from training.state import Counters
 
 # -- whole runs -----------------------------------------------------------------------------------
@@ -204,12 +205,44 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     for path, content in ((empty, b""), (whole, b"a library")):
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    broken = {"CXX": "/nowhere/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ]\n")
+    compiler.chmod(0o755)
+    broken = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     result = trained(char_data, tmp_path / "run", "--compile=True", "--max_steps=10", **broken)
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
     assert re.search(line, result.stdout)
     assert losses(tmp_path / "run")[1]
     assert whole.exists() and not empty.exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "words"),
+    [
+        ("cpu", {"CXX": "/nowhere/c++"}, "no compiler /nowhere/c++; on Debian: apt-get install"),
+        ("cpu", {"PATH": "/nowhere"}, "there is no compiler"),
+        ("cuda", {"PATH": "/nowhere"}, "there is no compiler"),
+        ("cpu", {"TORCHINDUCTOR_CACHE_DIR": "/a b"}, "/a b has a blank in its path"),
+        ("mps", {"PATH": "/nowhere"}, ""),
+        ("cpu", {}, ""),
+    ],
+)
+def test_what_torch_compile_lacks_is_known_before_it_is_tried(
+    monkeypatch, device, variables, words
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = compiler_obstacle(device)
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    run = small_run(little_data, tmp_path, "--compile=True")
+    assert not run.compiles
+    assert ", not compiled" in banner(run)
+    assert "torch.compile cannot work: there is no compiler /nowhere/c++" in banner(run)
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
