@@ -33,6 +33,8 @@ PERMISSION = {
     "gs": "run gcloud auth application-default login with an account that may",
 }
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
+# Names under which file systems give what changes with a file's content, the best one first.
+TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated", "mtime")
 FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
 
 
@@ -49,6 +51,11 @@ def protocol_of(address: str) -> str:
 def without_credentials(address: str) -> str:
     """An address, or any other text, as files record it: without credentials."""
     return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
+
+
+def version_of(info: dict) -> str:
+    """What changes with a file's content; "" if unknown. info: as fsspec describes a file."""
+    return next((str(info[name]) for name in TAGS if info.get(name)), "")
 
 
 class Folder:
@@ -74,6 +81,15 @@ class Folder:
 
         Web servers do not tell sizes: 0 bytes.
         """
+        return {name: info["size"] or 0 for name, info in self._find().items()}
+
+    def versions(self, names: Iterable[str]) -> dict[str, str]:
+        """What changes with the content of these files, by name; a file that is gone has none."""
+        found = self._find()
+        return {name: version_of(found[name]) for name in names if name in found}
+
+    def _find(self):
+        """{name: what fsspec knows} of all files in it and below it."""
         self.files.invalidate_cache()
         # On a disk fsspec passes over what it cannot read: a mount that fails would look empty.
         options = {"on_error": "raise"} if self.on_disk else {}
@@ -88,7 +104,7 @@ class Folder:
             ) from None
         below = f"{self.root}/"
         paths = [path for path in found if path.startswith(below)]
-        return {path.removeprefix(below): found[path]["size"] or 0 for path in paths}
+        return {path.removeprefix(below): found[path] for path in paths}
 
     def read(self, name: str, end: int | None = None) -> bytes:
         """The bytes of a file, up to `end`."""

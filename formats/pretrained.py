@@ -4,17 +4,19 @@ formats/run_folder.py and formats/huggingface.py know these folders. An address 
 disk first.
 """
 
-import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from formats import files, huggingface, mirror, run_folder
-from formats.address import Folder, local_copy, protocol_of
+from formats.address import AddressError, Folder, local_copy, protocol_of
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer
+
+ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
 
 
 @dataclass
@@ -109,16 +111,26 @@ def fetch(address: str) -> Path:
     """Copy a folder in Hugging Face's format, or a step of a run, from an address to this disk.
 
     One of several processes fetches it, and the others wait. A folder in Hugging Face's format is
-    fetched once. Returns the folder. Raises as resolve() does.
+    fetched again once its files have changed. Returns the folder. Raises as resolve() does.
     """
     there = Folder(address)
     with local_copy(there) as here:
-        if is_hf(here):
+        try:
+            sizes = there.list()
+        except AddressError as error:
+            if not is_hf(here):
+                raise
+            print(f"{error}. Using the copy in {here}", file=sys.stderr)
             return here
-        sizes = there.list()
-        if "config.json" in sizes and "model_type" in json.loads(there.read("config.json")):
+        if "config.json" in sizes and b'"model_type"' in there.read("config.json"):
             wanted = huggingface.needed(sizes)
+            versions = there.versions(wanted)
+            if is_hf(here) and files.read_json(here / ORIGIN) == versions:
+                return here
             with files.atomic_folder(here) as partial:
                 there.get_large({name: sizes[name] for name in wanted}, partial)
+                if there.versions(wanted) != versions:
+                    raise AddressError(f"{address} changed while it was fetched; start again")
+                files.write_json(partial / ORIGIN, versions)
             return here
     return mirror.fetch_to_read(address)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from glob import has_magic
 from pathlib import Path
 
-from formats.address import PERMISSION, protocol_of
+from formats.address import PERMISSION, protocol_of, version_of
 from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
 from preparing.threads import begin
@@ -30,8 +30,6 @@ LISTING_S = 10  # seconds of trying to list files, before a run begins
 FETCHING_S = 30 * 60  # seconds of trying to fetch a block; the run can be continued after that
 BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
 QUIET_TRIES = 3  # that fail before a message says so
-# Names under which file systems give what changes with a file's content, the best one first.
-TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated")
 
 
 @functools.cache
@@ -75,26 +73,22 @@ def _list_files(address):
                 f"{address}: the server does not give its size, or no parts of it; fetch it first,"
                 " as with curl -LO, and give the file"
             )
-        return {address: _size_and_version(info)}
+        return {address: (info["size"], version_of(info))}
     path = re.sub(r"\*\*(?=[^/])", "**/*", files._strip_protocol(address))  # **.parquet is common
     found = files.glob(path, detail=True) if has_magic(path) else files.find(path, detail=True)
     return {
-        files.unstrip_protocol(path): _size_and_version(info)
+        files.unstrip_protocol(path): (info["size"], version_of(info))
         for path, info in sorted(found.items())
         if info["type"] == "file"
     }
-
-
-def _size_and_version(info):
-    tags = (str(info[name]) for name in TAGS if info.get(name))
-    return info["size"], next(tags, "")
 
 
 def _check_unchanged(source):
     """Raises InputError when a source is no longer what it was when it was listed."""
     files = file_system(protocol_of(source.path))
     files.invalidate_cache()
-    if _size_and_version(files.info(source.path)) != (source.size, source.version):
+    info = files.info(source.path)
+    if (info["size"], version_of(info)) != (source.size, source.version):
         raise InputError(f"{source.path} changed at its source; start again with --overwrite")
 
 

@@ -15,7 +15,7 @@ from formats.address import Folder
 from formats.run_folder import CheckpointError
 from generating.load import load_model
 from tests.conftest import SMALL, fails_clearly, run_script
-from tests.formats.conftest import logits_agree, saved, small_qwen3
+from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tokenizer_bpe import Tokenizer
 
 
@@ -43,13 +43,13 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     assert "continues at step 1" in second.stdout
 
 
-def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch):
+def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch, capsys):
     from tests.training.store import Store
 
     monkeypatch.chdir(tmp_path)
     hf_model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
     (tmp_path / "hf/flax_model.msgpack").write_text("not needed")
-    with Store():
+    with Store() as store:
         there = Folder("s3://bucket/hf")
         for file in (tmp_path / "hf").iterdir():
             there.put(file, file.name)
@@ -61,7 +61,18 @@ def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monk
         assert not (found.path / "flax_model.msgpack").exists()
         with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
             pretrained.load("s3://bucket/none")
-    assert pretrained.load("s3://bucket/hf").path == found.path  # fetched once
+        assert pretrained.resolve("s3://bucket/hf") == found.path
+        assert capsys.readouterr().err.count("fetching") == 1
+        small_gpt2(tied=False).save_pretrained(tmp_path / "other")
+        for file in (tmp_path / "other").iterdir():
+            there.put(file, file.name)
+        for name in there.list():
+            if "-of-" in name:
+                there.remove(name)
+        assert not pretrained.load("s3://bucket/hf").config.tie_weights
+        store.failing = 1
+        assert pretrained.resolve("s3://bucket/hf") == found.path
+        assert "Using the copy in" in capsys.readouterr().err
 
 
 def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp_path):
