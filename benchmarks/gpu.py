@@ -125,7 +125,8 @@ def main(argv):
     for part in set(args.parts) - set(PARTS):
         parser.error(f"there is no part {part}, but {', '.join(PARTS)}")
     if args.report:
-        print("\n\n".join(map(report, sorted(RESULTS.glob("gpu_*")))))
+        folders = sorted(RESULTS.glob("gpu_*"))
+        print("\n\n".join(map(report, folders)) or f"{RESULTS} has no figures of a GPU yet")
         return 0
     deadline = time.monotonic() + 60 * args.minutes
     # This process takes no memory of the GPU.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hardware
 from benchmarks import ENVIRONMENT
+from command_line import local_path
 from config import Config
 from formats.data_folder import read_meta
 from training.trainer import largest_divisor
@@ -23,7 +24,15 @@ from training.trainer import largest_divisor
 def add_option(parser: argparse.ArgumentParser) -> None:
     """Take --nanogpt PATH."""
     text = "checkout of nanoGPT to compare with"
-    parser.add_argument("--nanogpt", type=Path, metavar="PATH", help=text)
+    parser.add_argument("--nanogpt", type=checkout, metavar="PATH", help=text)
+
+
+def checkout(text: str) -> Path:
+    """A typed path to a checkout. Raises ArgumentTypeError where there is none."""
+    path = local_path(text)
+    if not (path / "train.py").is_file():
+        raise argparse.ArgumentTypeError(f"{path} is no checkout of nanoGPT: it has no train.py")
+    return path
 
 
 def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:
