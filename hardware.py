@@ -152,11 +152,12 @@ def _check_build():
     # A notebook without a GPU may have nvidia-smi, but not the driver. WSL2 has Windows'.
     paths = ("proc/driver/nvidia/version", "dev/dxg")
     driver = os.name == "nt" or any((SYSTEM / path).exists() for path in paths)
-    if driver and shutil.which("nvidia-smi") and "CUDA_VISIBLE_DEVICES" not in os.environ:
+    # "", or what Slurm gives a job without GPUs; 0 is what it gives others.
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
+    if driver and shutil.which("nvidia-smi") and not hidden:
         raise DeviceError(
-            f"this machine has an NVIDIA driver, but PyTorch {torch.__version__} finds no GPU;"
-            f" another build may, or a newer driver:\n  {INSTALL} {BUILDS}/{BUILD}\n"
-            "device = cpu trains without a GPU"
+            f"this machine has an NVIDIA driver, but {_found(0, 'GPU')}; another build may, or a"
+            f" newer driver:\n  {INSTALL} {BUILDS}/{BUILD}\ndevice = cpu trains without a GPU"
         )
 
 

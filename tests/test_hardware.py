@@ -91,6 +91,13 @@ def test_an_nvidia_gpu_that_pytorch_cannot_use_is_named(finds, system, monkeypat
     with pytest.raises(hardware.DeviceError, match=words):
         hardware.find_device(name)
     assert hardware.find_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as Slurm sets it
+    words = "an NVIDIA driver, but .* finds no GPU with CUDA_VISIBLE_DEVICES=0; another build may"
+    with pytest.raises(hardware.DeviceError, match=words):
+        hardware.find_device(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert hardware.find_device("auto") == CPU
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (system / "nvidia-smi").unlink()  # another maker's GPU under WSL2
     assert hardware.find_device("auto") == CPU
 
