@@ -17,6 +17,7 @@ SPEAKERS |= dict.fromkeys(("user", "human", "prompter", "customer"), "User")
 SPEAKERS |= dict.fromkeys(
     ("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), "Assistant"
 )
+CONTENT = ("content", "value", "text")  # the names of a message's text
 
 # The same in the template languages of those who run exported models: Jinja (transformers, GGUF)
 # and Go's text/template (Ollama).
@@ -48,20 +49,21 @@ def turns_of(messages: list[dict]) -> list[str]:
     for message in messages:
         try:
             role = message["role"] if "role" in message else message["from"]
-            content = next(
-                message[name] for name in ("content", "value", "text") if name in message
-            )
-            if isinstance(content, list):  # as OpenAI has it
-                content = "".join(part["text"] for part in content)
-            name = role.strip().lower()
-            content = content.strip().removesuffix(EOT).rstrip()
-        except (TypeError, KeyError, AttributeError, StopIteration):
-            raise ConversationError('not a list of {"role": ..., "content": ...}') from None
+            content = next((message[name] for name in CONTENT if name in message), None)
+        except (TypeError, KeyError):
+            raise ConversationError('is not a list of {"role": ..., "content": ...}') from None
+        name = str(role).strip().lower()
         if name not in SPEAKERS:
+            known = ", ".join(SPEAKERS)
             raise ConversationError(
-                f"of the role {role!r:.40}, which is not among {', '.join(SPEAKERS)}; rename it"
+                f"has the role {role!r:.40}, which is none of {known}; rename it"
             )
-        parts += [f"{SPEAKERS[name]}:", f" {content}\n\n"]
+        if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+            texts = [part.get("text") for part in content]  # as OpenAI has it
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if not isinstance(content, str):
+            raise ConversationError(f"has a message of the role {role!r} without a text")
+        parts += [f"{SPEAKERS[name]}:", f" {content.strip().removesuffix(EOT).rstrip()}\n\n"]
     return parts
 
 

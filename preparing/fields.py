@@ -45,13 +45,12 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
         )
     filled = [name for name in fields if record[name]]
     name = _first(filled, (text_field, TEXT, *CONVERSATIONS))
-    asked, answered = _first(filled, ASKED), _first(filled, ANSWERED)
     if name:
         value = record[name]
         if isinstance(value, str) and name != TEXT:
             value = _parsed(name, value)
-    elif asked and answered:
-        name, value = asked, _exchange(record, asked, _first(filled, ABOUT), answered)
+    elif not text_field and _first(filled, ASKED):
+        name, value = _first(filled, ASKED), _exchange(record, filled)
     else:
         return fields[0], record[fields[0]]
     system = _first(filled, SYSTEM)
@@ -64,16 +63,15 @@ def _first(names, wanted):
     return next((name for name in wanted if name in names), None)
 
 
-def _exchange(record, asked, about, answered):
+def _exchange(record, filled):
     """A question, with what it is about, and its answer as a conversation."""
-    for name in filter(None, (asked, about, answered)):
+    parts = [_first(filled, group) for group in (ASKED, ABOUT, ANSWERED)]
+    for name in filter(None, parts):
         if not isinstance(record[name], str):
             raise InputError(f"{name!r} is {record[name]!s:.40}, not a text")
-    question = [record[name] for name in (asked, about) if name]
-    return [
-        {"role": "user", "content": "\n\n".join(question)},
-        {"role": "assistant", "content": record[answered]},
-    ]
+    asked, about, answer = (record[name] if name else "" for name in parts)
+    question = {"role": "user", "content": f"{asked}\n\n{about}"}
+    return [question, {"role": "assistant", "content": answer}] if answer else [question]
 
 
 def _parsed(name, text):

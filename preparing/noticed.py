@@ -5,7 +5,7 @@ Knows single documents only. cleaning.py corrects and leaves out.
 
 import re
 
-from preparing.chunks import Chunk
+from preparing.chunks import Chunk, Options
 from preparing.cleaning import CleaningReport
 from preparing.tables import is_object
 
@@ -42,9 +42,11 @@ CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
 CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 
 
-def notice(text: str, chunk: Chunk, report: CleaningReport) -> None:
+def notice(text: str, chunk: Chunk, options: Options, report: CleaningReport) -> None:
     """Count what is in the text of a document, or of a part of one, of a chunk."""
     for what, at, size in _found(text, chunk.kind):
+        if what == DAMAGED and options.on_error == "replace":
+            continue  # that is reported as what it was before
         shown = text[max(0, at - SHOWN_BEFORE) : at + SHOWN_AFTER]
         report.add(what, int(not chunk.start.inside), size, [shown])
 

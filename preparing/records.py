@@ -54,7 +54,7 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
                 report.add(rule, 1, len(document.text.encode()), [document.text])
                 continue
         if document.text.strip():
-            notice(document.text, chunk, report)
+            notice(document.text, chunk, options, report)
             if document.turns and REPLY not in document.turns[::2]:
                 report.add(NO_REPLY, 1, len(document.text.encode()), [document.text])
             documents.append(document)
@@ -113,12 +113,12 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         try:
             turns = turns_of(value)
         except ConversationError as error:
-            raise InputError(f"{name!r} is {error}") from None
+            raise InputError(f"{name!r} {error}") from None
         value = "".join(turns)
     if isinstance(value, bytes):
         value = decoded(value, 0)
     if not isinstance(value, str):
-        raise InputError(f"{name!r} is {value!s:.40}, not a text")
+        raise InputError(f"{name!r} is {value!s:.40}, not a text or a list of messages")
     document = Document(value, turns).corrected(functools.partial(_valid, options, decoded), report)
     if turns or EOT not in document.text:
         yield document

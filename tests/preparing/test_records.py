@@ -128,9 +128,10 @@ def test_conversations_of_questions_and_answers_are_read_from_tables(tmp_path, t
 
 
 BAD = [
-    ({"messages": said("narrator", "user")}, "of the role 'narrator', which is not among system,"),
+    ({"messages": said("narrator", "user")}, "has the role 'narrator', which is none of system,"),
     ({"messages": "User: Hello?"}, "'messages' is 'User: Hello\\?', not a list of messages"),
-    ({"messages": [{"role": "user", "content": None}]}, "is not a list of"),
+    ({"messages": [{"role": "user", "content": None}]}, "has a message of the role 'user' without"),
+    ({"messages": {"role": ["user"]}}, "is {'role': .*, not a text or a list of messages"),
     ({"messages": [["user", "Hello?"]]}, "is not a list of"),
     ({"prompt": [{"role": "user"}], "completion": "x"}, "'prompt' is .*, not a text"),
 ]
@@ -158,5 +159,7 @@ def test_the_text_field_decides_between_fields(tmp_path, tokenizer):
 
 
 def test_conversations_without_a_reply_are_counted(tmp_path):
-    _, report = read(tmp_path / "a.jsonl", json.dumps({"messages": said("user")}))
-    assert list(report) == ["conversations in which the assistant says nothing"]
+    for record in ({"messages": said("user")}, {"question": "Good day.", "answer": ""}):
+        texts, report = read(tmp_path / "a.jsonl", json.dumps(record))
+        assert texts == ["User: Good day.\n\n"]
+        assert list(report) == ["conversations in which the assistant says nothing"]
