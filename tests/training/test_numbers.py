@@ -145,6 +145,23 @@ def test_a_resumed_run_goes_on_with_its_clocks_and_its_means(run, little_data, c
     assert logged["cost"] == 1.2
 
 
+@pytest.mark.parametrize(("more", "largest"), [([], 1.0), (["--grad_clip=0.05"], 0.05)])
+def test_gradients_are_clipped_and_their_norm_before_is_logged(
+    little_data, tmp_path, more, largest
+):
+    run = small_run(little_data, tmp_path / "run", *more)
+    with torch.no_grad():
+        run.state.model.ln_f.weight.mul_(20)  # so that they are large
+    recorder = Recorder(run)
+    run.trainer.step()
+    recorder.step(seconds=1.0)
+    norm = run_log.read(run.folder)[-1]["grad_norm"]
+    assert norm > 2
+    moments = [state["exp_avg"] for state in run.state.optimizer.state.values()]
+    clipped = torch.cat([moment.flatten() for moment in moments]).norm() / 0.1  # AdamW's 1 - beta1
+    assert clipped == pytest.approx(largest, rel=1e-3)
+
+
 @pytest.mark.parametrize(("batches", "windows"), [(0, None), (2, 16)])
 def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches, windows):
     ids = torch.from_numpy(np.fromfile(little_data / "val.bin", np.uint16).astype(np.int64))
@@ -161,6 +178,7 @@ def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches,
             count += len(y)
     run.state.model.train()
     run.trainer.config = dataclasses.replace(run.config, eval_batches=batches)
+    run.trainer.micro_batch = 2
     run.trainer.device = dataclasses.replace(run.device, dtype=torch.float32)
     assert run.trainer.evaluate(lambda: False) == pytest.approx(total / count, rel=1e-4)
     assert run.trainer.evaluate(lambda: True) is None
