@@ -62,16 +62,18 @@ def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
 
 
 @pytest.mark.parametrize("windows", [0, 7, 40])
-@pytest.mark.parametrize("micro_batch", [1, 4, 64])
-def test_an_evaluation_counts_each_target_once(tmp_path, windows, micro_batch):
+@pytest.mark.parametrize(("micro_batch", "ranks"), [(1, 1), (4, 1), (64, 1), (4, 2)])
+def test_an_evaluation_counts_each_target_once(tmp_path, windows, micro_batch, ranks):
     ids = make(tmp_path / "data", tokens=1024).astype(np.int64)
-    batches = list(train_split(tmp_path / "data").evaluation(windows, micro_batch))
+    data, batches = train_split(tmp_path / "data"), []
+    for rank in range(ranks):
+        batches += data.evaluation(windows, micro_batch, rank, ranks)
     assert all(x.shape == y.shape == (micro_batch, 32) for x, y in batches)
     x, y = (torch.cat(part).flatten() for part in zip(*batches, strict=True))
     # All, with the partial one; seven, spread over the split; all that are whole, fewer than 40.
     starts = {0: range(0, 1024, 32), 7: [0, 128, 256, 416, 544, 704, 832], 40: range(0, 992, 32)}
-    starts = starts[windows]
-    assert len(batches) == -(-len(starts) // micro_batch)
+    starts = [start for rank in range(ranks) for start in starts[windows][rank::ranks]]
+    assert len(batches) == -(-len(starts) // (ranks * micro_batch)) * ranks
     at = np.concatenate([np.arange(start, min(start + 32, 1023)) for start in starts])
     counts = y != IGNORE
     assert x[counts].tolist() == ids[at].tolist()
