@@ -9,6 +9,7 @@ import torch
 import hardware
 from formats.data_folder import DataError, Meta, Split, read_meta, write_meta
 from model import IGNORE
+from training import distributed
 from training.dataset import Dataset, find_location
 
 CPU = torch.device("cpu")
@@ -23,7 +24,8 @@ def make(folder, dtype="uint16", tokens=5000):
         ids.tofile(folder / f"{name}.bin")
         splits[name] = Split(f"{name}.bin", tokens, 1, tokens, hashlib.sha256(ids).hexdigest())
     tokenizer = {"kind": "bpe", "file": "tokenizer.json", "sha256": "0"}
-    write_meta(folder, Meta(dtype, 60000, 0, tokenizer, splits, [], {}, "now"))
+    vocab_size = 60000 if dtype == "uint16" else 70000
+    write_meta(folder, Meta(dtype, vocab_size, 0, tokenizer, splits, [], {}, "now"))
     return ids
 
 
@@ -83,7 +85,7 @@ def test_an_evaluation_counts_each_target_once(tmp_path, windows, micro_batch, r
 def test_processes_of_one_machine_share_its_memory(monkeypatch):
     monkeypatch.setattr(hardware, "free_ram", lambda: 1000)
     assert find_location(500, CPU) == "ram"
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "local_world_size", 2)
     assert find_location(500, CPU) == "mmap"
 
 
