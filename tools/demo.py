@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import functools
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -25,7 +26,7 @@ from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
 from generating.arguments import add_device
 from generating.chat import Conversation
-from generating.load import open_checkpoint
+from generating.load import LoadedModel, open_checkpoint
 from generating.text import complete
 from tokenizer_bpe import TokenizerError
 from tools import command
@@ -40,7 +41,12 @@ CONTROLS = {  # {setting: (smallest, largest, default, step, meaning)}
 }
 DRAW_S = 0.1  # seconds between updates of a growing text
 QUEUE_S = 0.1  # seconds between checks for a request
-opened = functools.lru_cache(maxsize=4)(open_checkpoint)  # keeps the models in use
+
+
+@functools.lru_cache(maxsize=4)  # keeps the models in use
+def opened(folder: Path, device: torch.device, sha256: str) -> LoadedModel:
+    """The model of a step. sha256: of its state.json, as a run may begin again in its folder."""
+    return open_checkpoint(folder, device)
 
 
 def choices() -> list[str]:
@@ -79,7 +85,8 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
 
 def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
-    checkpoint = opened(run_folder.find(path), device)
+    folder = run_folder.find(path)
+    checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
     chat = saw_conversations(checkpoint.state)
     asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
     stop = [STOP] if chat else []

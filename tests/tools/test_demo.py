@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -125,6 +126,16 @@ def test_each_slider_reaches_the_text(folder, values, text, ended):
     *_, shown = demo.generate(torch.device("cpu"), "The", [run], *values)
     assert shown[0] == text
     assert f", {ended}\n" in shown[1]
+
+
+def test_a_run_that_began_again_in_its_folder_is_loaded_again(tmp_path):
+    values = {name: default for name, (_, _, default, _, _) in demo.CONTROLS.items()}
+    values |= {"temperature": 0, "max_new_tokens": 8}
+    for text in ("The first run", "The other run"):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        reciting(tmp_path / "run", text)
+        *_, (written, _) = demo.write(torch.device("cpu"), str(tmp_path / "run"), "The", values)
+        assert text.startswith(written)
 
 
 def test_other_websites_and_uploads_are_refused(url):
