@@ -16,6 +16,7 @@ import lzma
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command
 from training.dataset import Dataset
+from training.start import other_data
 
 TOKENS = 2048  # per forward: at most about 3 GB of logits, with Qwen3's vocabulary
 COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
@@ -64,6 +66,8 @@ def main(argv: list[str]) -> None:
         data_dir = args.data or state["settings"]["data_dir"]
         loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
         check_data(data_dir, loss_on, folder, state)
+        if not args.data:
+            check_same_data(data_dir, folder, state)
         label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
         models[label] = partial(evaluate, folder, data_dir, loss_on, device)
         if loss_on == "all":
@@ -90,6 +94,16 @@ def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
         raise DataError(
             f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
             f" trained on, or one prepared with --tokenizer {folder}"
+        )
+
+
+def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
+    """Raises DataError where a run's data_dir holds other data now: the run may have seen it."""
+    if other := other_data(state["data"], read_meta(data_dir), folder):
+        raise DataError(
+            f"{data_dir} is no longer what {folder} was trained on, and the model may have seen its"
+            f" validation text; to evaluate on it nevertheless, give --data {quote(data_dir)}:\n"
+            + other[0]
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from formats import run_folder, run_log
-from formats.data_folder import read_meta
+from formats.data_folder import DataError, read_meta
 from generating.load import load_model
 from model import IGNORE
 from tests.conftest import fails_clearly, run_script, train_small
@@ -70,6 +70,15 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     fails_clearly(second, "another tokenizer")
     assert not refused.stdout + second.stdout  # before anything is evaluated
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
+
+
+def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, bpe_data):
+    step = run_folder.find(runs / "bpe")
+    state = run_folder.read_state(step)
+    evaluate.check_same_data(str(bpe_data), step, state)
+    state["data"]["sha256"]["val"] = "another"
+    with pytest.raises(DataError, match=f"may have seen.* give --data {bpe_data}"):
+        evaluate.check_same_data(str(bpe_data), step, state)
 
 
 @pytest.mark.parametrize(
