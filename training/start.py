@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Collection
 from dataclasses import asdict, fields, replace
+from os.path import abspath
 from pathlib import Path
 from shlex import quote
 
@@ -67,6 +68,8 @@ class Checkpoint:
     def check(self, config: Config, data: Data) -> None:
         saved, now = self.saved["settings"], config.recorded()
         fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
+        if config.init_from and abspath(config.init_from) != abspath(saved.get("init_from") or ""):
+            fixed["init_from"] = saved.get("init_from")
         self.differences += differences(config, fixed, fixed, "the checkpoint")
         other = other_data(self.saved["data"], data.meta, "the checkpoint")
         if self.differences:

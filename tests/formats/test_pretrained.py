@@ -41,6 +41,8 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     second = train(bpe_data, run, start, "--block_size=16", "--max_steps=2")
     assert second.returncode == 0, second.stderr
     assert "continues at step 1" in second.stdout
+    other = train(bpe_data, run, bpe_run, "--block_size=16", "--max_steps=2")
+    fails_clearly(other, f"init_from: {start} in the checkpoint, {bpe_run} now", "checkpoint_dir")
 
 
 def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch, capsys):
