@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import functools
 import os
+import re
 import time
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
                 shown[2 * n : 2 * n + 2] = text_and_status
                 yield shown
         except (CheckpointError, TokenizerError) as error:
-            shown[2 * n + 1] = str(error)
+            shown[2 * n + 1] = as_markdown(str(error))
             yield shown
 
 
@@ -97,7 +98,12 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
             drawn_at = time.monotonic()
             speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
             text = row.text.lstrip() if chat else prompt + row.text
-            yield text, f"{speed}, {row.ended or '...'}\n\n{checkpoint.summary}"
+            yield text, f"{speed}, {row.ended or '...'}\n\n{as_markdown(checkpoint.summary)}"
+
+
+def as_markdown(text: str) -> str:
+    """The Markdown that shows a text as it is."""
+    return re.sub(r"([!-/:-@[-`{-~])", r"\\\1", text)
 
 
 def build(device: torch.device):

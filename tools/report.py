@@ -17,6 +17,7 @@ import io
 import itertools
 import math
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ STYLE = [  # of matplotlib
     "seaborn-v0_8-colorblind",  # C0, C1, ... are colours that the colour-blind can tell apart
     {"path.simplify_threshold": 1.0},  # in pixels, so that a long log makes no large picture
     {"text.parse_math": False},  # a "$" in a name is a character
+    {"svg.fonttype": "none"},  # text, for which a browser has the characters of every script
 ]
 
 
@@ -255,6 +257,7 @@ def plot(runs: list[History], column: str):
     from matplotlib.figure import Figure
 
     style.use(STYLE)
+    warnings.filterwarnings("ignore", "Glyph .* missing")  # the PNG has a box for it
     small = [field for field in SMALL if any(run.records(field) for run in runs)]
     figure = Figure(figsize=(14, 8), layout="constrained")
     parts = figure.subplot_mosaic([["loss"] * len(small), small], height_ratios=[2, 1])
@@ -288,7 +291,8 @@ def plot_losses(axes, runs: list[History], column: str) -> None:
             axes.plot(x, y, f"C{n}", linewidth=1, label="training" if single else None)
             late.extend(y[len(y) // 25 :])
         x, y = run.series(loss, column)
-        colour, name = ("C2", "validation") if single else (f"C{n}", run.name)
+        # Matplotlib leaves out of the legend what begins with "_".
+        colour, name = ("C2", "validation") if single else (f"C{n}", f" {run.name}")
         axes.plot(x, y, colour, marker="o" if len(y) <= 40 else None, label=name)
         late.extend(y[len(y) // 25 :])
     if single:

@@ -271,6 +271,8 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     assert ends == (0, 0, 0)
 
     tokenizer.save(tmp_path / "tokenizer.json")
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["clean_up_tokenization_spaces"] is False  # which older versions did
     reader = AutoTokenizer.from_pretrained(tmp_path)
     assert reader.model_max_length == 48
     assert reader.all_special_tokens == [EOT]

@@ -1,5 +1,6 @@
 """tools/report.py: what a run's page holds, how it looks in a real browser, what may be missing."""
 
+import base64
 import html
 import itertools
 import json
@@ -16,21 +17,31 @@ from tests.conftest import SMALL, fails_clearly, run_script, train_small
 from tools.report import History, compare_ends, plot, read_history
 from training.terminal import duration
 
+# A name and a text that would break a page, a picture or a legend which took them as they are.
+ODD = "_a&'$}$ 😀 مرحبا"
+ODD_TEXT = (
+    "</pre></script><img src=x onerror=fail()>&amp; \x00 \u202eمرحبا 😀\n  two  'blanks'\t\"tab\""
+)
+
 
 @pytest.fixture(scope="module")
 def runs(char_data, bpe_data, tmp_path_factory):
     """Real runs with prompts and a price: `char` was resumed, `bpe` has another tokenizer.
 
-    `other` is `char` with another learning rate in its settings.
+    `ODD` is `char` with another learning rate in its settings.
     """
     folder = tmp_path_factory.mktemp("runs")
     said = ["--cost_per_hour=8", '--sample_prompts=["The ", "A <b> & "]', "--log_interval=1"]
     for data, steps in ((char_data, 20), (char_data, 60), (bpe_data, 40)):
         result = train_small(data, folder / data.name, f"--max_steps={steps}", *said)
         assert result.returncode == 0, result.stderr
-    shutil.copytree(folder / "char", folder / "other")
-    settings = json.loads((folder / "char/config.json").read_text()) | {"learning_rate": 1e-3}
-    (folder / "other/config.json").write_text(json.dumps(settings))
+    log = run_log.read(folder / "char")
+    for record in log:
+        for sample in record.get("samples", []):
+            sample["text"] = ODD_TEXT
+    odd = edited(folder / "char", folder / ODD, lambda _: log)
+    settings = json.loads((odd / "config.json").read_text()) | {"learning_rate": 1e-3}
+    (odd / "config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -96,8 +107,11 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
 
 
 def test_several_runs_are_compared_with_the_settings_that_differ(runs, tmp_path):
-    page = report(runs / "char", runs / "other", "--out", tmp_path / "both.html")
+    page = report(runs / "char", runs / ODD, "--out", tmp_path / "both.html")
     assert "different data" not in page
+    pictures = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
+    assert len(pictures) == 3
+    assert all(ODD in html.unescape(base64.b64decode(text).decode()) for text in pictures)
     assert "<td>learning_rate</td><td>0.003</td><td>0.001</td>" in page
 
 
@@ -174,11 +188,12 @@ def test_a_run_not_yet_evaluated_is_not_compared():
 
 def test_in_a_browser_it_fits_the_screen_and_nothing_is_loaded(browser, runs, tmp_path):
     report(runs / "char", "--out", tmp_path / "one.html")
-    report(runs / "char", runs / "other", "--out", tmp_path / "two.html")
+    report(runs / "char", runs / ODD, "--out", tmp_path / "two.html")
     for width, name in itertools.product((1366, 390), ("one.html", "two.html")):
         tab = browser.new_page(viewport={"width": width, "height": 800})
-        asked = []
-        tab.on("request", lambda request: asked.append(request.url[:60]))  # noqa: B023
+        asked, failed = [], []
+        tab.on("request", lambda request: asked.append(request.url[:200]))  # noqa: B023
+        tab.on("pageerror", lambda error: failed.append(str(error)))  # noqa: B023
         tab.goto((tmp_path / name).as_uri())
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         losses = tab.locator("img:visible")
@@ -186,7 +201,12 @@ def test_in_a_browser_it_fits_the_screen_and_nothing_is_loaded(browser, runs, tm
         assert losses.evaluate("image => image.naturalWidth") > 0
         tab.get_by_text("tokens", exact=True).first.click()
         assert losses.get_attribute("src") != before
-        assert all(url.startswith(("file:", "data:")) for url in asked)
+        if name == "two.html":
+            assert tab.title() == f"char, {ODD}"
+            shown = ODD_TEXT.replace("\0", "␀")
+            assert f"The {shown}" in tab.locator("pre").all_text_contents()
+        assert all(url.startswith((tab.url, "data:")) for url in asked)
+        assert failed == []
         tab.close()
 
 
