@@ -186,10 +186,11 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
 def check_masked(folder: str | Path, meta: Meta) -> None:
     """Raises DataError where the data has no replies to train on."""
     if not meta.splits["train"].counted("assistant").tokens:
+        tokenizer = shlex.quote(str(folder))
         raise DataError(
             f"loss_on = assistant, but {folder} has no mask of the assistant's tokens: it holds no"
             " conversations. Prepare some, a list of messages a line:\n  python prepare_data.py"
-            f" CONVERSATIONS.jsonl --tokenizer {folder} --out data/chat\n(with init_from, give"
+            f" CONVERSATIONS.jsonl --tokenizer {tokenizer} --out data/chat\n(with init_from, give"
             " --tokenizer its path) and train with --data_dir=data/chat, or use loss_on = all"
         )
 
@@ -207,8 +208,12 @@ def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
 def _how_to_prepare(folder):
     """The command for a folder that holds no prepared data, and the folders that do."""
     text, out = "YOUR_TEXT", shlex.quote(folder.as_posix())
+    if (folder / ".partial").exists():
+        return f"{folder.as_posix()} is not finished; repeat the command that prepares it"
     if folder.exists():
-        text, out = out, "data/NAME"
+        if folder.resolve() != Path("data").resolve():  # which holds prepared data, not text
+            text = out
+        out = "data/NAME"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
     return (
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Collection
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -214,7 +215,8 @@ def what_is_there(path: Path) -> str:
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
     elif (path / "config.json").exists():
-        here = f"this run has not saved yet. If it was stopped: python train.py {path.as_posix()}"
+        command = f"python train.py {quote(path.as_posix())}"
+        here = f"this run has not saved yet. If it was stopped: {command}"
     runs = few([run.as_posix() for run in runs_with_steps()])
     if runs:
         return f"{here}; runs with checkpoints: {runs}"

@@ -93,7 +93,7 @@ def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
     if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
         raise DataError(
             f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
-            f" trained on, or one prepared with --tokenizer {folder}"
+            f" trained on, or one prepared with --tokenizer {quote(str(folder))}"
         )
 
 

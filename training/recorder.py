@@ -240,7 +240,7 @@ class Recorder:
         print(f"  {generate_command(run)}")
         command = f"python -m tools.evaluate {quote(folder.as_posix())}"
         if importlib.util.find_spec("matplotlib"):
-            command = f"python -m tools.report {quote(folder.as_posix())} [OTHER RUN ...]"
+            command = f"python -m tools.report {quote(folder.as_posix())}"
         print(f"  {command}")
 
 
@@ -267,11 +267,17 @@ def loss_curve(folder: Path) -> str:
 
 def continue_command(run: Run) -> str:
     """The command that continues a run with its own settings."""
-    launcher = "python" if distributed.world_size == 1 else "torchrun ..."
+    launcher = "python"
+    if distributed.world_size > 1:  # those of several machines have other options too
+        launcher = f"torchrun --nproc_per_node={distributed.local_world_size}"
     return f"{launcher} train.py {quote(run.folder.as_posix())}"
 
 
 def generate_command(run: Run) -> str:
     """The command that generates from a run, or chats where it was trained on conversations."""
-    how = "--chat" if run.data.meta.splits["train"].mask else "--prompt TEXT"
-    return f"python generate.py --checkpoint {quote(run.folder.as_posix())} {how}"
+    command = f"python generate.py --checkpoint {quote(run.folder.as_posix())}"
+    if run.data.meta.splits["train"].mask:
+        return f"{command} --chat"
+    for prompt in run.config.sample_prompts[:1]:
+        return f"{command} --prompt={quote(prompt)}"
+    return command  # it asks for a prompt: one of ours may have characters that the text lacks

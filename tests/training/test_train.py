@@ -83,7 +83,7 @@ def test_a_run_says_what_it_is_and_how_to_use_it(finished):
         r" per byte, best [\d.]+, [\d,]+ tokens/s, cost [\d.]+, \d+ s left\n  \| The"
     )
     assert re.search(line, out)
-    report = f"python -m tools.report {folder} [OTHER RUN ...]\n"
+    report = f"python -m tools.report {folder}\n"
     best = f"kept in {run_folder.find(folder)}"
     for words in ("256 tokens = 8 x 32", "40 steps", "o validation", "python generate.py", report):
         assert words in out
