@@ -75,6 +75,11 @@ def noise(text: str) -> str:
     visible = len("".join(text.split()))
     if text.count(commonest) > MAX_CHAR_SHARE * visible:
         return f"one character is more than {MAX_CHAR_SHARE:.0%}"
-    if sum(map(str.isalnum, sample)) < MIN_LETTERS * len(sample):
+    if sum(map(_is_letter, sample)) < MIN_LETTERS * len(sample):
         return too_few_letters
     return ""
+
+
+def _is_letter(char):
+    """True for letters and digits, and for marks, such as the vowels of Burmese and Hindi."""
+    return char.isalnum() or unicodedata.category(char)[0] == "M"
