@@ -57,6 +57,14 @@ class Source:
     def is_remote(self) -> bool:
         return bool(protocol_of(self.path))
 
+    def is_unchanged(self) -> bool:
+        """True if a file on this disk has the size and the time that it had."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return False
+        return (stat.st_size, str(stat.st_mtime_ns)) == (self.size, self.version)
+
 
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (names, addresses, files, folders, globs), each once.

@@ -31,7 +31,7 @@ def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
             "sha256": sha256(work.tokenizer),
         },
         splits=writer.finish(),
-        sources=work.listed_sources(),
+        sources=work.checked_sources(),
         settings=work.settings,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )

@@ -5,6 +5,7 @@ progress.json (writer.py) how far it is.
 """
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -12,16 +13,16 @@ import itertools
 import math
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from formats.data_folder import Meta, read_meta, write_meta
-from formats.files import is_foreign, read_json, read_text, write_json
+from formats.files import is_foreign, read_json, read_text, sha256, write_json
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
 from preparing.chunks import CHUNK_BYTES, Chunk, Position
@@ -31,7 +32,7 @@ from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.remote import DownloadCache
 from preparing.sources import Source, find_sources, keep_stdin
-from preparing.threads import map_in_order
+from preparing.threads import begin, map_in_order
 from tokenizer_bpe import Tokenizer
 
 VAL_FRACTION = 0.1  # share of the text that is held back for validation
@@ -186,7 +187,36 @@ class WorkFolder:
         return sum(source.size for source in self.sources)
 
     def listed_sources(self) -> list[dict]:
-        return [{"path": source.name, "bytes": source.size} for source in self.sources]
+        """The input files, by which later work is compared with this."""
+        return [
+            {"path": source.name, "bytes": source.size, "version": source.version}
+            for source in self.sources
+        ]
+
+    def checked_sources(self) -> list[dict]:
+        """The same with checksums of the files on this disk.
+
+        Without that of a file that changed while it was read, so that it counts as another one.
+        """
+        listed = self.checksums.result()
+        for source, values in zip(self.sources, listed, strict=True):
+            if not (source.is_remote or self.is_stdin) and not source.is_unchanged():
+                values.pop("sha256", None)
+                print(
+                    f"{source.name} changed while it was read; prepare it again with --overwrite"
+                    " once it is complete",
+                    file=sys.stderr,
+                )
+        return listed
+
+    def _with_checksums(self, path, plan):
+        """Read the files once more for their checksums; plan.json gets them too, for a resume."""
+        for source, values in zip(self.sources, plan["sources"], strict=True):
+            if not source.is_remote:
+                with contextlib.suppress(OSError):  # it is gone since
+                    values["sha256"] = sha256(Path(source.path))
+        write_json(path, plan)
+        return plan["sources"]
 
     def finished(self) -> str:
         """A line about this dataset if it is finished, else "".
@@ -196,7 +226,7 @@ class WorkFolder:
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
         meta = read_meta(self.out)
-        changed = self._differences(meta.settings, meta.sources, self.listed_sources())
+        changed = self._differences(meta.settings, meta.sources)
         if changed:
             raise InputError(
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"
@@ -208,29 +238,31 @@ class WorkFolder:
             self._clear()
         return f"{self.out} is finished already (--overwrite makes it again)"
 
-    def _differences(self, settings, former_sources, sources):
+    def _differences(self, settings, former_sources):
         """Describe how former work differs from this one; "" where it does not."""
         found = [
             f"{name} was {settings.get(name)}, is now {self.settings.get(name)}"
             for name in sorted((settings | self.settings).keys() - {TEXT_BYTES})
             if settings.get(name) != self.settings.get(name)
         ]
-        for before, after in itertools.zip_longest(former_sources, sources):
-            if before != after:
-                found.append(f"the input differs from {(after or before)['path']} on")
+        for before, source in itertools.zip_longest(former_sources, self.sources):
+            if not (before and source and _is_same(before, source)):
+                name = source.name if source else before["path"]
+                found.append(f"the input differs from {name} on")
+                if before and source and (name, source.size) == (before["path"], before["bytes"]):
+                    found[-1] += ", whose content has changed"
                 break
         return "; ".join(found)
 
     def start_or_resume(self) -> None:
         """Record what this work is. Raises InputError when the folder holds parts of other work."""
         path = self.path / "plan.json"
-        sources = [dataclasses.asdict(source) | {"path": source.name} for source in self.sources]
-        plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": sources}
+        plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": self.listed_sources()}
         former = read_json(path) or plan
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
-        changed = self._differences(former["settings"], former["sources"], sources)
+        changed = self._differences(former["settings"], former["sources"])
         if former.get("format") != PLAN_FORMAT:
             changed = changed or "an earlier version of this program began it"
         if changed and self.journal.exists() and not self.plan.overwrite:
@@ -245,13 +277,14 @@ class WorkFolder:
                 (self.path / name).unlink(missing_ok=True)
             plan["settings"] = self.settings = self._settings()
         write_json(path, plan)
+        self.checksums = begin(self._with_checksums, path, plan)
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
         """The chunks of some sources from `start` on, in order; fetches remote ones."""
         files = DownloadCache(sources, self.cache, self.plan.cache_gb * 1e9)
         return read_chunks(sources, start, self.plan.options, files.path)
 
-    @contextmanager
+    @contextlib.contextmanager
     def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
         """Gives function(chunk) for each chunk of the text from `start` on, in order.
 
@@ -290,6 +323,18 @@ class WorkFolder:
     def _clear(self):
         # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
         shutil.rmtree(self.path, ignore_errors=os.name == "nt")
+
+
+def _is_same(before, source):
+    """True if a source is what a listed one was, by size and time, or else by its checksum.
+
+    Earlier versions listed the size alone.
+    """
+    if (before["path"], before["bytes"]) != (source.name, source.size):
+        return False
+    if before.get("version", source.version) == source.version:
+        return True
+    return "sha256" in before and before["sha256"] == sha256(Path(source.path))
 
 
 def _given_tokenizer(name):

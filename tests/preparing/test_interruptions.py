@@ -1,6 +1,7 @@
 """Kill prepare_data.py at any time and run it again: nothing is lost, nothing is mixed."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 
 import prepare_data
 from formats.data_folder import read_meta
+from formats.files import read_text
 from preparing.arguments import parse
 from tests.conftest import conversations, fails_clearly, prose, write_conversations
 from tests.power_cut import lay, power_cuts
@@ -192,6 +194,22 @@ def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
     fails_clearly(result, "on_error was replace, is now stop")
     ok(prepare("-", text="Other text.", overwrite=True, tokenizer="char", out=tmp_path / "out"))
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
+
+
+def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
+    tmp_path, tokenizer, large
+):
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    process = start(large, **flags)
+    while "sha256" not in read_text(tmp_path / "out/.partial/plan.json") and process.poll() is None:
+        time.sleep(0.01)
+    kill_midway(process, tmp_path / "out")
+    os.utime(large, (1, 1))
+    text = large.read_text()
+    large.write_text(text.replace("the", "eth"))
+    fails_clearly(prepare(large, **flags), "a.txt on, whose content has changed", "--overwrite")
+    large.write_text(text)
+    assert "continuing after" in ok(prepare(large, **flags)).stderr
 
 
 def test_unfinished_work_of_an_earlier_version_is_not_continued(tmp_path, tokenizer, large):

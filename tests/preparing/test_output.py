@@ -1,6 +1,7 @@
 """The output of prepare_data.py: splits, cleaning, finished folders and --verify."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -146,6 +147,21 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     assert read_meta(tmp_path / "out").tokenizer["kind"] == "char"
 
 
+def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, tokenizer):
+    path, out = tmp_path / "a.txt", tmp_path / "out"
+    write(path, "txt", DOCUMENTS)
+    flags = {"tokenizer": tokenizer, "out": out}
+    ok(prepare(path, **flags))
+    os.utime(path, (1, 1))
+    assert "finished already" in ok(prepare(path, **flags)).stdout
+    path.write_text(path.read_text().replace("the", "eth"))  # of the same size
+    fails_clearly(prepare(path, **flags), "a.txt on, whose content has changed", "--overwrite")
+    meta = json.loads((out / "meta.json").read_text())
+    del meta["sha256"], meta["settings"]["text_bytes"], meta["sources"][0]["version"]
+    (out / "meta.json").write_text(json.dumps(meta))  # as earlier versions wrote it
+    assert "finished already" in ok(prepare(path, **flags)).stdout
+
+
 def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
     text, out = tmp_path / "a.txt", tmp_path / "out"
     write(text, "txt", DOCUMENTS)
@@ -192,6 +208,17 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     assert copies["bytes"] == sum(len(t.encode()) for t in DOCUMENTS[:5])
     for rule, size in (("not in NFC", 1), ("control characters", 1), ("broken encoding", 3)):
         assert (report[rule]["documents"], report[rule]["bytes"]) == (1, size)
+
+
+def test_cleaning_keeps_scripts_whose_vowels_are_marks(tmp_path, tokenizer):
+    texts = [  # Burmese words, and a line of Hindi
+        "ဖွံ့ဖြိုးမှု မြို့တို့၌ ပြီးပြည့်စုံ ကြွေးကြော်သည် ငြိမ်းချမ်း တို့ကို",
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता प्राप्त है।",
+    ]
+    write(tmp_path / "a.jsonl", "jsonl", texts)
+    flags = {"clean": True, "tokenizer": tokenizer, "val_fraction": 0}
+    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    assert len(documents(tmp_path / "out")) == len(texts)
 
 
 def test_documents_above_a_megabyte_are_not_compared(tmp_path, tokenizer):
