@@ -139,6 +139,7 @@ def _add_arguments(parser):
 def encoding(name: str) -> str | None:
     """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
     try:
+        "".encode(name)  # rot13 and the like encode no text
         found = codecs.lookup(name).name
     except LookupError:
         raise ArgumentTypeError(

@@ -1,6 +1,7 @@
 """Files that are no text: what they are, and what makes text of them."""
 
 import codecs
+import contextlib
 import re
 
 HEAD_CHARS = 1 << 13  # at the beginning of a file, by which it is judged
@@ -42,8 +43,7 @@ FORMATS = (
     ("an Arrow file", (".arrow", ".feather"), rb"ARROW1|\xff{4}", "save it as Parquet"),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
-# Bytes of four in which most characters of a text have a zero -> its encoding.
-ZEROS = {"0101": "utf-16-le", "1010": "utf-16-be", "0111": "utf-32-le", "1110": "utf-32-be"}
+WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def foreign(name: str, head: bytes = b"") -> str:
@@ -68,7 +68,18 @@ def binary(head: bytes, text: str) -> str:
     controls = len(CONTROL.findall(text))
     if controls <= most * len(text):
         return ""
-    zeros = "".join(str(int(2 * head[n::4].count(0) > len(head) / 4)) for n in range(4))
-    if zeros in ZEROS:
-        return f"text in {ZEROS[zeros]} without a byte order mark; give --encoding {ZEROS[zeros]}"
+    if encoding := _wide(head):
+        return f"text in {encoding} without a byte order mark; give --encoding {encoding}"
     return f"binary data, not text: {controls / len(text):.0%} of it are control characters"
+
+
+def _wide(head):
+    """The encoding of WIDE in which bytes are ordinary text; "" for none."""
+    blanks = dict.fromkeys(WIDE, 0)
+    for name in WIDE:
+        with contextlib.suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(name)().decode(head)
+            if not CONTROL.search(text):
+                blanks[name] = text.count(" ") + text.count("\n")
+    best = max(blanks, key=blanks.get)
+    return best if blanks[best] else ""

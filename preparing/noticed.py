@@ -37,7 +37,10 @@ TOKENS = (
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),
 )
-PAGE = re.compile(r"\s*<(!doctype html|html)\b", re.IGNORECASE)
+PAGE = re.compile(
+    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
 CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 

@@ -30,6 +30,18 @@ MARKS = {
 }
 
 
+def _escape(error):
+    """Bytes that are broken in their encoding as lone surrogates, each of which is one byte.
+
+    As surrogateescape does it, and in UTF-16 and UTF-32 too.
+    """
+    broken = error.object[error.start : error.end]
+    return "".join(chr(0xDC80 | byte) for byte in broken), error.end
+
+
+codecs.register_error("escape", _escape)
+
+
 def read_chunks(
     sources: list[Source], start: Position, options: Options, path_of: Callable
 ) -> Iterator[Chunk]:
@@ -139,7 +151,7 @@ def _blocks(source, raw, encoding, start):
         while block := stream.read1(CHUNK_BYTES):
             yield block
         return
-    text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
+    text = io.TextIOWrapper(stream, encoding, "escape", newline="")
     while block := text.read(CHUNK_BYTES):
         data = block.encode("utf-8", "surrogateescape")
         if data[start:]:
@@ -169,7 +181,7 @@ def _rows(source, kind, raw, encoding, options):
     if kind == "parquet":
         return parquet_rows(source.name, raw, options)
     stream = _opened(source, raw)
-    text = io.TextIOWrapper(stream, encoding or "utf-8-sig", "surrogateescape", newline="")
+    text = io.TextIOWrapper(stream, encoding or "utf-8-sig", "escape", newline="")
     if kind == "json":
         return json_rows(source.name, text.read(), options)
     return csv_rows(source.name, kind, text, options)

@@ -5,11 +5,12 @@ import json
 import pytest
 
 from formats.data_folder import read_meta
+from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options, Position
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, sha, write
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, sha, write
 
 LINE = "The line is English so far, until it says after quite a long time: Über Brücken führt es. "
 TEXT = LINE * 40
@@ -96,6 +97,15 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     fails_clearly(prepare(path, encoding="utf-16", **plain), "latin-1.txt is not utf-16: ")
     replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
     assert "not ascii: taken with U+FFFD: 1 document, 120 bytes" in replaced.stdout
+
+
+def test_broken_utf_16_is_treated_as_broken_utf_8_is(tmp_path):
+    """Half a character, as where a file was cut, and half a pair."""
+    data = "one\n".encode("utf-16") + b"\x00\xd8" + "two\n".encode("utf-16-le") + b"x"
+    with pytest.raises(InputError, match=r"a\.txt: not UTF-8: byte 0x80"):
+        read(tmp_path / "a.txt", data)
+    assert read(tmp_path / "a.txt", on_error="replace")[0] == ["one\n\ufffd\ufffdtwo\n\ufffd"]
+    assert read(tmp_path / "a.txt", on_error="skip")[0] == []
 
 
 def test_a_byte_order_mark_is_no_text_in_any_chunk(tmp_path, tokenizer):

@@ -54,6 +54,7 @@ NOTICED = {
     "a\0b\x1b[31mc\n\tand\r\n\f": ("control characters, such as NUL", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
     "<!DOCTYPE html>\n<p>Hello": ("HTML with its markup", 24),
+    "<!-- saved -->\n<html><p>Hello": ("HTML with its markup", 29),
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
 }
 
