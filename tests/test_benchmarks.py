@@ -76,7 +76,8 @@ def test_a_plain_loop_gets_the_sequences_that_a_gpu_holds(gigabytes, sequences):
 
 # Finds no package that tests alone need, as on a rented machine.
 WITHOUT_THEM = """
-import re, sys
+import re
+from importlib.machinery import PathFinder
 from importlib.metadata import packages_distributions
 
 def listed(path):
@@ -86,12 +87,10 @@ extra = listed("requirements-dev.txt") | listed("requirements-tools.txt")
 extra -= listed("requirements.txt") | {"pytest"}
 hidden = {name for name, of in packages_distributions().items() if extra & set(map(str.lower, of))}
 
-class Finder:
-    def find_spec(name, *_):
-        if name.partition(".")[0] in hidden:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Finder)
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(
+    lambda cls, name, *more: None if name in hidden else find(name, *more)
+)
 """
 
 
