@@ -43,7 +43,7 @@ def test_a_file_is_held_out_as_a_whole(tmp_path):
 
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
-    settings = (*SMALL, f"--data_dir={char_data}", "--n_layer=1", "--block_size=16")
+    settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16")
     result = run_script("-m", "benchmarks.gpu", "rates", *settings, BENCHMARK_RESULTS=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     (folder,) = tmp_path.glob("gpu_*")
