@@ -118,11 +118,12 @@ def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) ->
     with hardware.autocast(device, hardware.find_dtype(device, "auto")):
         loss, error = validation_loss(model, data)
     perplexity, bits = command.perplexity(loss), meta.bits_per_byte(1.0, loss_on)
-    return (
-        f"{loss:,.4f} ±{error:.4f}".rjust(18)
-        + f"{command.number(perplexity)} ±{command.number(perplexity * error)}".rjust(22)
-        + f"{bits * loss:,.3f} ±{bits * error:.3f}".rjust(16)
-    )
+    columns = [
+        f"{loss:,.4f} ±{error:.4f}",
+        f"{command.number(perplexity)} ±{command.number(perplexity * error)}",
+        f"{bits * loss:,.3f} ±{bits * error:.3f}",
+    ]
+    return "{:>18} {:>21} {:>15}".format(*columns)
 
 
 @torch.inference_mode()
