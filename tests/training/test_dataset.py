@@ -53,14 +53,17 @@ def test_batches_are_the_same_in_ram_and_memory_mapped(tmp_path, monkeypatch, dt
 def test_an_epoch_visits_every_window_once_from_a_drawn_offset(tmp_path):
     ids = make(tmp_path / "data")
     data = train_split(tmp_path / "data")
-    x, y = data.batch(0, data.windows, 3)
     places = np.lib.stride_tricks.sliding_window_view(ids, 32)
-    seen = sorted(int(np.flatnonzero((places == row.numpy()).all(1))[0]) for row in x)
-    offset = seen[0] % 32
-    assert seen == list(range(offset, offset + 32 * data.windows, 32))
-    assert torch.equal(x[:, 1:], y[:, :-1])
-    next_epoch, _ = data.batch(data.windows, data.windows, 3)
-    assert not torch.equal(next_epoch, x)
+    offsets, orders = [], []
+    for seed, epoch in ((3, 0), (3, 1), (4, 0), (5, 0)):
+        x, y = data.batch(epoch * data.windows, data.windows, seed)
+        assert torch.equal(x[:, 1:], y[:, :-1])
+        seen = [int(np.flatnonzero((places == row.numpy()).all(1))[0]) for row in x]
+        offsets.append(min(seen) % 32)
+        orders.append([start // 32 for start in seen])
+        assert sorted(seen) == [offsets[-1] + 32 * n for n in range(data.windows)]
+    for drawn in (offsets, orders):
+        assert len(set(map(str, drawn))) == 4
 
 
 @pytest.mark.parametrize("windows", [0, 7, 40])
