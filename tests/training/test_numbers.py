@@ -164,6 +164,17 @@ def test_gradients_are_clipped_and_their_norm_before_is_logged(
     assert clipped == pytest.approx(largest, rel=1e-3)
 
 
+def test_a_step_whose_gradients_alone_are_nan_counts_as_bad(run):
+    recorder, good = Recorder(run), take_steps(run, 1)
+    loss = run.trainer.gradients()
+    run.state.model.ln_f.weight.grad[0] = math.nan
+    run.trainer.update(loss)
+    recorder.step(seconds=1.0)
+    logged = run_log.read(run.folder)[-1]
+    assert (logged["bad_steps"], logged["grad_norm"]) == (1, None)
+    assert logged["loss"] == pytest.approx(good, rel=1e-5)
+
+
 @pytest.mark.parametrize(("batches", "windows"), [(0, None), (2, 16)])
 def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches, windows):
     ids = torch.from_numpy(np.fromfile(little_data / "val.bin", np.uint16).astype(np.int64))
