@@ -119,11 +119,16 @@ def convert(field: Field, value, where: str | Path):
         shown = reprlib.repr(value)
         raise ConfigError(f"{where}: {field.name} = {shown}, but it takes {describe(field)}")
     if limits["place"] and value is not None:
-        try:
-            return place(value)
-        except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"{where}: {field.name}: {error}") from None
+        return placed(value, f"{where}: {field.name}")
     return value
+
+
+def placed(text: str, where: str) -> str:
+    """The path or address that a text means. Raises ConfigError."""
+    try:
+        return place(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 # -- where the values come from --------------------------------------------------------------------
@@ -155,7 +160,7 @@ def read_arguments(argv: list[str], table: dict[str, Field]) -> tuple[dict, Path
             f"a run takes one preset, not {others[0]} and {others[1]}; a value with blanks needs"
             " quotes around it"
         )
-    return values, Path(place(others[0])) if others else None
+    return values, Path(placed(others[0], where)) if others else None
 
 
 def is_value(word: str, field: Field) -> bool:

@@ -106,10 +106,18 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def parse_json(text: str | bytes):
+    """json.loads, whose RecursionError for what is nested too deep is a ValueError here."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
 def read_json(path: Path) -> dict:
     """The object in a small JSON file; {} if the file is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -6,7 +6,6 @@ layouts of the tensors, and model.safetensors, also in shards. Does not know how
 
 import dataclasses
 import importlib.util
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -86,7 +85,7 @@ def read_config(folder: Path) -> GPTConfig:
     Raises CheckpointError that lists all that model.py does not build.
     """
     path = folder / "config.json"
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = files.parse_json(path.read_text(encoding="utf-8"))
     arch = values["model_type"]
     if arch not in SHAPES:
         raise CheckpointError(

@@ -4,7 +4,6 @@ A step folder is whole or it does not exist: it is written under a temporary nam
 and renamed. Knows tensors and plain values, not what they mean.
 """
 
-import json
 import os
 import re
 import secrets
@@ -25,6 +24,7 @@ from formats.files import (
     few,
     fingerprint,
     is_foreign,
+    parse_json,
     read_json,
     read_text,
     sha256,
@@ -115,7 +115,7 @@ def read_state(folder: Path, names=FILES) -> dict:
     """
     path = folder / "state.json"
     try:
-        state = dict(json.loads(path.read_text(encoding="utf-8")))
+        state = dict(parse_json(path.read_text(encoding="utf-8")))
         checksums = {name: sha256(folder / name) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing") from None

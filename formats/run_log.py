@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from formats.files import write_text
+from formats.files import parse_json, write_text
 
 NAME = "log.jsonl"
 
@@ -70,7 +70,7 @@ def read(run: Path) -> list[dict]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError):
-                record = json.loads(line)
+                record = parse_json(line)
                 if isinstance(record, dict) and "step" in record:
                     records.append(record)
     return records

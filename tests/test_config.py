@@ -64,6 +64,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("", ["Name a preset, ", " config/demo.py; config/ has chat.py, "]),
         ("config/demo.py config/chat.py", ["one preset, not config/demo.py and config/chat.py"]),
         ("config/demo.py --batch_size", ["--batch_size has no value", "--batch_size=VALUE"]),
+        ("''", ["the command line: it is empty"]),
         ("--batch_size --compile=False", ["--batch_size has no value", "--batch_size=VALUE"]),
         ("--mirror=", ["--mirror has no value; write --mirror=VALUE"]),
         ("--data_dir=''", ["data_dir: it is empty; is a variable in it not set?"]),
@@ -251,12 +252,15 @@ def test_a_run_without_a_folder_is_called_after_its_preset(line, folder):
     assert config.load(line.split()).checkpoint_dir == folder
 
 
-def test_help_lists_every_setting(capsys):
+def test_help_lists_every_setting_with_its_default(capsys):
     with pytest.raises(SystemExit) as exit_:
         config.load(["--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert [name for name in SETTINGS if f"--{name}=" not in text] == []
+    known = "grad_clip=1.0 learning_rate=0.0003 weight_decay=0.1 beta2=0.95 dropout=0.0 keep_last=2"
+    known += " save_minutes=15.0 resume=auto dtype=auto bias=True tie_weights=True seed=1337"
+    assert [words for words in known.split() if f"--{words} " not in text] == []
 
 
 def test_a_copy_of_the_settings_keeps_what_was_given():

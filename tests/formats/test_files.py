@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from formats import files
+from formats import files, run_folder
 from formats.files import check_room, error_message
 
 
@@ -109,3 +109,11 @@ def caused(error, words):
 )
 def test_an_error_is_one_line(error, words):
     assert error_message(error) == words
+
+
+def test_json_that_is_nested_too_deep_counts_as_damaged(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    assert files.read_json(tmp_path / "deep.json") == {}
+    (tmp_path / "step_00000001").mkdir()
+    (tmp_path / "deep.json").rename(tmp_path / "step_00000001/state.json")
+    assert run_folder.latest(tmp_path)[0] is None
