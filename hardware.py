@@ -41,7 +41,8 @@ GPUS = {
 # Words after a key that make it another product, with another speed.
 VARIANTS = "Ti|SUPER|D|Laptop|Max-Q|NVL|MIG"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-INSTALL = f"{sys.executable} -m pip install --force-reinstall torch --index-url"
+PYTHON = f'"{sys.executable}"' if " " in sys.executable else sys.executable
+INSTALL = f"{PYTHON} -m pip install --force-reinstall torch --index-url"
 BUILDS = "https://download.pytorch.org/whl"
 # For GPUs from Turing on, on Linux with drivers of CUDA 12 too.
 BUILD = "cu130" if os.name == "nt" else "cu129"

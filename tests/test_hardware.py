@@ -1,7 +1,6 @@
 """hardware.py: this machine, and what the files of other machines say."""
 
 import re
-import sys
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import hardware
 from tools import command
 
 CPU = torch.device("cpu")
-PIP = re.escape(f"{sys.executable} -m pip")
+PIP = re.escape(f"{hardware.PYTHON} -m pip")
 
 
 def write(path, text=""):
