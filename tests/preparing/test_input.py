@@ -168,14 +168,13 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     (folder / "a.txt").write_text("Text of a file.")
     (folder / ".hidden.txt").write_text("Hidden text.")
     (folder / "b.txt").symlink_to("/nowhere")
-    flags = {"tokenizer": tokenizer, "val_fraction": 0, "overwrite": True, "out": tmp_path / "out"}
+    flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
     result = ok(prepare(folder, **flags))
     assert "1 file, skipping 6 hidden, 1 broken link (b.txt); a glob" in result.stderr
-    for given in (folder, f"{folder}/**/*.txt", f"{folder}/*"):
-        ok(prepare(given, **flags))
-        assert documents(tmp_path / "out") == ["Text of a file."]
-    ok(prepare(folder / ".hidden.txt", **flags))
-    assert documents(tmp_path / "out") == ["Hidden text."]
+    assert documents(tmp_path / "out") == ["Text of a file."]
+    for given in (f"{folder}/**/*.txt", f"{folder}/*"):
+        assert [source.path for source in find_sources([given])] == [f"{folder}/a.txt"]
+    assert read(folder / ".hidden.txt")[0] == ["Hidden text."]
 
 
 def test_linked_folders_are_followed_and_each_is_read_once(tmp_path):
