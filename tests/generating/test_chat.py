@@ -45,10 +45,10 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
 
 
 def test_a_chat_stops_at_the_users_turn_remembers_and_starts_again(tmp_path):
-    said = "User: Hi\n\nAssistant: Hello.\n\nUser: You?\n\nAssistant: Fine.\n\nUser: Bye"
-    run = reciting(tmp_path, said, conversations=True)
-    ask = ["generate.py", "--checkpoint", run, "--chat", "--max_new_tokens=40"]
-    # Replies come from positions: only with the first turn before it does the second begin at its.
+    turns = "User: Hi\n\nAssistant: Hello.\n\nUser: You?\n\nAssistant: Fine.\n\nUser: Bye"
+    run = reciting(tmp_path, f"System: Be kind.\n\n{turns}", conversations=True)
+    ask = ["generate.py", "--checkpoint", run, "--chat", "--system=Be kind.", "--max_new_tokens=40"]
+    # Replies come from positions: only after all that was said before is each of them whole.
     result = run_script(*ask, stdin="Hi\nYou?\n\n/new\nHi\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "Hello.\nFine.\nHello.\n"

@@ -7,6 +7,7 @@ import torch
 from generating import decode
 from generating.text import Completion, complete
 from model import GPT, GPTConfig
+from tokenizer_bpe import Tokenizer
 
 
 def grown(tokenizer, text, most=99, stop=()):
@@ -40,6 +41,12 @@ def test_stop_texts_are_never_shown_not_even_in_part(byte_tokenizer):
     seen, row = grown(byte_tokenizer, "one\n\nUse\n\nUser: two", stop=["\n\nUser:", "zzz"])
     assert seen == ["o", "on", *["one"] * 6, *["one\n\nUse"] * 7]
     assert row.ended == "stop"
+
+
+def test_of_several_stop_texts_in_a_token_the_first_ends_the_text():
+    tokenizer = Tokenizer.from_merges([(b"a", b"b")])
+    for stop in (["a", "b"], ["b", "a"]):
+        assert grown(tokenizer, "xab", stop=stop)[0] == ["x", "x"]
 
 
 def test_what_is_held_back_for_a_stop_text_comes_after_all(byte_tokenizer):
