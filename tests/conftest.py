@@ -81,7 +81,7 @@ def nothing_is_left(tmp_path_factory):
             import psutil
 
             started = dict(processes_with("STARTED_BY_TESTS", mark))
-            _, left = psutil.wait_procs(started, timeout=5)
+            _, left = psutil.wait_procs(started, timeout=30)
         for process in left:
             process.kill()
         multiprocessing.util._run_finalizers()  # it deletes its folder in TMPDIR, before it is gone
