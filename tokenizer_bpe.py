@@ -27,6 +27,7 @@ GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tikto
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
+OTHER = "choose another tokenizer, or train one with prepare_data.py"
 # The places at which text may be cut, see safe_cut.
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
@@ -79,10 +80,12 @@ class Tokenizer:
         self.ids = vocab | special
         self.vocab_size = max(self.ids.values()) + 1
         self.pattern = _word_pattern(description, source)
+        _check_post_processor(description, source)
         # True if text is brought to Unicode's NFC first, as Qwen does.
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
+            _check_merges(description["model"], special, source)
             self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
             self._vocab = (vocab, special)
         else:
@@ -271,6 +274,41 @@ def _byte_pairs(vocab, special, pattern, source):
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
     )
+
+
+def _check_merges(model, special, source):
+    """Raises TokenizerError unless merging by ids, as tiktoken does, is merging by `merges`."""
+    options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+    used = [f"{name} {model[name]!r}" for name in options if model.get(name)]
+    if used:
+        raise TokenizerError(f"{source} has {used[0]}, which is not supported here; {OTHER}")
+    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    made = ["".join(pair) for pair in pairs]
+    expected = {token for token in model["vocab"] if len(token) > 1} - special.keys()
+    if lacking := sorted(expected - set(made)):
+        raise TokenizerError(
+            f"{source} has no merge that makes the token {lacking[0]!r} and {len(lacking) - 1:,}"
+            f" others: merges are missing, and it would give other ids here than the library"
+            f" `tokenizers`; {OTHER}"
+        )
+    ids = [model["vocab"].get(token, -1) for token in made]
+    if any(second <= first for first, second in itertools.pairwise(ids)):
+        raise TokenizerError(
+            f"{source} has merges in another order than the ids of their tokens, and would give"
+            f" other ids here than the library `tokenizers`; {OTHER}"
+        )
+
+
+def _check_post_processor(description, source):
+    """Raises TokenizerError where `tokenizers` would add tokens to a text."""
+    post = description.get("post_processor") or {}
+    for step in post.get("processors", [post]):
+        adds = any("SpecialToken" in part for part in step.get("single", []))
+        if adds or step.get("type", "ByteLevel") not in ("ByteLevel", "TemplateProcessing"):
+            raise TokenizerError(
+                f"{source} has a post_processor ({step['type']}) that adds tokens to each text,"
+                f' which is not done here; set "post_processor" to null in a copy of it, or {OTHER}'
+            )
 
 
 def _word_pattern(description, source):

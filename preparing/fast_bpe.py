@@ -112,8 +112,8 @@ class FastBPE:
             self.compared += size
             if not all(map(np.array_equal, ids, map(self.tokenizer.encode, texts))):
                 raise PrepareError(
-                    "gigatoken gives this text other ids than tiktoken does; remove it (pip"
-                    " uninstall gigatoken), and the same command continues without it"
+                    "gigatoken gives this text other ids than tiktoken does; install its newest"
+                    " version (python -m pip install -U gigatoken), and the same command continues"
                 )
         self.since_new += size
         if self.since_new > RENEWED_BYTES:

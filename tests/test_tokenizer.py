@@ -198,3 +198,36 @@ def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
 )
 def test_text_is_cut_at_the_last_safe_place(text, limit, cut):
     assert safe_cut(text, limit) == cut
+
+
+def _reversed_ids(values):
+    vocab = values["model"]["vocab"]
+    for token, n in list(vocab.items()):
+        if n > 256:
+            vocab[token] = 257 + BPE.vocab_size - 1 - n
+
+
+def _template(values):
+    begin = {"SpecialToken": {"id": EOT, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    known = {EOT: {"id": EOT, "ids": [0], "tokens": [EOT]}}
+    template = {"type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text]}
+    values["post_processor"] = template | {"special_tokens": known}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_reversed_ids, "another order than the ids"),
+        (lambda values: values["model"]["merges"].reverse(), "another order than the ids"),
+        (lambda values: values["model"]["merges"].__delitem__(slice(10, None)), "are missing"),
+        (lambda values: values["model"].update(dropout=0.1), "dropout 0.1"),
+        (_template, "adds tokens to each text"),
+    ],
+)
+def test_a_file_of_which_tokenizers_makes_other_ids_is_refused(change, words):
+    values = json.loads(BPE.to_json())
+    change(values)
+    HFTokenizer.from_str(json.dumps(values))  # which takes it
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer(values)

@@ -70,7 +70,7 @@ def test_every_character_has_the_ids_of_tiktoken():
 def test_other_ids_end_the_work_before_they_are_written():
     other = FastBPE(TOKENIZER)
     other.encoder = fast_bpe.new_encoder(Tokenizer.train(TEXTS, 300))
-    with pytest.raises(fast_bpe.PrepareError, match="pip uninstall gigatoken"):
+    with pytest.raises(fast_bpe.PrepareError, match="pip install -U gigatoken"):
         other.encode([prose()[:1000]])
 
 
