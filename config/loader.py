@@ -313,6 +313,11 @@ def check(config) -> None:
             " another disk, or an address",
         ),
         (
+            not re.match("https?://", c.mirror or "") and not Path(c.mirror or "").is_file(),
+            f"mirror = {c.mirror}: it must be a folder, or an address that can be written to, as"
+            " s3://bucket/runs",
+        ),
+        (
             not re.search(r"(?<!hf)://[^/\s]*@", f"{c.mirror} {c.init_from}"),
             "a login in mirror or init_from would be recorded in the run's files; give it in the"
             " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)",

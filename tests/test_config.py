@@ -105,6 +105,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--checkpoint_dir=README.md", ["a folder of this machine"]),
         ("--mirror=checkpoints", ["mirror = checkpoints", "the run itself", "another disk"]),
         (f"--mirror={(Path() / 'checkpoints').absolute().as_uri()}", ["the run itself"]),
+        ("--mirror=https://host/runs", ["mirror = https://host/runs", "s3://bucket/runs"]),
+        ("--mirror=README.md", ["mirror = README.md: it must be a folder"]),
         ("--mirror=s3://me:secret@host/runs", ["a login in mirror", "environment"]),
         ("--init_from=https://me:secret@host/run", ["a login in mirror or init_from"]),
         # nanoGPT's names
