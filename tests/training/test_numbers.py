@@ -250,17 +250,22 @@ def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
 def test_the_plan_counts_operations_memory_and_disk(run):
     model = run.state.model
     parameters, flops = sum(p.numel() for p in model.parameters()), flops_per_token(model)
+    run.device = dataclasses.replace(run.device, dtype=torch.float32)
     run.schedule.counters.step = 10  # 30 are left
     text = "\n".join(size_table(run) + memory_table(run) + disk_table(run))
     assert f"parameters     {parameters:,}\n" in text
     in_all = [f"{flops / 1e3:.3g} kFLOP per token", f"{flops * TOKENS / 1e6:.3g} MFLOP per step"]
     assert ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP in all"]) in text
     assert f"30 of 256 tokens, {run.data.train.windows / 8:,.1f} an epoch; 7,680 tokens" in text
-    row = re.search(r"^ +8 +(.*)", text, re.MULTILINE)[1].split()
-    kilobytes = dict(zip(("weights", "gradients", "optimizer"), row[::2], strict=False))
-    expected = {"weights": 4, "gradients": 4, "optimizer": 8}
-    for name, size in expected.items():
-        assert float(kilobytes[name]) == pytest.approx(size * parameters / 1e3, rel=0.01)
+    residuals, inputs = 2 * 32, 14 * 32  # of a token and layer, each of 4 bytes
+    numbers = T * (2 * (residuals + inputs) + 2 * model.config.vocab_size)  # logits and gradient
+    state, gradients, activations = 12 * parameters, 4 * parameters, 4 * 4 * numbers
+    row = re.search(r"^ +4 +(.*)", text, re.MULTILINE)[1].split()
+    units = {"kB": 1e3, "MB": 1e6}
+    found = [float(size) * units[unit] for size, unit in zip(row[::2], row[1::2], strict=True)]
+    expected = [gradients, gradients, 8 * parameters, activations]
+    expected.append(state + gradients + activations)  # at the peak
+    assert found == pytest.approx(expected, rel=0.01)
     assert f"a checkpoint   {12 * parameters / 1e3:.3g} kB; 2 and the best are kept" in text
     assert f"up to {4 * 12 * parameters / 1e6:.3g} MB more" in text
     take_steps(run, 1)
