@@ -14,7 +14,7 @@ from formats import files, huggingface, mirror, run_folder
 from formats.address import AddressError, Folder, local_copy, protocol_of
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, rotary_table
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
 
@@ -59,6 +59,16 @@ def load(path: str | Path | None) -> Pretrained:
     that hold more than tensors; otherwise as resolve() does.
     """
     folder = resolve(path)
+    try:
+        return read(folder)
+    except (CheckpointError, OSError, TokenizerError):
+        if folder.exists() or folder == Path(path or ""):
+            raise
+    return load(path)  # a training process has saved and rotated: look again
+
+
+def read(folder: Path) -> Pretrained:
+    """The weights in a folder of this disk. Raises as load() does."""
     if is_hf(folder):
         config, tokenizer = huggingface.read_config(folder), None
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)

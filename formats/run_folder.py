@@ -168,6 +168,8 @@ def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
         try:
             return folder, read_state(folder), problems
         except CheckpointError as error:
+            if not folder.exists():  # a training process has saved and rotated: look again
+                return latest(run)
             problems.append(str(error))
     return None, {}, problems
 

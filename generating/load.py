@@ -36,9 +36,10 @@ def open_checkpoint(
     Raises CheckpointError where there is no checkpoint, or none that is whole.
     """
     on_cpu = device.type == "cpu"
-    folder = pretrained.resolve(path)
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    model, tokenizer, state = load_model(folder, device, weights_in)
+    found = pretrained.load_run(path)
+    folder, tokenizer, state = found.path, found.tokenizer, found.state
+    model = found.model().to(device, weights_in).eval()
     summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
     best = run_folder.read_best(folder.parent)
     if best and best["step"] == state["step"]:

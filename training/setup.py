@@ -21,6 +21,7 @@ from config import Config, ConfigError
 from formats import files, run_folder, run_log
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
+from formats.run_folder import CheckpointError
 from hardware import Device, DeviceError
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -33,7 +34,7 @@ from training.run import Run
 from training.samples import without_unknown_characters
 from training.saver import Saver
 from training.schedule import Clock, Schedule, weight_decay_at
-from training.start import NewRun, Start, find_start
+from training.start import Checkpoint, NewRun, Start, find_start
 from training.state import Counters, State
 from training.trainer import Trainer
 
@@ -45,7 +46,7 @@ def build(config: Config) -> Run:
 
     Raises ConfigError, DataError, CheckpointError, DeviceError or RunError for what does not fit.
     """
-    started = time.monotonic()
+    started, given = time.monotonic(), config
     folder = Path(config.checkpoint_dir)
     device = open_device(config)
     start = find_start(config)
@@ -55,7 +56,13 @@ def build(config: Config) -> Run:
     start.check(config, data)
     log, val_losses = read_past(folder, start.counters.step)
     schedule = make_schedule(config, start.counters, data, log)
-    state = open_model(config, data, device, start, schedule)
+    try:
+        state = open_model(config, data, device, start, schedule)
+    except CheckpointError:
+        gone = isinstance(start, Checkpoint) and not start.folder.exists()
+        if not gone or distributed.world_size > 1:
+            raise
+        return build(given)  # as a dry run, while a training process saves and rotates
     check_same_on_all_ranks(config, schedule, data.meta)
     compiles = should_compile(config, state.model, device, schedule)
     obstacle = compiler_obstacle(device.type) if compiles else ""

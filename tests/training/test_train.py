@@ -17,6 +17,7 @@ import torch
 import model
 from config import Config
 from formats import run_folder, run_log
+from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
 from training.banner import banner
@@ -305,6 +306,32 @@ def test_another_shape_or_other_data_lists_every_difference(finished, little_dat
     )
     other = train_small(bpe_data, folder, "--max_steps=50", "--n_layer=3")
     fails_clearly(other, "n_layer: 2 in the checkpoint, 3 now", "data: other tokenizer_sha256")
+
+
+@pytest.mark.parametrize(
+    "step_read_by",
+    [
+        lambda data, run: small_run(data, run, "--dry_run=True").step,
+        lambda data, run: open_checkpoint(run, torch.device("cpu")).state["step"],
+    ],
+)
+def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
+    bpe_run, bpe_data, tmp_path, monkeypatch, step_read_by
+):
+    """As of a run that trains at the moment: its newest step 10 becomes step 20."""
+    run = shutil.copytree(bpe_run, tmp_path / "run")
+    newer = (run / "step_00000020").rename(tmp_path / "newer")
+    (run / "best.json").unlink()
+    load = run_folder.load_tensors
+
+    def load_late(path):
+        if newer.exists():
+            shutil.rmtree(run / "step_00000010")
+            newer.rename(run / "step_00000020")
+        return load(path)
+
+    monkeypatch.setattr(run_folder, "load_tensors", load_late)
+    assert step_read_by(bpe_data, run) == 20
 
 
 def test_a_run_does_not_continue_on_the_same_lines_in_another_order(
