@@ -40,7 +40,7 @@ def prepare(plan: Plan) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
     started = time.monotonic()
     os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))  # those of the Rust packages
-    work = WorkFolder(plan)  # finds the input; writes nothing
+    work = WorkFolder(plan)  # finds the input
     if plan.ray:
         ray_engine.connect(plan.ray)
     with work:

@@ -32,7 +32,7 @@ from training import RunError, distributed, terminal
 from training.banner import banner
 from training.lock import locked
 from training.plan import check_disk, plan
-from training.profiling import Profiler
+from training.profiling import PROFILED_STEPS, Profiler
 from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.samples import answer_prompts
@@ -132,7 +132,10 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
     trainer, schedule, clock, saver = run.trainer, run.schedule, run.clock, run.saver
     profiler = None
     if run.config.profile and distributed.is_main:
-        profiler = Profiler(run.folder, run.device.torch, recorder.profile)
+        if schedule.steps_left >= PROFILED_STEPS:
+            profiler = Profiler(run.folder, run.device.torch, recorder.profile)
+        else:
+            print(f"no profile: it takes {PROFILED_STEPS} steps, {schedule.steps_left} are left")
     clock.start()
     while True:
         # What one process finds out takes effect in all of them, at this step.

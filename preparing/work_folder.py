@@ -54,7 +54,7 @@ class WorkFolder:
     """
 
     def __init__(self, plan: Plan):
-        """Find the input, without writing anything. Raises InputError and TokenizerError."""
+        """Find the input, and write nothing in the folder. Raises InputError and TokenizerError."""
         self.plan = plan
         self.out = plan.out
         self.path = plan.out / ".partial"

@@ -15,6 +15,7 @@ import hardware
 
 PARTS = ("data", "forward", "backward", "optimizer")
 WARMUP, STEPS = 3, 5
+PROFILED_STEPS = WARMUP + STEPS  # that a run must have left
 
 
 class Profiler:
@@ -34,7 +35,7 @@ class Profiler:
     def step(self) -> None:
         """Tell the profiler that a step has ended."""
         self.steps += 1
-        if self.steps in (WARMUP, WARMUP + STEPS):  # a GPU ends what it was given in these steps
+        if self.steps in (WARMUP, PROFILED_STEPS):  # a GPU ends what it was given in these steps
             hardware.synchronize(self.device)
         self.profile.step()
 

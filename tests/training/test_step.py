@@ -144,3 +144,5 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
     (record,) = (r for r in run_log.read(tmp_path) if r.get("event") == "profile")
     assert min(record["seconds_a_step"][part] for part in profiling.PARTS) > 0
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
+    again = trained(char_data, tmp_path, "--max_steps=19", "--profile=True")
+    assert "no profile: it takes 8 steps, 7 are left" in again.stdout
