@@ -230,9 +230,12 @@ def read_best(run: Path) -> dict | None:
 
     None if the file is missing or damaged.
     """
-    match read_json(run / "best.json"):
-        case {"step": int(step), "val_loss": int() | float() as val_loss}:
-            return {"step": step, "val_loss": val_loss}
+    values = read_json(run / "best.json")
+    checksum = values.pop("sha256", None)
+    match values:
+        case {"step": int(), "val_loss": float()}:
+            if checksum in (None, fingerprint(values)):  # older runs have none
+                return values
     return None
 
 
@@ -248,7 +251,7 @@ def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
     if step is None:
         (run / "best.json").unlink(missing_ok=True)
     elif best != read_best(run):
-        write_json(run / "best.json", best)
+        write_json(run / "best.json", best | {"sha256": fingerprint(best)})
 
 
 def set_aside(run: Path, step: int) -> None:

@@ -71,6 +71,12 @@ def read(run: Path) -> list[dict]:
         for line in file:
             with contextlib.suppress(ValueError):
                 record = parse_json(line)
-                if isinstance(record, dict) and "step" in record:
+                if _is_record(record):
                     records.append(record)
     return records
+
+
+def _is_record(value):
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return False
+    return all(isinstance(value.get(name), int | float | None) for name in ("loss", "val_loss"))

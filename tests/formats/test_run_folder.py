@@ -177,7 +177,16 @@ def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
 
 
 def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
-    lines = ["[1]", "5", '{"loss": 1}', '{"step": 1, "lo', '{"step": 2, "loss": null}', '{"ste']
+    lines = [
+        "[1]",
+        "5",
+        '{"loss": 1}',
+        '{"step": "1"}',
+        '{"step": 1, "val_loss": "low"}',
+        '{"step": 1, "lo',
+        '{"step": 2, "loss": null}',
+        '{"ste',
+    ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
     run_log.append(tmp_path, {"step": 3})
     assert run_log.read(tmp_path) == [{"step": 2, "loss": None}, {"step": 3}]
