@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from preparing import InputError, chunks, readers
 from preparing.chunks import Options, Position
-from preparing.copies import Seen
+from preparing.copies import Seen, hash64
 from preparing.readers import read_chunks
 from preparing.records import documents_of
 from preparing.sources import find_sources
@@ -135,6 +135,12 @@ def test_a_sample_is_bounded_and_comes_from_everywhere(tmp_path, monkeypatch):
     begins = [part.start.offset / sum(map(len, lines)) for part in sample]
     assert min(np.histogram(begins, 5, (0, 1))[0]) > 1
     assert spread_sample(found, 10**9) == found
+
+
+def test_copies_are_equal_up_to_the_white_space_at_their_end():
+    assert hash64(b"A line.\n \t\n") == hash64(b"A line.")
+    others = (b" A line.", b"a line.", b"A  line.", b"A line. A line.", b"A line")
+    assert hash64(b"A line.") not in map(hash64, others)
 
 
 def test_seen_documents_are_known_again_after_a_restart(tmp_path):

@@ -10,7 +10,8 @@ import pytest
 
 import prepare_data
 from formats.data_folder import read_meta
-from formats.files import read_text
+from formats.files import read_text, write_json
+from preparing import writer
 from preparing.arguments import parse
 from tests.conftest import conversations, fails_clearly, prose, write_conversations
 from tests.power_cut import lay, power_cuts
@@ -223,6 +224,32 @@ def test_unfinished_work_of_an_earlier_version_is_not_continued(tmp_path, tokeni
         prepare(large, **flags), "an earlier version of this program began", "--overwrite"
     )
     ok(prepare(large, overwrite=True, **flags))
+
+
+def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "a.jsonl", "jsonl", [f"{n} {prose()[:20_000]}" for n in range(400)])
+    on_disk, counted = {}, []
+    fsync = os.fsync
+
+    def synced(descriptor):
+        fsync(descriptor)
+        stat = os.fstat(descriptor)
+        on_disk[stat.st_ino] = stat.st_size
+
+    def written(path, values):
+        if path.name == "progress.json":
+            sizes = {f"{name}.bin": 2 * tokens for name, tokens in values["tokens"].items()}
+            for name, size in (sizes | {"hashes.bin": 8 * values["seen"]}).items():
+                assert on_disk.get((path.parent / name).stat().st_ino, 0) >= size, name
+            counted.append(values["text_bytes"])
+        write_json(path, values)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(writer, "write_json", written)
+    monkeypatch.setattr(writer, "SAVE_SECONDS", 0)
+    words = [tmp_path / "a.jsonl", "--tokenizer", tokenizer, "--dedupe", "--out", tmp_path / "out"]
+    prepare_data.prepare(parse([str(word) for word in words]))
+    assert len(counted) > 3
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
