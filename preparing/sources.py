@@ -74,10 +74,6 @@ def find_sources(inputs: list[str]) -> list[Source]:
     is missing, empty or cannot be read.
     """
     sources = {}
-    if "" in inputs:
-        raise InputError(
-            "an INPUT is empty, as of a variable without a value; name a file or folder"
-        )
     for given in inputs or standard_library():
         for source in _sources_of(given):
             place = source.path if source.is_remote else os.path.realpath(source.path)

@@ -186,7 +186,7 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
         flags = {"tokenizer": tokenizer, "out": tmp_path / "out"} | flags
         fails_clearly(fetch(hub, given, **flags), *words, status=status)
 
-    fails("", "an INPUT is empty")
+    fails("", "argument INPUT: it is empty")
     fails("finweb-edu", "no such file or folder: finweb-edu", "shakespeare, fineweb-edu")
     fails("hf://datasets/ORG/OTHER", "hf://datasets/ORG/OTHER is not there, or not open to you")
     fails("hf://datasets/ORG/NAME/none/*.parquet", "no .txt, .jsonl or .parquet file")
