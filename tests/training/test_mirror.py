@@ -211,12 +211,14 @@ def test_a_mirror_replaces_nothing_that_no_run_wrote(tmp_path):
     save(tmp_path / "run", 1)
     model = tmp_path / "disk" / "run" / "config.json"
     model.parent.mkdir(parents=True)
-    model.write_text('{"model_type": "gpt2"}')
+    model.write_text('{"model_type": "gpt2", "n_layer": 3}')
+    with pytest.raises(CheckpointError, match=r"holds config.json, which no run wrote"):
+        fetch(tmp_path / "empty" / "run", str(tmp_path / "disk"))
     for use in (fetch, upload):
         with pytest.raises(CheckpointError, match=r"holds config.json, which no run wrote"):
             use(tmp_path / "run", str(tmp_path / "disk"))
     assert [path.name for path in model.parent.iterdir()] == ["config.json"]
-    assert model.read_text() == '{"model_type": "gpt2"}'
+    assert model.read_text() == '{"model_type": "gpt2", "n_layer": 3}'
 
 
 def test_a_mirror_that_cannot_be_read_ends_only_a_run_that_may_lie_there(tmp_path, store, capsys):
