@@ -225,7 +225,7 @@ def test_dropout_is_another_in_each_step_process_and_run(run, monkeypatch):
 # -- before it trains -----------------------------------------------------------------------------
 
 
-def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data):
+def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data, tmp_path):
     meta, printed = read_meta(little_data), banner(run)
     parameters = sum(p.numel() for p in run.state.model.parameters())
     train, val = (meta.splits[name].tokens for name in ("train", "val"))
@@ -233,6 +233,8 @@ def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data):
     assert f"{train:,} tokens in RAM; {val:,} for validation" in printed
     assert "256 tokens = 8 x 32\n" in printed
     assert f"40 steps, {windows_of(little_data) / 8:.1f} an epoch\n" in printed
+    smaller = small_run(little_data, tmp_path / "other", "--micro_batch_size=2")
+    assert "256 tokens = 8 x 32, micro-batches of 2 sequences\n" in banner(smaller)
 
 
 def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
