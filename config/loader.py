@@ -288,13 +288,6 @@ def check(config) -> None:
             " head's too",
         ),
         (
-            not c.induction_init
-            or c.init_from
-            or (c.arch == "qwen3" and c.zero_init and c.n_layer > 1),
-            "induction_init needs arch = qwen3, zero_init = True and n_layer of at least 2; set"
-            " induction_init = False",
-        ),
-        (
             c.max_cost is None or c.cost_per_hour > 0,
             f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour",
         ),

@@ -98,8 +98,6 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--learning_rate=0 --min_lr=0 --optimizer=muon", ["learning_rate = 0", "muon_lr"]),
         ("--learning_rate=0 --min_lr=0 --embedding_lr=1", ["learning_rate = 0", "embedding_lr"]),
         ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr needs tie_weights = False"]),
-        ("--arch=qwen3 --induction_init", ["induction_init needs", "zero_init = True"]),
-        ("config/demo.py --n_layer=1", ["n_layer of at least 2", "induction_init = False"]),
         ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
         ("--checkpoint_dir=README.md", ["a folder of this machine"]),

@@ -40,7 +40,13 @@ class NewRun:
         return config
 
     def check(self, config: Config, data: Data) -> None:
-        """Raises CheckpointError where the data does not fit. config: from settings()."""
+        """Raises an error where settings or data do not fit. config: from settings()."""
+        c = config
+        if c.induction_init and not (c.arch == "qwen3" and c.zero_init and c.n_layer > 1):
+            raise ConfigError(
+                "induction_init needs arch = qwen3, zero_init = True and n_layer of at least 2; set"
+                " induction_init = False"
+            )
 
     def shape(self, config: Config, vocab_size: int) -> GPTConfig:
         """The model's shape. vocab_size: of the tokenizer."""

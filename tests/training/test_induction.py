@@ -1,9 +1,13 @@
 """Weights that lean towards copying from the start: training/induction.py."""
 
+import pytest
 import torch
 
+import config as settings
+from config import ConfigError
 from model import GPT, IGNORE, GPTConfig
 from training.induction import add_induction_head
+from training.start import NewRun
 
 TINY = {"vocab_size": 97, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 64}
 
@@ -34,3 +38,10 @@ def learn_to_copy(induction: bool) -> float:
 def test_a_model_with_induction_heads_learns_to_copy_sooner():
     assert learn_to_copy(induction=True) < 3
     assert learn_to_copy(induction=False) > 4
+
+
+@pytest.mark.parametrize("line", ["--arch=qwen3 --induction_init", "config/demo.py --n_layer=1"])
+def test_a_new_run_without_the_layers_for_it_is_refused_and_an_older_one_continues(line):
+    config = settings.load(line.split())  # the settings of a run, which a checkpoint may have
+    with pytest.raises(ConfigError, match=r"induction_init needs .* induction_init = False"):
+        NewRun().check(config, None)
