@@ -37,7 +37,7 @@ class Pretrained:
         """A model that holds the tensors, on the CPU. Its own are not made: that would take 3 s."""
         with torch.device("meta"):
             model = GPT(self.config)
-        model.load_state_dict(self.tensors, assign=True)
+        run_folder.fill(model, self.tensors, self.path, assign=True)
         if self.config.tie_weights:
             model.lm_head.weight = model.wte.weight
         if model.rotary is not None:

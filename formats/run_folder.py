@@ -30,7 +30,7 @@ from formats.files import (
     sha256,
     write_json,
 )
-from model import GPTConfig
+from model import GPT, GPTConfig
 
 FORMAT = 1
 ROOT = Path("checkpoints")
@@ -155,6 +155,26 @@ def load_tensors(path: Path) -> dict:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # pickle, zip and torch each have their own
         raise CheckpointError(f"{path} cannot be loaded: {error_message(error)}") from None
+
+
+def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: bool = False) -> None:
+    """Copy the weights of a folder into a model; assign: it takes the tensors as its own.
+
+    Raises CheckpointError where model.py has other parameters now.
+    """
+    try:
+        model.load_state_dict(tensors, assign=assign)
+    except RuntimeError:
+        own = model.state_dict()
+        names = [*own, *(name for name in tensors if name not in own)]
+        shapes = [{name: t.shape for name, t in these.items()} for these in (own, tensors)]
+        differ = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
+        if not differ:
+            raise
+        raise CheckpointError(
+            f"{folder} does not fit this code's model, which has another {few(differ)}; undo the"
+            " change of model.py, or start a run with another checkpoint_dir"
+        ) from None
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:

@@ -101,7 +101,8 @@ class Checkpoint:
         state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
         another shape than its parameter. Raises CheckpointError for what does not fit.
         """
-        state.model.load_state_dict(run_folder.load_tensors(self.folder / "model.pt"))
+        tensors = run_folder.load_tensors(self.folder / "model.pt")
+        run_folder.fill(state.model, tensors, self.folder)
         path, parameters = self.folder / "optimizer.pt", dict(state.model.named_parameters())
         saved = run_folder.load_tensors(path)
         reserve_state(state.optimizer)
@@ -164,7 +165,8 @@ class Weights:
         return replace(self.found.config, block_size=config.block_size, dropout=config.dropout)
 
     def load(self, state: State) -> None:
-        state.model.load_state_dict(self.found.cut_to(state.model.config.block_size))
+        tensors = self.found.cut_to(state.model.config.block_size)
+        run_folder.fill(state.model, tensors, self.found.path)
 
 
 Start = NewRun | Checkpoint | Weights

@@ -9,7 +9,7 @@ import torch
 
 from formats import files, run_folder, run_log
 from formats.run_folder import CheckpointError
-from model import GPTConfig
+from model import GPT, GPTConfig
 
 
 def save(run, step, value=1.0):
@@ -197,6 +197,18 @@ def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
     assert run_folder.read_shape(Path("run"), {"model": shape}) == GPTConfig(**shape)
     with pytest.raises(CheckpointError, match=r"does not fit .* 'position'"):
         run_folder.read_shape(Path("run"), {"model": shape | {"position": "rotary"}})
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_of_another_model_py_are_a_sentence(assign):
+    shape = {"vocab_size": 97, "block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 32}
+    model = GPT(GPTConfig(**shape))
+    weights = model.state_dict()
+    run_folder.fill(model, weights, Path("step"), assign)
+    weights["wpe.weight"] = torch.zeros(16, 32)
+    weights["gate"] = weights.pop("ln_f.weight")
+    with pytest.raises(CheckpointError, match=r"another wpe.weight, ln_f.weight, gate; undo"):
+        run_folder.fill(model, weights, Path("step"), assign)
 
 
 @pytest.mark.parametrize(
