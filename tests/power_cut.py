@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def power_cuts(folder: Path) -> Iterator[list[dict[str, bytes]]]:
     so far: journals of file systems keep their order, and an earlier list is an earlier disk.
     """
     before = [path for path in folder.rglob("*") if path.is_file()]
+    one_at_a_time = threading.Lock()
     disks, flushed = [], {path.stat().st_ino: path.read_bytes() for path in before}
 
     def look():
@@ -35,12 +37,13 @@ def power_cuts(folder: Path) -> Iterator[list[dict[str, bytes]]]:
 
     def watched(name, act):
         def call(*args, **options):
-            look()
-            act(*args, **options)
-            contents = look()
-            if name == "fsync" and os.fstat(args[0]).st_ino in contents:
-                flushed[os.fstat(args[0]).st_ino] = contents[os.fstat(args[0]).st_ino]
+            with one_at_a_time:  # a file may be renamed by another thread
                 look()
+                act(*args, **options)
+                contents = look()
+                if name == "fsync" and os.fstat(args[0]).st_ino in contents:
+                    flushed[os.fstat(args[0]).st_ino] = contents[os.fstat(args[0]).st_ino]
+                    look()
 
         return call
 

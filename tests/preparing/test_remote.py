@@ -162,6 +162,7 @@ def test_the_cache_keeps_to_its_size(tmp_path, tokenizer, hub):
 def test_what_changed_at_the_source_while_a_run_was_stopped_is_named(tmp_path, tokenizer, hub):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     second = hub.folder / "ORG/NAME/1.jsonl"
+    write(second, "jsonl", BIG)  # the first record comes after 4 MB
     hub.bytes_a_second = 1_500_000
     kill_midway(start("hf://datasets/ORG/NAME", hub=hub, **flags), tmp_path / "out")
     data = second.read_bytes().replace(b"Document", b"document")  # of the same size

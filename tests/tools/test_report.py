@@ -99,7 +99,7 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
         cells = [f"{step}", f"{step * 8 / windows:.2f}", f"{np.mean(since):.4f}", f"{loss:.4f}"]
         cells += [f"{record['bits_per_byte']:.3f}", duration(60 * step)]
         assert re.search(r"\s*".join(f"<td>{cell}</td>" for cell in cells), page)
-    rates = plot([read_history(folder)], "minutes").axes[1]
+    rates = plot([read_history(folder, "run")], "minutes").axes[1]
     assert rates.get_lines()[0].get_xdata().tolist() == list(range(1, 61))
     *_, last = (record["samples"] for record in log if "samples" in record)
     assert last[1]["text"][:8].strip().splitlines()[0] in html.unescape(page)

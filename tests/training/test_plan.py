@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
     (row,) = re.findall(r"^here +([\d,]+) h (\d+) min +([\d,.]+) ", out, re.MULTILINE)
     hours, minutes, cost = (float(number.replace(",", "")) for number in row)
     assert hours + minutes / 60 == pytest.approx(1000 * step_s, abs=0.6)  # it is rounded
-    assert cost == pytest.approx(8 * (hours + minutes / 60), abs=0.1)
+    assert cost == pytest.approx(8 * (hours + minutes / 60), abs=8 / 60)
     assert not (tmp_path / "run").exists()
 
 

@@ -18,7 +18,8 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     compiler, at_work = tmp_path / "c++", tmp_path / "at_work"
     compiler.write_text(
         f"""#!/bin/sh
-        case "$*" in *.main.cpp*) touch {at_work}; sleep 100;; esac
+        case "$*" in *.main.cpp*) touch {at_work};; esac
+        while [ -e {at_work} ]; do sleep 0.1; done
         exec c++ "$@"
         """
     )
@@ -28,6 +29,7 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     wait_until(process, at_work.exists)
     process.terminate()
     assert process.wait(timeout=60) == 143
+    at_work.unlink()  # the compiler ends too
     assert not run_folder.steps(tmp_path / "run")
 
 
