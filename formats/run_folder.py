@@ -236,7 +236,7 @@ def what_is_there(path: Path) -> str:
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
-    elif (path / "config.json").exists():
+    elif RECORDED in read_text(path / "config.json"):
         command = f"python train.py {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
     runs = few([run.as_posix() for run in runs_with_steps()])

@@ -129,6 +129,9 @@ def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeyp
     (tmp_path / "model.pt").touch()
     with pytest.raises(CheckpointError, match="it is a file"):
         run_folder.find(tmp_path / "model.pt")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"')  # not a run's, and damaged
+    with pytest.raises(CheckpointError, match="it holds no step_"):
+        run_folder.find(tmp_path)
     step = save(tmp_path / "checkpoints" / "a_run", 1)
     with pytest.raises(CheckpointError, match=f"give the step: {step.as_posix()}"):
         run_folder.find(step / "model.pt")
