@@ -236,7 +236,7 @@ def explain(error: BaseException) -> str | None:
             " or n_embd"
         )
     if distributed.connection_lost(error):
-        return f"another process of the run has ended: {error}"
+        return f"the processes of this run cannot work together, or one has ended: {error}"
     return None
 
 
