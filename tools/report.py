@@ -16,6 +16,7 @@ import base64
 import io
 import itertools
 import math
+import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -108,8 +109,8 @@ def names_of(folders: list[Path]) -> list[str]:
     paths = [folder.resolve() for folder in folders]
     for count in itertools.count(1):
         names = [Path(*path.parts[-count:]).as_posix() for path in paths]
-        if len(set(names)) == len(names):
-            return names
+        if len(set(names)) == len(names):  # one that is not UTF-8 cannot be drawn as it is
+            return [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
 
 
 def read_history(folder: Path, name: str) -> History:

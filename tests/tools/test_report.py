@@ -5,8 +5,10 @@ import html
 import itertools
 import json
 import math
+import os
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from formats import run_log
 from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_script, train_small
-from tools.report import History, compare_ends, plot, read_history
+from tools.report import History, compare_ends, names_of, plot, read_history
 from training.terminal import duration
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
@@ -124,6 +126,11 @@ def test_runs_in_folders_of_one_name_are_told_apart(runs, tmp_path):
     page = report(*twice, "--out", tmp_path / "seeds.html")
     assert "<tr><th></th><th>exp1/run</th><th>exp2/run</th></tr>" in page
     assert "exp1/run, exp2/run differ only in their seed; their spread is 0.0000." in page
+
+
+def test_a_name_that_is_not_utf_8_can_be_drawn():
+    folders = [Path(os.fsdecode(b"runs/b\xffd")), Path("runs/good")]
+    assert names_of(folders) == ["b\\xffd", "good"]
 
 
 def test_runs_on_different_data_are_compared_in_bits_per_byte_only(runs, tmp_path):
