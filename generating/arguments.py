@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=place, metavar="PATH", help=text)
     text = "the text to continue; several are one batch"
     add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
-    text = "treat a prompt as a user's message and reply; for models trained on `messages`"
+    text = "treat a prompt as a user's message and reply; for models trained on conversations"
     add("--chat", action="store_true", help=text)
     add("--system", metavar="TEXT", help="with --chat, a system message before it")
     for name, (default, low, high, meaning) in NUMBERS.items():

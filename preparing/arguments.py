@@ -120,8 +120,9 @@ def _add_arguments(parser):
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
-        help="for broken UTF-8 or JSON; skip: the document (above 1 MB, the part); replace: bytes,"
-        " but skip JSON; default stop, with --clean replace, without INPUT skip",
+        help="for a document that cannot be used; skip: leave it out (above 1 MB, the part);"
+        " replace: take broken bytes as U+FFFD, and leave out the rest; default stop, with --clean"
+        " replace, without INPUT skip",
     )
     add = parser.add_argument_group("cleaning").add_argument
     add("--clean", action="store_true", help="repair characters, drop copies and noise, and report")
