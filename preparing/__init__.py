@@ -5,8 +5,8 @@ out. sources finds the files, catalog those with a name, and remote fetches thos
 elsewhere. readers reads them in chunks, tables has the rows of tables, and foreign knows what is no
 text; records, fields and cleaning turn these into documents, and noticed counts what is odd in
 them. tokenizers obtains a tokenizer; encoder encodes, in threads or on a cluster, by ray_engine;
-writer writes the tokens in order, without the copies that copies finds. summary describes the
-finished dataset.
+writer writes the tokens in order, without the copies that copies finds, to training or validation
+as split says. summary describes the finished dataset.
 """
 
 import importlib

@@ -203,7 +203,7 @@ def _unreadable(error):
 
 
 def keep_stdin(folder: Path, kind: str) -> Source:
-    """Standard input as a txt or jsonl file in `folder`, because it is read more than once."""
+    """Standard input as a file of its kind in `folder`, because it is read more than once."""
     path = folder / f"stdin.{kind}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
