@@ -114,13 +114,21 @@ def parse_json(text: str | bytes):
         raise ValueError("it is nested too deep") from None
 
 
+def object_in(text: str | bytes) -> dict:
+    """The object that a text in JSON is; {} if it is damaged."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_json(path: Path) -> dict:
     """The object in a small JSON file; {} if the file is missing or damaged."""
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return object_in(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def few(names: list[str]) -> str:

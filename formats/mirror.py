@@ -5,7 +5,6 @@ step is compared with its checksums before it gets its name. formats/address.py 
 """
 
 import contextlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,9 +52,7 @@ class Mirror:
 
     def settings(self) -> dict:
         """The settings of its run, and under "run" its id; {} where they are not known."""
-        with contextlib.suppress(ValueError):
-            return json.loads(self.config())
-        return {}
+        return files.object_in(self.config())
 
     def run_id(self) -> str | None:
         """The id of its run; None where there is no run yet, or one older than ids."""
@@ -63,9 +60,8 @@ class Mirror:
 
     def data(self) -> dict:
         """What its newest step was trained on, as Meta.identity() has it; {} if that is unknown."""
-        with contextlib.suppress(IndexError, ValueError):  # no step, or a damaged one
-            return json.loads(self.state(self.whole()[-1])).get("data", {})
-        return {}
+        whole = self.whole()
+        return files.object_in(self.state(whole[-1])).get("data", {}) if whole else {}
 
     def check_same_run(self, run: Path) -> None:
         """Raises CheckpointError where this holds another run, or what no run wrote.

@@ -1,9 +1,9 @@
 """Where a record has its text: in which fields, and how they make a conversation."""
 
 import contextlib
-import json
 from collections.abc import Collection
 
+from formats.files import parse_json
 from preparing import InputError
 
 TEXT = "text"
@@ -78,8 +78,8 @@ def _parsed(name, text):
     """The conversation that a text in JSON is, as tables have it; else the text."""
     messages = None
     if text.lstrip().startswith("["):
-        with contextlib.suppress(ValueError, RecursionError):
-            messages = json.loads(text)
+        with contextlib.suppress(ValueError):
+            messages = parse_json(text)
     if messages and isinstance(messages, list) and isinstance(messages[0], dict):
         return messages
     if name in CONVERSATIONS:

@@ -5,13 +5,13 @@ its conversation.
 """
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.conversation import REPLY, ConversationError, turns_of
+from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
 from preparing.cleaning import CleaningReport, clean, noise
@@ -102,8 +102,8 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     if chunk.kind == "jsonl":
         try:
-            record = json.loads(record)
-        except (ValueError, RecursionError) as error:
+            record = parse_json(record)
+        except ValueError as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")

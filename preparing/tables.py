@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
+from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
 from preparing.fields import fields_of
@@ -220,8 +221,8 @@ def is_object(line: str) -> bool:
 
 def _parsed(text):
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 

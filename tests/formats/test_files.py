@@ -11,6 +11,7 @@ import pytest
 
 from formats import files, run_folder
 from formats.files import check_room, error_message
+from formats.mirror import Mirror
 
 
 def test_a_file_that_fails_while_it_is_written_stays_as_it_was(tmp_path):
@@ -117,3 +118,5 @@ def test_json_that_is_nested_too_deep_counts_as_damaged(tmp_path):
     (tmp_path / "step_00000001").mkdir()
     (tmp_path / "deep.json").rename(tmp_path / "step_00000001/state.json")
     assert run_folder.latest(tmp_path)[0] is None
+    (tmp_path / "config.json").write_text("[" * 200_000 + '"checkpoint_dir"')
+    assert Mirror(str(tmp_path)).settings() == Mirror(str(tmp_path)).data() == {}
