@@ -158,8 +158,8 @@ def find_gpu(arguments: list[str]) -> tuple[str, int]:
     device = hardware.find_device(setting)
     if device.type == "cpu" and setting == "auto":
         raise hardware.DeviceError(
-            f"PyTorch {torch.__version__} finds no GPU here, and all parts need one; --device=cpu"
-            " tries them on the CPU"
+            f"PyTorch {torch.__version__} finds no GPU here, and all parts need one;"
+            " python -m benchmarks.gpu --device=cpu tries them on the CPU"
         )
     name, _, _ = hardware.describe(device).partition(",")
     return re.sub("[^A-Za-z0-9]+", "_", name), sequences_in(hardware.gpu_memory(device))

@@ -64,6 +64,7 @@ def test_make_gpu_says_where_there_is_no_gpu():
     assert result.returncode == 2, result.stdout + result.stderr
     said = result.stderr.splitlines()[0]
     assert said.startswith("benchmarks.gpu: PyTorch ") and "finds no GPU here" in said
+    assert "python -m benchmarks.gpu --device=cpu" in said
 
 
 @pytest.mark.parametrize(
