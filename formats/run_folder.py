@@ -308,9 +308,9 @@ def new_id() -> str:
 
 def run_id(run: Path) -> str | None:
     """The id of the run in a folder; None where there is no run yet, or one older than ids."""
-    state = steps(run)[-1] / "state.json" if steps(run) else run / "none"
-    known = read_json(run / "config.json").get("run") or read_json(state).get("run") or {}
-    return known.get("id")
+    paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
+    known = (read_json(path).get("run", {}).get("id") for path in paths)
+    return next(filter(None, known), None)
 
 
 def record(run: Path, settings: dict, run_id: str) -> None:

@@ -139,9 +139,8 @@ def check_ram(run: Run) -> None:
     """Raises MemoryError where a CPU lacks the memory: Linux would end the process instead."""
     needed = memory(run.config, run.state, 1, run.device)
     free = hardware.free_ram() or math.inf
-    lacks = (
-        run.device.type == "cpu" and needed["peak"] - needed["weights"] > free
-    )  # these are there
+    to_come = needed["peak"] - needed["weights"]  # these are there
+    lacks = run.device.type == "cpu" and to_come > free
     if any(distributed.gather(lacks)):  # the processes look at different moments
         raise MemoryError
 
