@@ -34,7 +34,7 @@ def columns_of(name: str, columns: list[str], options: Options) -> list[str]:
         more = ", ..." if len(columns) > SHOWN_NAMES else ""
         raise InputError(
             f"{name} has no column {options.text_field or 'text'!r}; it has {shown}{more}: name"
-            " one with --text_field. If these are no names, make a line with names the first one"
+            " one with --text_field. If these are not names, begin with a line of names"
         )
     for column in wanted:
         if columns.count(column) > 1:

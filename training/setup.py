@@ -182,8 +182,8 @@ def compiler_obstacle(device: str) -> str:
     for folder in folders:
         if " " in str(folder):
             return (
-                f"{folder} has a blank in its path, where compilers see two; move the environment,"
-                " or set TORCHINDUCTOR_CACHE_DIR if it is the cache's"
+                f"{folder} has a blank in its path, which compilers take for two paths; move the"
+                " environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to another folder"
             )
     return ""
 
