@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+EMPTY = "it is empty; is a variable in it not set?"
+
 
 def place(text: str) -> str:
     """A path or address as shells, notebooks and presets leave it -> one that can be opened.
@@ -20,7 +22,7 @@ def place(text: str) -> str:
     """
     found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
     if not found:
-        raise argparse.ArgumentTypeError("it is empty; is a variable in it not set?")
+        raise argparse.ArgumentTypeError(EMPTY)
     if found.startswith("~") and Path(found).parent != Path() and not os.path.lexists(found):
         raise argparse.ArgumentTypeError(f"{text}: {Path(found).parts[0]} is no home folder here")
     return found
@@ -33,9 +35,10 @@ def local_path(text: str) -> Path:
 
 def word(text: str) -> str:
     """A text without the quotes and blanks around it. Raises ArgumentTypeError for an empty one."""
-    if not unquoted(text):
-        raise argparse.ArgumentTypeError("it is empty; is a variable in it not set?")
-    return unquoted(text)
+    text = unquoted(text)
+    if not text:
+        raise argparse.ArgumentTypeError(EMPTY)
+    return text
 
 
 def unquoted(text: str) -> str:
