@@ -25,6 +25,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def bytes_in_words(size: float) -> str:
+    """Bytes in words, such as 4.9 kB or 12,345.7 MB."""
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
+
+
 def need(what: str, package: str) -> None:
     """Raises InputError where a package that `what` needs is missing, or cannot be imported."""
     try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
-from preparing import plural
+from preparing import bytes_in_words, plural
 from preparing.fast_bpe import encoder_name
 from preparing.noticed import ADVICE
 from preparing.work_folder import WorkFolder
@@ -46,9 +46,9 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     tokens = sum(split.tokens for split in meta.splits.values())
     train, val = (split.text_bytes for split in meta.splits.values())
     used = (writer.train.counts + writer.val.counts > 0).mean()
-    read = writer.read / 1e6
+    speed = writer.read / 1e6 / max(writer.seconds, 1e-9)
     lines = [
-        f"{out}: {tokens:,} tokens of {writer.text_bytes / 1e6:,.1f} MB of text from"
+        f"{out}: {tokens:,} tokens of {bytes_in_words(writer.text_bytes)} of text from"
         f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes a token,"
         f" {meta.dtype}"
     ]
@@ -62,12 +62,12 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     document = writer.tokenizer.decode(ids).partition(EOT)[0]
     first_line = document.strip().partition("\n")[0]
     lines += [
-        f"  validation {val / 1e6:,.3g} MB, {100 * val / (train + val):.3g}% of the text:"
+        f"  validation {bytes_in_words(val)}, {100 * val / (train + val):.3g}% of the text:"
         f" {writer.split_by}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
-        f"  time       {seconds:,.1f} s; tokenising {read:,.1f} MB took {writer.seconds:,.1f} s,"
-        f" {read / max(writer.seconds, 1e-9):,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
+        f"  time       {seconds:,.1f} s; tokenising {bytes_in_words(writer.read)} took"
+        f" {writer.seconds:,.1f} s, {speed:,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]
     for title, is_listed in (

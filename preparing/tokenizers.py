@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from formats.files import write_text
-from preparing import fast_bpe
+from preparing import bytes_in_words, fast_bpe
 from preparing.chunks import Chunk, Options, Position
 from preparing.progress import Progress
 from preparing.records import documents_of
@@ -65,7 +65,7 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     if not any(texts_of(sample, plan.options)):
         return Tokenizer.characters(""), "no text"  # the caller says why nothing is left
     size = sum(part.size for part in sample)
-    described = f"{size / 1e6:,.1f} MB"
+    described = bytes_in_words(size)
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
     vocab_size = plan.vocab_size or default_vocab_size(work.text_size)
     tokenizer = None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from formats.data_folder import read_meta
-from preparing import InputError
+from preparing import InputError, bytes_in_words
 from preparing.arguments import parse
 from preparing.tokenizers import default_vocab_size
 from preparing.work_folder import WorkFolder
@@ -33,6 +33,15 @@ def test_the_split_keeps_copies_together_and_does_not_depend_on_their_place(tmp_
     assert 0.15 < len(val) / 200 < 0.45
 
 
+def test_sizes_of_small_and_of_large_texts_are_readable():
+    """A page of text is not 0.0 MB, and a validation split of 2 GB not 2e+03 MB."""
+    assert [bytes_in_words(size) for size in (4870, 8.93e6, 2.0461e9)] == [
+        "4.9 kB",
+        "8.9 MB",
+        "2,046.1 MB",
+    ]
+
+
 def test_a_single_document_is_split_at_its_end(tmp_path):
     text = prose() * 12  # more than one piece
     (tmp_path / "a.txt").write_text(text, newline="\n")
@@ -40,7 +49,7 @@ def test_a_single_document_is_split_at_its_end(tmp_path):
     train, val = texts_of_splits(tmp_path / "out")
     assert train.removesuffix(EOT) + val == text + EOT
     assert 0.099 < len(val) / len(text) < 0.101
-    said = " MB, 10% of the text: 1 document cut, of which it gets the end"
+    said = " kB, 10% of the text: 1 document cut, of which it gets the end"
     assert said in result.stdout
     for words in ("bytes a token", "of them occur", "MB/s", "begins"):
         assert words in result.stdout
