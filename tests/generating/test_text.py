@@ -37,6 +37,14 @@ def test_a_character_that_is_cut_is_left_out(byte_tokenizer):
     assert row.ended == "length"
 
 
+def test_a_character_that_the_model_broke_off_is_marked(byte_tokenizer):
+    row = Completion("", byte_tokenizer, 9, [])
+    a, *emoji, b = byte_tokenizer.encode("a🙂b").tolist()
+    for next_id in (a, *emoji[:2], b):
+        row.add(next_id, 1.0)
+    assert row.text == "a\ufffdb"
+
+
 def test_stop_texts_are_never_shown_not_even_in_part(byte_tokenizer):
     seen, row = grown(byte_tokenizer, "one\n\nUse\n\nUser: two", stop=["\n\nUser:", "zzz"])
     assert seen == ["o", "on", *["one"] * 6, *["one\n\nUse"] * 7]

@@ -30,6 +30,20 @@ def test_loggers_continue_across_starts(char_data, tmp_path):
     assert len(written) == 2
 
 
+def test_what_tensorboard_has_of_steps_after_the_checkpoint_is_purged(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for step, values in ((0, {1: 1.0, 2: 1.0, 3: 1.0}), (1, {2: 2.0})):
+        loggers = Loggers(Config(tensorboard=True), tmp_path, step, "id")
+        for n, value in values.items():
+            loggers.write({"step": n, "loss": value})
+        if step:
+            events = EventAccumulator(str(tmp_path / "tensorboard"))  # as a kill would leave it
+            points = [(e.step, e.value) for e in events.Reload().Scalars("loss")]
+        loggers.close()
+    assert points == [(1, 1.0), (2, 2.0)]
+
+
 def test_a_logger_that_fails_is_reported_once(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("in the way")
     loggers = Loggers(Config(tensorboard=True), tmp_path, 0, "id")

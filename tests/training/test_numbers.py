@@ -119,6 +119,9 @@ def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, ca
     ) in out
     assert "best 2.0000" in out.partition("step 20")[0]
     assert run_log.evaluation(run.folder, 20)["bits_per_byte"] == pytest.approx(bits)
+    saved, *_ = run.snapshot()
+    assert saved["epoch"] == pytest.approx(epoch, abs=1e-6)
+    assert (saved["tokens"], saved["best_val_loss"]) == (20 * TOKENS, 1.5)
     recorder.summary("finished")
     assert (
         f"finished: 20 steps, {20 * TOKENS:,} tokens in 1 h 2 min of training, cost 1.00"

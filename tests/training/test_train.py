@@ -20,6 +20,7 @@ from formats import run_folder, run_log
 from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
+from training import distributed
 from training.banner import banner
 from training.setup import compiler_obstacle, count_steps, should_compile
 from training.state import Counters
@@ -183,7 +184,7 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
 
 
 @pytest.mark.parametrize(("kind", "short", "long"), [("cpu", 8e12, 1e15), ("cuda", 1e14, 1e16)])
-def test_a_long_run_is_compiled(char_data, tmp_path, kind, short, long):
+def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, long):
     run = small_run(char_data, tmp_path)
     config = dataclasses.replace(run.config, compile=None)
     device = dataclasses.replace(run.device, torch=torch.device(kind))
@@ -191,6 +192,8 @@ def test_a_long_run_is_compiled(char_data, tmp_path, kind, short, long):
     for flops, compiled in ((short, False), (long, True)):
         run.schedule.total_steps = round(flops / step)
         assert should_compile(config, run.state.model, device, run.schedule) == compiled
+    monkeypatch.setattr(distributed, "world_size", 1000)  # each does so little of it
+    assert not should_compile(config, run.state.model, device, run.schedule)
 
 
 def test_compiled_and_in_bf16_it_learns_the_same(little_data, tmp_path, finished):
