@@ -218,9 +218,9 @@ def find(path: str | Path | None) -> Path:
     return best if best in found else found[-1]
 
 
-def runs_with_steps() -> list[Path]:
-    """The runs under checkpoints/ that have saved, by name."""
-    return sorted(path for path in ROOT.glob("*") if steps(path))
+def runs_with_steps(root: Path = ROOT) -> list[Path]:
+    """The runs in a folder, such as checkpoints/, that have saved, by name."""
+    return sorted(path for path in root.glob("*") if steps(path))
 
 
 def what_is_there(path: Path) -> str:
@@ -239,6 +239,8 @@ def what_is_there(path: Path) -> str:
     elif RECORDED in read_text(path / "config.json"):
         command = f"python train.py {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
+    if held := runs_with_steps(path):
+        return f"it holds runs; give one of them: {few([run.as_posix() for run in held])}"
     runs = few([run.as_posix() for run in runs_with_steps()])
     if runs:
         return f"{here}; runs with checkpoints: {runs}"

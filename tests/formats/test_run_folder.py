@@ -133,6 +133,8 @@ def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeyp
     with pytest.raises(CheckpointError, match="it holds no step_"):
         run_folder.find(tmp_path)
     step = save(tmp_path / "checkpoints" / "a_run", 1)
+    with pytest.raises(CheckpointError, match="it holds runs; give one of them: checkpoints/a_run"):
+        run_folder.find("checkpoints")
     with pytest.raises(CheckpointError, match=f"give the step: {step.as_posix()}"):
         run_folder.find(step / "model.pt")
     (tmp_path / "ckpt.pt").touch()
