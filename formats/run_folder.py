@@ -151,8 +151,9 @@ def load_tensors(path: Path) -> dict:
     Executes nothing: only tensors and plain values are read. The tensors stay in the file until
     they are used. Raises CheckpointError.
     """
+    is_utf8 = os.fsencode(path).decode("utf-8", "replace") == str(path)  # torch maps no other path
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_utf8)
     except Exception as error:  # pickle, zip and torch each have their own
         raise CheckpointError(f"{path} cannot be loaded: {error_message(error)}") from None
 

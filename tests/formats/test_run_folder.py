@@ -1,5 +1,6 @@
 """formats/run_folder.py: whole step folders or none, what is found, and how damage is answered."""
 
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -154,6 +155,11 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         run_folder.load_tensors(tmp_path / "model.pt")
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_run_in_a_folder_whose_name_is_not_utf_8_is_read(tmp_path):
+    step = save(tmp_path / os.fsdecode(b"b\xffd"), 1)
+    assert run_folder.load_tensors(step / "model.pt").keys()
 
 
 def test_a_log_keeps_every_character_of_a_sample(tmp_path):
