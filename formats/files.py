@@ -131,6 +131,13 @@ def read_json(path: Path) -> dict:
         return {}
 
 
+def read_checked(path: Path) -> dict:
+    """As read_json, of an object with its fingerprint as `checksum`; {} where they differ."""
+    values = read_json(path)
+    checksum = values.pop("checksum", None)
+    return values if checksum == fingerprint(values) else {}
+
+
 def few(names: list[str]) -> str:
     """Names for a sentence: the first five, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -22,7 +22,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from formats.data_folder import Meta, read_meta, write_meta
-from formats.files import is_foreign, read_json, read_text, sha256, write_json
+from formats.files import (
+    fingerprint,
+    is_foreign,
+    read_checked,
+    read_json,
+    read_text,
+    sha256,
+    write_json,
+)
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
 from preparing.chunks import CHUNK_BYTES, Chunk, Position
@@ -39,7 +47,7 @@ VAL_FRACTION = 0.1  # share of the text that is held back for validation
 VAL_BYTES = 20_000_000  # about the most that is held back of a large input
 TEXT_BYTES = "text_bytes"  # among the settings: about the bytes of text in the input
 SAMPLES = 16  # MB of the input from which that is estimated
-PLAN_FORMAT = 2  # of plan.json, and of the work that it describes
+PLAN_FORMAT = 3  # of plan.json, and of the work that it describes
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
 # A finished dataset, in the order in which it moves to its place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
@@ -148,7 +156,7 @@ class WorkFolder:
         Earlier versions took the size of the files.
         """
         former = read_json(self.out / "meta.json") if not self.plan.overwrite else {}
-        former = former or (self.journal.exists() and read_json(self.path / "plan.json"))
+        former = former or (self.journal.exists() and read_checked(self.path / "plan.json"))
         return former.get("settings", {}).get(TEXT_BYTES, self.input_size) if former else 0
 
     def _estimated_text_bytes(self):
@@ -209,13 +217,13 @@ class WorkFolder:
                 )
         return listed
 
-    def _with_checksums(self, path, plan):
+    def _with_checksums(self, plan):
         """Read the files once more for their checksums; plan.json gets them too, for a resume."""
         for source, values in zip(self.sources, plan["sources"], strict=True):
             if not source.is_remote:
                 with contextlib.suppress(OSError):  # it is gone since
                     values["sha256"] = sha256(Path(source.path))
-        write_json(path, plan)
+        self._write_plan(plan)
         return plan["sources"]
 
     def finished(self) -> str:
@@ -258,13 +266,15 @@ class WorkFolder:
         """Record what this work is. Raises InputError when the folder holds parts of other work."""
         path = self.path / "plan.json"
         plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": self.listed_sources()}
-        former = read_json(path) or plan
+        former = read_checked(path)
+        is_known = former.get("format") == PLAN_FORMAT
+        former = former if is_known else plan
         if former["settings"]["on_error"] == "stop":
             # Nothing broken came up to where it stopped, so the bytes are the same.
             former["settings"]["on_error"] = self.settings["on_error"]
         changed = self._differences(former["settings"], former["sources"])
-        if former.get("format") != PLAN_FORMAT:
-            changed = changed or "an earlier version of this program began it"
+        if not is_known and (path.exists() or self.journal.exists()):
+            changed = "an earlier version of this program began it, or plan.json is damaged"
         if changed and self.journal.exists() and not self.plan.overwrite:
             raise InputError(
                 f"{self.out} holds unfinished work on other input or settings: {changed}.\nRepeat"
@@ -276,8 +286,11 @@ class WorkFolder:
             for name in (self.journal.name, "hashes.bin", *FILES):
                 (self.path / name).unlink(missing_ok=True)
             plan["settings"] = self.settings = self._settings()
-        write_json(path, plan)
-        self.checksums = begin(self._with_checksums, path, plan)
+        self._write_plan(plan)
+        self.checksums = begin(self._with_checksums, plan)
+
+    def _write_plan(self, plan):
+        write_json(self.path / "plan.json", plan | {"checksum": fingerprint(plan)})
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
         """The chunks of some sources from `start` on, in order; fetches remote ones."""

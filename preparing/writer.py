@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
-from formats.files import read_json, sha256, write_json
+from formats.files import fingerprint, read_checked, sha256, write_json
 from preparing import PrepareError, plural
 from preparing.chunks import CHUNK_BYTES, Position
 from preparing.cleaning import CleaningReport
@@ -199,7 +199,7 @@ class TokenWriter:
         """Continue where the journal ends. Raises PrepareError if a file has changed since."""
         self.work = work
         self.tokenizer = tokenizer
-        saved = read_json(work.journal)
+        saved = read_checked(work.journal)
         self.position = Position(**saved.get("position", {}))
         self.report = CleaningReport(**saved.get("report", {}))
         self.text_bytes = saved.get("text_bytes", 0)
@@ -351,7 +351,7 @@ class TokenWriter:
             "ends": self.ends,
             "split": self.split_by,
         }
-        write_json(self.work.journal, values)
+        write_json(self.work.journal, values | {"checksum": fingerprint(values)})
 
     def finish(self) -> dict[str, Split]:
         """Make sure that both splits hold text, close their files, and describe them."""

@@ -213,17 +213,22 @@ def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
     assert "continuing after" in ok(prepare(large, **flags)).stderr
 
 
-def test_unfinished_work_of_an_earlier_version_is_not_continued(tmp_path, tokenizer, large):
+def test_unfinished_work_whose_records_are_damaged_or_old_is_not_continued(
+    tmp_path, tokenizer, large
+):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     kill_midway(start(large, **flags), tmp_path / "out")
-    path = tmp_path / "out/.partial/plan.json"
-    plan = json.loads(path.read_text())
-    del plan["format"], plan["settings"]["text_bytes"]
-    path.write_text(json.dumps(plan))
-    fails_clearly(
-        prepare(large, **flags), "an earlier version of this program began", "--overwrite"
-    )
-    ok(prepare(large, overwrite=True, **flags))
+    journal, plan = (tmp_path / f"out/.partial/{name}.json" for name in ("progress", "plan"))
+    content = plan.read_text()
+    for damaged in ("", '{"settings": {}, "sources": []}', content.replace("stop", "skip")):
+        plan.write_text(damaged)
+        fails_clearly(prepare(large, **flags), "plan.json is damaged", "--overwrite")
+    plan.write_text(content)
+    values = json.loads(journal.read_text())
+    del values["position"]  # without it, the text would be written twice
+    journal.write_text(json.dumps(values))
+    assert "continuing" not in ok(prepare(large, **flags)).stderr
+    assert read_meta(tmp_path / "out").splits["train"].documents <= 60
 
 
 def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkeypatch):
