@@ -89,12 +89,17 @@ def read(folder: Path) -> Pretrained:
 def load_run(path: str | Path | None) -> Pretrained:
     """As load(), of a run or a step of ours. Raises CheckpointError for another folder, too."""
     found = load(path)
-    if not found.state:
-        raise CheckpointError(
-            f"{found.path} is a folder in Hugging Face's format, as tools.export writes it; give"
-            " the run itself"
-        )
+    check_run(found.path)
     return found
+
+
+def check_run(folder: Path) -> None:
+    """Raises CheckpointError for a folder in Hugging Face's format."""
+    if is_hf(folder):
+        raise CheckpointError(
+            f"{folder} is a folder in Hugging Face's format, as tools.export writes it; give the"
+            " run itself"
+        )
 
 
 def resolve(path: str | Path | None) -> Path:

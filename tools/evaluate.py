@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
     device = hardware.find_device(args.device)
     models, compressors = {}, {}  # {label: function that computes the columns}
     for folder in map(pretrained.resolve, args.checkpoints):
+        pretrained.check_run(folder)
         state = run_folder.read_state(folder, ())
         data_dir = args.data or state["settings"]["data_dir"]
         loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)

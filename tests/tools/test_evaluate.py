@@ -9,6 +9,7 @@ import torch
 
 from formats import run_folder, run_log
 from formats.data_folder import DataError, read_meta
+from formats.run_folder import CheckpointError
 from generating.load import load_model
 from model import IGNORE
 from tests.conftest import fails_clearly, run_script, train_small
@@ -86,3 +87,9 @@ def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, 
 )
 def test_a_perplexity_is_short_however_large_the_loss_is(loss, shown):
     assert command.number(command.perplexity(loss)) == shown
+
+
+def test_a_folder_of_hugging_face_is_no_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(CheckpointError, match=r"Hugging Face's format.* give the run itself"):
+        evaluate.main([str(tmp_path)])
