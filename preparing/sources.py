@@ -186,7 +186,7 @@ def _files_of_folder(folder):
     known.sort()
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     counts = counts or "nothing, hidden folders aside"
-    example = shlex.quote(f"{Path(folder).as_posix()}/**/*.ENDING")
+    example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")
     hint = f"a glob in quotes takes other text, as in {example}"
     if not known:
         raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}; {hint}")

@@ -92,6 +92,9 @@ class WorkFolder:
 
     def _check_out(self):
         """Raises InputError where the folder holds what another program, or a run, wrote."""
+        at = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        if not at.is_dir():
+            raise InputError(f"--out {self.out}: {at} is a file, not a folder; give another --out")
         held = [name for name in FILES if (self.out / name).exists()]
         if "meta.json" in held and not is_foreign(read_text(self.out / "meta.json"), MARK):
             held = []

@@ -143,17 +143,27 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
 
     fails(tmp_path / "none.txt", "no such file", "none.txt")
     fails(tmp_path / "*.csv", "no file matches")
-    folder = tmp_path / "my pictures"
+    folder = tmp_path / "my [old] pictures"
     folder.mkdir()
     fails(folder, "or .parquet file", "but nothing, hidden folders aside")
     (folder / "a.png").write_bytes(b"x")
     (folder / "b.md").write_bytes(b"x")
-    fails(folder, "holds no .txt, .jsonl or .parquet", "1 .png, 1 .md", f"'{folder}/**/*.ENDING'")
+    fails(
+        folder,
+        "holds no .txt, .jsonl or .parquet",
+        "1 .png, 1 .md",
+        f"'{tmp_path}/my [[]old] pictures/**/*.ENDING'",
+    )
     (folder / "a.txt").write_text("Plain text.")
     fails(folder, "is in the input", out=folder / "out")
+    fails(
+        folder / "a.txt",
+        "b.md is a file, not a folder; give another --out",
+        out=folder / "b.md/out",
+    )
     fails(folder / "a.txt", "all of the input is plain text", text_field="text")
     (folder / "b.txt").symlink_to("/nowhere")
-    fails(folder / "b.txt", "no such file or folder")
+    fails(folder / "b.txt", "no file matches")
     os.mkfifo(folder / "pipe.md")
     fails(folder / "pipe.md", "pipe.md is a pipe or a device; give - for standard input")
 
