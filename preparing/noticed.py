@@ -29,10 +29,10 @@ ADVICE = {
     NO_REPLY: "training with loss_on = assistant skips them",
 }
 # Of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with one character,
-# which Python looks for fast.
+# which Python looks for fast. In code, (?P<s> and list<s> are none.
 TOKENS = (
     re.compile(
-        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/?s>|</?SYS>>|(?:pad|unk|bos|eos)>"
+        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?:pad|unk|bos|eos)>"
         r"|(?:start|end)_of_turn>)"
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),

@@ -66,7 +66,9 @@ def test_text_that_was_probably_not_meant_is_kept_and_counted(tmp_path, text, no
     assert {rule: counts["bytes"] for rule, counts in report.items()} == dict([noticed])
 
 
-ORDINARY = "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index]"
+ORDINARY = (
+    "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
+)
 
 
 def test_ordinary_text_is_not_counted(tmp_path):
