@@ -209,7 +209,7 @@ FOREIGN = [
     ("a.txt", ZIP + b"mimetypeapplication/vnd.oasis.opendocument.text", "an OpenDocument text"),
     ("a.text", b"\xd0\xcf\x11\xe0" + bytes(30), "a document of an older Office; soffice"),
     ("a.txt", b"{\\rtf1\\ansi Hello}", "an RTF document; pandoc"),
-    ("a.jsonl", gzip.compress(b"{}"), "compressed; unpack it"),
+    ("a.jsonl", gzip.compress(b"{}", mtime=0), "compressed; unpack it"),
     ("a.txt", b"PAR1" + bytes(30), "a Parquet file; let its name"),
     (
         "a.parquet",
