@@ -7,7 +7,7 @@ demo: .venv/main
 	$(PY) prepare_data.py --vocab_size 512
 	$(PY) train.py config/demo.py
 	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
-	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def read(self" --max_new_tokens 120 --seed 4
+	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def read(self" --max_new_tokens 120 --seed 2
 	@echo 'More of the same after: source .venv/bin/activate'
 
 test: .venv/dev .venv/llama_cpp
