@@ -30,7 +30,7 @@ from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from training import RunError, distributed, terminal
 from training.banner import banner
-from training.lock import locked
+from training.distributed import StopFlag, locked
 from training.plan import check_disk, plan
 from training.profiling import PROFILED_STEPS, Profiler
 from training.recorder import Recorder, continue_command, generate_command
@@ -38,7 +38,6 @@ from training.run import Run
 from training.samples import answer_prompts
 from training.schedule import LIMITS
 from training.setup import build
-from training.stop import StopFlag
 
 # What a user can mend; the exit status is 2.
 MISTAKES = (

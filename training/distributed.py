@@ -1,21 +1,26 @@
 """The processes that train one run together, one per GPU, as torchrun starts them.
 
 All take the same steps on different sequences. DistributedDataParallel averages their gradients;
-the rest that they agree on is here. Only the first process writes and prints. Knows no model and no
-run.
+the rest that they agree on is here: how they meet, that no other trains the same run, what they
+exchange, the signals that end them, and how they end. Only the first process writes and prints.
+Knows no model, and of a run only its folder.
 """
 
 import contextlib
 import math
 import os
 import re
+import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
 import hardware
 from config import ConfigError
@@ -31,6 +36,9 @@ local_rank = 0  # this process among those of its machine: the number of its GPU
 local_world_size = 1
 is_main = True
 _store = None  # what torchrun's processes share
+
+
+# -- how they meet ---------------------------------------------------------------------------------
 
 
 def init() -> None:
@@ -94,6 +102,42 @@ def join() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
 
+# -- one trainer per run ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(folder: Path):
+    """Hold the lock of a run's folder, which is made, and deleted if no run has started in it.
+
+    The system releases the lock when the process dies, however it dies. Raises RunError naming the
+    trainer that has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, holder = FileLock(folder / ".lock"), folder / ".trainer"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        who = holder.read_text() if holder.exists() else "another process"
+        raise RunError(
+            f"{folder} is being trained by {who}; stop that one first, or choose another"
+            " checkpoint_dir"
+        ) from None
+    except (NotImplementedError, OSError):
+        pass  # this file system has no locks
+    holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the folder may have become read-only
+            holder.unlink()
+            if os.listdir(folder) == [".lock"]:
+                shutil.rmtree(folder)
+        lock.release()
+
+
+# -- what they exchange ----------------------------------------------------------------------------
+
+
 def gather(value: float) -> list[float]:
     """The values of all processes, by rank."""
     if world_size == 1:
@@ -137,6 +181,37 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
     whole = stack.new_empty(world_size * each, *stack.shape[1:])
     dist.all_gather(list(whole.chunk(world_size)), done)
     return whole[: len(stack)]
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+class StopFlag:
+    """The signal that this process has received, from its construction on.
+
+    signum: its number; 0: none. A second Ctrl-C ends the process at once.
+    """
+
+    def __init__(self):
+        self.signum = 0
+        signal.signal(signal.SIGTERM, self.set)
+        signal.signal(signal.SIGINT, self.set)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.set)  # Windows has none
+
+    def set(self, signum, frame):
+        if self.signum and signum == signal.SIGINT:
+            os.write(2, b"\nexited immediately; the last checkpoint is intact\n")
+            os._exit(130)
+        self.signum = signum
+
+    def set_anywhere(self) -> bool:
+        """True if any process of the run has received a signal. All processes must call it."""
+        (signum,) = all_reduce_max(self.signum)
+        return signum > 0
+
+
+# -- errors and the end ----------------------------------------------------------------------------
 
 
 def connection_lost(error: BaseException) -> bool:

@@ -1,13 +1,25 @@
-"""stop.py: signals end a run with a save; and random kills."""
+"""One trainer per run, signals that end it with a save, and random kills."""
 
 import os
 import signal
 import textwrap
 
 from formats import run_folder
-from tests.conftest import losses, run_script
+from tests.conftest import fails_clearly, losses, run_script, train_small, trained
 from tests.torture import torture
 from tests.training.conftest import start, wait_until
+
+ENDLESS = ["--max_steps=100000", "--eval_interval=0"]
+
+
+def test_a_second_trainer_refuses_and_names_the_first(char_data, tmp_path):
+    first = start(char_data, tmp_path, *ENDLESS)
+    wait_until(first, lambda: losses(tmp_path)[0])
+    second = train_small(char_data, tmp_path, "--max_steps=10", "--eval_interval=0")
+    first.kill()
+    first.communicate()
+    fails_clearly(second, f"process {first.pid}", "checkpoint_dir", status=1)
+    trained(char_data, tmp_path, "--max_steps=10")  # the lock of the dead one does not count
 
 
 def test_killed_at_random_moments_it_ends_in_the_same_weights(char_data, tmp_path):
@@ -36,7 +48,7 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
 def test_a_second_ctrl_c_leaves_at_once():
     code = """
         import os, signal
-        from training.stop import StopFlag
+        from training.distributed import StopFlag
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop = StopFlag()
         os.kill(os.getpid(), signal.SIGINT)
