@@ -29,9 +29,8 @@ from formats.run_folder import CheckpointError
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
 from training import RunError, distributed, terminal
-from training.banner import banner
 from training.distributed import StopFlag, locked
-from training.plan import check_disk, plan
+from training.plan import banner, check_disk, plan
 from training.profiling import PROFILED_STEPS, Profiler
 from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run

@@ -25,8 +25,8 @@ from formats import files
 from hardware import DeviceError
 from tools import command
 from training import RunError
+from training.plan import measure
 from training.setup import build
-from training.trial import measure
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_PARAMETER = 20

@@ -1,10 +1,15 @@
-"""The memory, disk, hours and money that a run needs, before it starts. Writes nothing.
+"""What a run prints before it starts: a banner, or with --dry_run the plan. Writes nothing.
 
-The figures for other GPUs are computed; those for this device are measured with a few real steps.
+The plan is the memory, disk, hours and money that a run needs. The figures for other GPUs are
+computed; those for this device are measured with a few real steps, which change no weights: their
+learning rate is 0.
 """
 
+import contextlib
 import math
 import shutil
+import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,18 +18,125 @@ import torch
 import hardware
 from config import Config
 from formats import files, run_folder
+from formats.mirror import address_of
 from hardware import Device
 from model import GPTConfig
 from training import RunError, distributed
 from training.dataset import GPU_SHARE
 from training.low_memory import loss_chunks
+from training.optimizer import optimizer_step
 from training.run import Run
 from training.state import State
+from training.step import forward_backward
 from training.terminal import duration
-from training.trial import measure
 
+OVERFITS = 20  # parameters per token of text; above this a warning is printed
+PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
 UTILISATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
+TOKENS = 4096  # per micro-batch on a CPU; with more, the time per token does not change
+LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch is timed
+STEPS = 20  # the most that are timed
+
+
+# -- the banner ------------------------------------------------------------------------------------
+
+
+def banner(run: Run) -> str:
+    """Device, model, data, step, start, run and checkpoints, a line each."""
+    c, model, done = run.config, run.state.model, run.step
+    lines = {
+        "device": device(run),
+        "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
+        f"context {c.block_size}, vocabulary {model.config.vocab_size:,}",
+        "data": data(run),
+        "step": step(run),
+    }
+    if c.init_from and not done:
+        lines["start"] = f"the weights of {c.init_from}"
+    lines["run"] = f"{run.schedule.total_steps:,} steps, {steps_per_epoch(run)} an epoch"
+    if done:
+        lines["run"] += f"; continues at step {done:,}"
+    lines["checkpoints"] = checkpoints(run)
+    text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
+    return run.start.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
+
+
+def warnings(run: Run) -> list[str]:
+    """Settings that are probably mistakes."""
+    c, found = run.config, []
+    if run.obstacle:
+        found.append(f"torch.compile cannot work: {run.obstacle}. The run goes on without it")
+    if c.warmup_steps >= run.schedule.total_steps:
+        found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
+    if c.batch_size > run.data.train.windows:
+        found.append(
+            f"batch_size = {c.batch_size} is more than the {run.data.train.windows:,} sequences of"
+            " the training data: each step repeats them; use more text, or lower batch_size"
+        )
+    tokens, parameters = run.data.train.length, run.state.model.num_parameters()
+    if parameters > OVERFITS * tokens and not c.init_from:
+        found.append(
+            f"{tokens:,} tokens of text for {parameters:,} parameters: the model will overfit; use"
+            " more text, or a smaller n_layer and n_embd"
+        )
+    more, free, place = disk_space(run)
+    if more > free and not run.schedule.done:
+        found.append(
+            f"the checkpoints take up to {more / 1e6:,.0f} MB more, and {free / 1e6:,.0f} MB are"
+            f" free at {place}; make room, lower keep_last, or use a larger disk"
+        )
+    return found
+
+
+def device(run: Run) -> str:
+    """The device, the processes, the precision, whether the model is compiled."""
+    count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
+    compiled = "compiled" if run.compiles else "not compiled"
+    text = f"{count}{run.device.name}, {run.versions()['dtype']}, {compiled}"
+    if run.device.type == "cuda":
+        text += f", {run.trainer.attention_backend()} attention"
+    unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
+    return f"{text}; {unused}" if unused else text
+
+
+def data(run: Run) -> str:
+    """The training and validation data, and where they are kept."""
+    train, val = run.data.train, run.data.val
+    text = f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; "
+    text += f"{val.length:,} for validation" if val else "no validation split, evaluations are off"
+    if run.config.loss_on == "assistant":
+        replies = {name: split.counted("assistant") for name, split in run.data.meta.splits.items()}
+        text += f"; the loss counts only the assistant's: {replies['train'].tokens:,}"
+        text += f" and {replies['val'].tokens:,}"
+    return text
+
+
+def step(run: Run) -> str:
+    """The tokens of an optimiser step, and its micro-batch."""
+    c, micro_batch, local_batch = run.config, run.trainer.micro_batch, run.trainer.local_batch
+    text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
+    if micro_batch < local_batch:
+        text += f", micro-batches of {micro_batch} sequences"
+    return text
+
+
+def checkpoints(run: Run) -> str:
+    """Where saves go, and how often."""
+    c, often = run.config, []
+    if c.save_interval:
+        often.append(f"{c.save_interval:,} steps")
+    if c.save_minutes:
+        often.append(f"{c.save_minutes:g} minutes")
+    text = str(run.folder)
+    if often:
+        text += f", every {' and '.join(often)}"
+    if c.mirror:
+        text += f"; copied to {address_of(c.mirror, run.folder)}"
+    return text
+
+
+# -- the plan --------------------------------------------------------------------------------------
 
 
 def plan(run: Run) -> Iterator[str]:
@@ -218,6 +330,55 @@ def measured_here(run: Run) -> str:
         f"{step_s:,.3f} s per step, "
         f"{speed:,.0f} tokens/s, measured on {where} with micro-batch {micro_batch}{note}"
     )
+
+
+# -- a few real steps ------------------------------------------------------------------------------
+
+
+def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
+    """Time steps, two at least, while `seconds` last; compilation does not count.
+
+    Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
+    all of the seconds, and doubles from there. Several processes take the same steps, by the clock
+    of the first: Muon's update waits for all of them. Returns the seconds of an optimiser step, and
+    the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
+    memory.
+    """
+    c, state, trainer = run.config, run.state, run.trainer
+    if run.device.type == "cpu":
+        limit, size = max(1, min(trainer.micro_batch, TOKENS // c.block_size)), 1
+    else:
+        trainer.prepare(run.compiles)
+        size = limit = trainer.micro_batch
+    forward_s, update_s = [], []
+    begun = time.perf_counter()
+    while len(update_s) < STEPS:
+        x, y = run.data.train.batch(0, size, c.seed)
+        with timed(run.device.torch, forward_s):
+            forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
+        with timed(run.device.torch, update_s):
+            optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
+        if size < limit and distributed.gather(forward_s[-1])[0] < LONG_S:
+            size, forward_s, update_s = min(2 * size, limit), [], []
+            begun = time.perf_counter()
+        elif len(update_s) > 1 and distributed.gather(time.perf_counter() - begun)[0] > seconds:
+            break
+    # The first of each warms up.
+    forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))
+    return forward * trainer.local_batch / size + update, size
+
+
+@contextlib.contextmanager
+def timed(device: torch.device, seconds: list[float]):
+    """Append to `seconds` how long the device takes for what is done in this context."""
+    hardware.synchronize(device)
+    start = time.perf_counter()
+    yield
+    hardware.synchronize(device)
+    seconds.append(time.perf_counter() - start)
+
+
+# -- numbers in words ------------------------------------------------------------------------------
 
 
 def si(number: float, unit: str) -> str:

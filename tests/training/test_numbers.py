@@ -14,12 +14,18 @@ from formats.data_folder import read_meta
 from model import GPT
 from tests.training.conftest import small_run
 from training import distributed
-from training.banner import banner
-from training.plan import disk_table, hours_table, measured_here, memory_table, size_table
+from training.plan import (
+    banner,
+    disk_table,
+    hours_table,
+    measure,
+    measured_here,
+    memory_table,
+    size_table,
+)
 from training.recorder import Recorder
 from training.samples import answer_prompts
 from training.terminal import duration
-from training.trial import measure
 
 T, BATCH = 32, 8  # of small_run
 TOKENS = T * BATCH

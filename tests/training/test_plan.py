@@ -10,9 +10,8 @@ from model import GPT
 from tests.conftest import trained
 from tests.training.conftest import small_run
 from training import distributed
-from training.banner import banner
 from training.optimizer import make_optimizer
-from training.plan import from_data_sheet, hours_table, memory, si
+from training.plan import banner, from_data_sheet, hours_table, memory, si
 from training.start import NewRun
 from training.state import Counters, State
 

@@ -21,7 +21,7 @@ from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
 from training import distributed
-from training.banner import banner
+from training.plan import banner
 from training.setup import compiler_obstacle, count_steps, should_compile
 from training.state import Counters
 
