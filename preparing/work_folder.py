@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +59,8 @@ class WorkFolder:
     """The folder, and what is done in it; a context manager that holds its lock.
 
     sources: the input files. settings: {name: value}, as meta.json lists them. most_bytes: of text,
-    after which to stop. The lock goes with the process, however it ends.
+    after which to stop. The lock goes with the process, however it ends. A command that finishes
+    nothing leaves nothing that it made.
     """
 
     def __init__(self, plan: Plan):
@@ -71,6 +73,7 @@ class WorkFolder:
         self.cache = self.path / "cache"  # remote files on their way
         self.most_bytes = math.inf if plan.gigabytes is None else plan.gigabytes * 1e9
         self.is_stdin = plan.inputs == ["-"]
+        self.writing_plan = threading.Lock()
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
@@ -110,6 +113,8 @@ class WorkFolder:
 
     def __enter__(self):
         """Raises PrepareError when another run holds the lock."""
+        folders = (self.path, *self.path.parents)
+        self.made = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(self.path / "lock")
         try:
@@ -120,14 +125,26 @@ class WorkFolder:
             ) from None
         except (NotImplementedError, OSError):
             pass  # some network mounts have no locks
-        if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
-            self._move_to_place()
-        if self.is_stdin:
-            self.sources = [keep_stdin(self.path, self.plan.stdin_format)]
-        self.settings = self._settings()
+        try:
+            if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
+                self._move_to_place()
+            if self.is_stdin:
+                self.sources = [keep_stdin(self.path, self.plan.stdin_format)]
+            self.settings = self._settings()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error):
+        finished = [self.journal, self.cache, self.path / "meta.json"]
+        if self.plan.tokenizer in ("bpe", "char"):  # which take reading the text
+            finished.append(self.tokenizer)
+        if self.path in self.made and not any(path.exists() for path in finished):
+            self._clear()
+            for folder in self.made[1:]:
+                with contextlib.suppress(OSError):  # it holds the dataset
+                    folder.rmdir()
         self.lock.release()
 
     def _settings(self):
@@ -293,7 +310,8 @@ class WorkFolder:
         self.checksums = begin(self._with_checksums, plan)
 
     def _write_plan(self, plan):
-        write_json(self.path / "plan.json", plan | {"checksum": fingerprint(plan)})
+        with self.writing_plan:
+            write_json(self.path / "plan.json", plan | {"checksum": fingerprint(plan)})
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
         """The chunks of some sources from `start` on, in order; fetches remote ones."""
@@ -337,8 +355,9 @@ class WorkFolder:
                 os.replace(self.path / name, self.out / name)
 
     def _clear(self):
-        # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
-        shutil.rmtree(self.path, ignore_errors=os.name == "nt")
+        with self.writing_plan:
+            # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _is_same(before, source):

@@ -134,6 +134,7 @@ BAD = [
 def test_bad_files_are_named(tmp_path, tokenizer, name, content, words):
     (tmp_path / name).write_bytes(content)
     fails_clearly(prepare(tmp_path / name, tokenizer=tokenizer, out=tmp_path / "out"), words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
@@ -266,7 +267,10 @@ def test_zstd_with_a_long_window_and_several_frames(tmp_path):
 )
 def test_bad_arguments_are_named(tmp_path, flags, words):
     (tmp_path / "a.txt").write_text(prose()[:5000])
-    fails_clearly(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags), words)
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "new/out", tmp_path / "mine"):
+        fails_clearly(prepare(tmp_path / "a.txt", out=out, **flags), words)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "mine"]
 
 
 def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
