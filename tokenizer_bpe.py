@@ -94,12 +94,16 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, show_progress: bool = False
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        fewer: bool = False,
+        show_progress: bool = False,
     ) -> "Tokenizer":
         """Byte-level BPE from texts: id 0 is <|endoftext|>, the 256 bytes follow, then the merges.
 
-        vocab_size: at least 257. Raises TokenizerError when the texts do not support that many
-        merges, with the largest size that they do.
+        vocab_size: at least 257. fewer: whether fewer will do. Raises TokenizerError when the texts
+        do not support that many merges, with the largest size that they do.
         """
         hf = _byte_level(models.BPE())
         trainer = trainers.BpeTrainer(
@@ -110,7 +114,7 @@ class Tokenizer:
         )
         hf.train_from_iterator(texts, trainer)
         found = hf.get_vocab_size()
-        if found < vocab_size:
+        if found < vocab_size and not fewer:
             # Pairs that occur a few times teach a model nothing: a power of two well below.
             better = 1 << (found // 4).bit_length()
             smaller = f"--vocab_size {better}, say, or " if better > 257 else ""

@@ -73,7 +73,9 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
     if not tokenizer:
         texts = texts_of(sample, plan.options)
-        tokenizer = Tokenizer.train(texts, vocab_size, show_progress=sys.stderr.isatty())
+        tokenizer = Tokenizer.train(
+            texts, vocab_size, fewer=not plan.vocab_size, show_progress=sys.stderr.isatty()
+        )
     return tokenizer, f"trained on {described} spread over the text"
 
 

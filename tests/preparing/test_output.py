@@ -113,6 +113,13 @@ def test_hardly_any_text_is_prepared(tmp_path, text):
     ok(prepare(verify=tmp_path / "out"))
 
 
+def test_without_vocab_size_a_small_text_gets_the_vocabulary_that_it_supports(tmp_path):
+    (tmp_path / "a.txt").write_text("so it is, so it was")
+    result = ok(prepare(tmp_path / "a.txt", out=tmp_path / "out"))
+    assert read_meta(tmp_path / "out").vocab_size == 265
+    assert "bpe, 265 ids" in result.stdout
+
+
 def test_of_a_large_text_20_mb_are_for_validation(tmp_path):
     with (tmp_path / "a.txt").open("wb") as file:
         file.write(b"x" * 10_000)
