@@ -21,10 +21,9 @@ from formats import files
 from formats.address import AddressError
 from formats.run_folder import CheckpointError, saw_conversations
 from generating import terminal
-from generating.arguments import parse_args
-from generating.chat import Conversation
 from generating.load import LoadedModel, open_checkpoint
-from generating.text import Completion, complete
+from generating.terminal import parse_args
+from generating.text import Completion, Conversation, complete
 from tokenizer_bpe import TokenizerError
 
 # The arguments that generating.text.complete takes too.

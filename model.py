@@ -242,7 +242,7 @@ class GPT(nn.Module):
         """Logits of the next token, or the loss against `targets`.
 
         idx: int64 [B, T] token ids, T at most block_size. targets: int64 [B, T], IGNORE where there
-        is nothing to predict. cache: a generating.cache.KVCache, which keeps keys and values and
+        is nothing to predict. cache: a generating.decode.KVCache, which keeps keys and values and
         has the tokens' positions. last: int64 [B], the one token of each row whose logits to
         return.
 

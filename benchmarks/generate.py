@@ -28,8 +28,7 @@ import hardware
 from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main
 from command_line import count
 from generating.cpu_kernels import pack
-from generating.decode import generate
-from generating.decoder import make_decoder
+from generating.decode import generate, make_decoder
 from model import GPT, GPTConfig
 from training.start import model_shape
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import config
-import generating.arguments
+import generating.terminal
 import preparing.arguments
 from config import ConfigError, loader
 from formats import data_folder, run_folder
@@ -100,4 +100,4 @@ def test_the_commands_at_the_top_of_a_preset_fit_it(path):
         elif script == "train.py":
             assert config.load(words).data_dir == preset.data_dir
         else:
-            assert generating.arguments.parse_args(words).checkpoint == preset.checkpoint_dir
+            assert generating.terminal.parse_args(words).checkpoint == preset.checkpoint_dir

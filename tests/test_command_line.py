@@ -2,14 +2,14 @@
 
 import pytest
 
-import generating.arguments
+import generating.terminal
 import preparing.arguments
 import tools.evaluate
 import tools.export
 from command_line import local_path, near, place
 
 PARSERS = {
-    "generate.py": generating.arguments.parse_args,
+    "generate.py": generating.terminal.parse_args,
     "prepare_data.py": preparing.arguments.parse,
     "tools.evaluate": tools.evaluate.parse_args,
     "tools.export": tools.export.parse_args,

@@ -12,7 +12,7 @@ from functools import cache
 import pytest
 
 import config
-from generating.arguments import parse_args
+from generating.terminal import parse_args
 from preparing.arguments import parse
 from tests.conftest import ROOT
 

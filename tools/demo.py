@@ -25,10 +25,9 @@ from command_line import Parser, number
 from formats import files, run_folder
 from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
-from generating.arguments import add_device
-from generating.chat import Conversation
 from generating.load import LoadedModel, open_checkpoint
-from generating.text import complete
+from generating.terminal import add_device
+from generating.text import Conversation, complete
 from tokenizer_bpe import TokenizerError
 from tools import command
 

@@ -27,8 +27,8 @@ from config import Config
 from formats import pretrained, run_folder
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
-from generating.arguments import add_device
 from generating.load import load_model
+from generating.terminal import add_device
 from model import IGNORE
 from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import command

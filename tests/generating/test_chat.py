@@ -1,4 +1,4 @@
-"""generating/chat.py: a session on a terminal, and the prompts of a conversation."""
+"""generate.py --chat: a session on a terminal, and the prompts of a conversation."""
 
 import os
 import sys
@@ -6,10 +6,9 @@ import sys
 import pexpect
 import pytest
 
-from generating.chat import Conversation
 from generating.load import LoadedModel
 from generating.terminal import shown
-from generating.text import Completion
+from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, reciting, run_script
 

@@ -11,10 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from generating import decoder
-from generating.cache import KVCache
-from generating.decode import generate, sample
-from generating.decoder import CudaGraphDecoder, Decoder
+from generating import decode
+from generating.decode import CudaGraphDecoder, Decoder, KVCache, generate, sample
 from tests.test_model import GROUPED, QWEN3, TINY, randomised
 
 pytestmark = pytest.mark.filterwarnings("error:no CUDA graph")
@@ -120,7 +118,7 @@ def make_decoder(request, monkeypatch):
 
     A graph's cache begins so short that a text outgrows it twice.
     """
-    monkeypatch.setattr(decoder, "FIRST_LENGTH", 8)
+    monkeypatch.setattr(decode, "FIRST_LENGTH", 8)
     if request.param == "cpu":
         return Decoder
     if request.param == "fake graph":
@@ -128,7 +126,7 @@ def make_decoder(request, monkeypatch):
         return CudaGraphDecoder
     # A run that was built in this process left TF32 switched on.
     torch.set_float32_matmul_precision("highest")
-    return lambda model, rows: decoder.make_decoder(model.cuda(), rows)
+    return lambda model, rows: decode.make_decoder(model.cuda(), rows)
 
 
 # -- tokens and logits -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from formats import files, run_folder
 from generate import main
 from generating import terminal
-from generating.arguments import parse_args
+from generating.terminal import parse_args
 from generating.text import Completion
 from tests.conftest import ROOT, fails_clearly, reciting, run_script
 from tests.generating.test_chat import ends, on_a_terminal

@@ -28,8 +28,8 @@ from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.pretrained import Pretrained
 from generating import decode
-from generating.chat import Conversation
 from generating.load import LoadedModel, load_model
+from generating.text import Conversation
 from model import GPT, GPTConfig
 from tests.conftest import (
     LLAMA_CPP,
