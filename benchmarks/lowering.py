@@ -163,7 +163,7 @@ def lower(config: Config, gpu: str) -> Lowering:
 
     GraphLowering._compile_to_module_lines = read
     model_file.causal_attention = flash_attention
-    if device.dtype == torch.bfloat16:  # what ops.stream_dtype chooses on a GPU
+    if device.dtype == torch.bfloat16:  # what model.stream_dtype chooses on a GPU
         model_file.stream_dtype = fake_device.always(torch.bfloat16)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         model = GPT(model_shape(config, VOCABULARY))

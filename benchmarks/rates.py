@@ -20,7 +20,7 @@ import config as settings
 import hardware
 from benchmarks import argument_parser, open_trainer, run_apart, run_main, seconds, write
 from config import Config
-from ops import causal_attention
+from model import causal_attention
 
 VOCABULARY = 32000
 PRESETS = ("config/gpt2_small.py", "config/gpt2_small_modern.py")

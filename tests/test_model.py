@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
 from formats import huggingface
-from model import GPT, IGNORE, GPTConfig
-from ops import causal_attention, stream_dtype
+from model import GPT, IGNORE, GPTConfig, causal_attention, stream_dtype
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 GROUPED = {"arch": "qwen3", "n_kv_head": 2, "head_dim": 24, "n_inner": 80, "rope_theta": 1e6}

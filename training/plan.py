@@ -199,7 +199,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
-    residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # ops.stream_dtype
+    residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
     queries, keys = shape.n_head * shape.head_dim, shape.n_kv_head * shape.head_dim
     attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
     mlp = width + 2 * shape.n_inner  # norm, and before and after GELU
