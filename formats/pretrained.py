@@ -4,6 +4,7 @@ formats/run_folder.py and formats/huggingface.py know these folders. An address 
 disk first.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Pretrained:
         """A model that holds the tensors, on the CPU. Its own are not made: that would take 3 s."""
         with torch.device("meta"):
             model = GPT(self.config)
-        run_folder.fill(model, self.tensors, self.path, assign=True)
+        fill(model, self.tensors, self.path, assign=True)
         if self.config.tie_weights:
             model.lm_head.weight = model.wte.weight
         if model.rotary is not None:
@@ -50,6 +51,50 @@ class Pretrained:
         if "wpe.weight" in tensors:
             tensors["wpe.weight"] = tensors["wpe.weight"][:block_size]
         return tensors
+
+
+def read_shape(folder: Path, state: dict) -> GPTConfig:
+    """The shape of the model in a step folder: what its state lacks takes its default.
+
+    Raises CheckpointError for what model.py does not build.
+    """
+    try:
+        return GPTConfig(**state["model"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
+
+
+def load_tensors(path: Path) -> dict:
+    """The content of model.pt or optimizer.pt, on the CPU.
+
+    Executes nothing: only tensors and plain values are read. The tensors stay in the file until
+    they are used. Raises CheckpointError.
+    """
+    is_utf8 = os.fsencode(path).decode("utf-8", "replace") == str(path)  # torch maps no other path
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_utf8)
+    except Exception as error:  # pickle, zip and torch each have their own
+        raise CheckpointError(f"{path} cannot be loaded: {files.error_message(error)}") from None
+
+
+def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: bool = False) -> None:
+    """Copy the weights of a folder into a model; assign: it takes the tensors as its own.
+
+    Raises CheckpointError where model.py has other parameters now.
+    """
+    try:
+        model.load_state_dict(tensors, assign=assign)
+    except RuntimeError:
+        own = model.state_dict()
+        names = [*own, *(name for name in tensors if name not in own)]
+        shapes = [{name: t.shape for name, t in these.items()} for these in (own, tensors)]
+        differ = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
+        if not differ:
+            raise
+        raise CheckpointError(
+            f"{folder} does not fit this code's model, which has another {files.few(differ)}; undo"
+            " the change of model.py, or start a run with another checkpoint_dir"
+        ) from None
 
 
 def load(path: str | Path | None) -> Pretrained:
@@ -81,8 +126,8 @@ def read(folder: Path) -> Pretrained:
         others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
         hint = f"; the run also has {files.few(others)}" if others else ""
         raise CheckpointError(f"{error}{hint}") from None
-    config = run_folder.read_shape(folder, state)
-    tensors = run_folder.load_tensors(folder / "model.pt")
+    config = read_shape(folder, state)
+    tensors = load_tensors(folder / "model.pt")
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 
 

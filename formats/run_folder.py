@@ -1,7 +1,8 @@
 """A run's state <-> checkpoints/<run>/: step folders, and best.json.
 
 A step folder is whole or it does not exist: it is written under a temporary name, flushed to disk,
-and renamed. Knows tensors and plain values, not what they mean.
+and renamed. Knows files and plain values, not what they mean; formats/pretrained.py reads the
+tensors. Imports PyTorch to write them alone: a report reads a run without it.
 """
 
 import os
@@ -12,15 +13,12 @@ from collections.abc import Collection
 from pathlib import Path
 from shlex import quote
 
-import torch
-
 from config.loader import RECORDED
 from formats import run_log
 from formats.files import (
     atomic_folder,
     check_room,
     delete_folder,
-    error_message,
     few,
     fingerprint,
     is_foreign,
@@ -30,7 +28,6 @@ from formats.files import (
     sha256,
     write_json,
 )
-from model import GPT, GPTConfig
 
 FORMAT = 1
 ROOT = Path("checkpoints")
@@ -67,6 +64,8 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
 
 def save_tensors(value: dict, path: Path) -> None:
     """torch.save, which raises an error of its own in place of the disk's."""
+    import torch
+
     with open(path, "wb") as file:
         try:
             torch.save(value, file)
@@ -78,6 +77,8 @@ def save_tensors(value: dict, path: Path) -> None:
 
 def tensors_in(value):
     """All tensors in nested dicts, lists and tuples."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -132,50 +133,6 @@ def read_state(folder: Path, names=FILES) -> dict:
         if checksum != state["files"][name]["sha256"]:
             raise CheckpointError(f"{folder / name} is damaged: it is not what was saved")
     return state
-
-
-def read_shape(folder: Path, state: dict) -> GPTConfig:
-    """The shape of the model in a step folder: what its state lacks takes its default.
-
-    Raises CheckpointError for what model.py does not build.
-    """
-    try:
-        return GPTConfig(**state["model"])
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder} does not fit this code's model: {error}") from None
-
-
-def load_tensors(path: Path) -> dict:
-    """The content of model.pt or optimizer.pt, on the CPU.
-
-    Executes nothing: only tensors and plain values are read. The tensors stay in the file until
-    they are used. Raises CheckpointError.
-    """
-    is_utf8 = os.fsencode(path).decode("utf-8", "replace") == str(path)  # torch maps no other path
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_utf8)
-    except Exception as error:  # pickle, zip and torch each have their own
-        raise CheckpointError(f"{path} cannot be loaded: {error_message(error)}") from None
-
-
-def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: bool = False) -> None:
-    """Copy the weights of a folder into a model; assign: it takes the tensors as its own.
-
-    Raises CheckpointError where model.py has other parameters now.
-    """
-    try:
-        model.load_state_dict(tensors, assign=assign)
-    except RuntimeError:
-        own = model.state_dict()
-        names = [*own, *(name for name in tensors if name not in own)]
-        shapes = [{name: t.shape for name, t in these.items()} for these in (own, tensors)]
-        differ = [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
-        if not differ:
-            raise
-        raise CheckpointError(
-            f"{folder} does not fit this code's model, which has another {few(differ)}; undo the"
-            " change of model.py, or start a run with another checkpoint_dir"
-        ) from None
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:

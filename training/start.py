@@ -61,7 +61,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, saved: dict):
         self.folder, self.saved = folder, saved
-        self.trained = run_folder.read_shape(folder, saved)
+        self.trained = pretrained.read_shape(folder, saved)
         self.counters = Counters(**saved["progress"])
         self.changes = ""
         self.differences = []
@@ -101,10 +101,10 @@ class Checkpoint:
         state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
         another shape than its parameter. Raises CheckpointError for what does not fit.
         """
-        tensors = run_folder.load_tensors(self.folder / "model.pt")
-        run_folder.fill(state.model, tensors, self.folder)
+        tensors = pretrained.load_tensors(self.folder / "model.pt")
+        pretrained.fill(state.model, tensors, self.folder)
         path, parameters = self.folder / "optimizer.pt", dict(state.model.named_parameters())
-        saved = run_folder.load_tensors(path)
+        saved = pretrained.load_tensors(path)
         reserve_state(state.optimizer)
         try:
             for number, name in enumerate(saved["names"]):
@@ -166,7 +166,7 @@ class Weights:
 
     def load(self, state: State) -> None:
         tensors = self.found.cut_to(state.model.config.block_size)
-        run_folder.fill(state.model, tensors, self.found.path)
+        pretrained.fill(state.model, tensors, self.found.path)
 
 
 Start = NewRun | Checkpoint | Weights

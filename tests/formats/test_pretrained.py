@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from formats import gguf, pretrained, run_folder
 from formats.address import Folder
 from formats.run_folder import CheckpointError
 from generating.load import load_model
+from model import GPT, GPTConfig
 from tests.conftest import SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tokenizer_bpe import Tokenizer
@@ -24,6 +26,36 @@ def train(data, run, source, *more):
     where = [f"--data_dir={data}", f"--checkpoint_dir={run}", f"--init_from={source}"]
     small = [s for s in SMALL if not s.startswith(("--n_", "--block_size"))]
     return run_script("train.py", *where, *small, *more)
+
+
+def test_a_pickle_that_would_execute_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return open, (str(tmp_path / "executed"), "w")
+
+    torch.save({"w": Evil()}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        pretrained.load_tensors(tmp_path / "model.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_checkpoint_without_a_newer_setting_loads_with_its_default():
+    shape = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
+    assert pretrained.read_shape(Path("run"), {"model": shape}) == GPTConfig(**shape)
+    with pytest.raises(CheckpointError, match=r"does not fit .* 'position'"):
+        pretrained.read_shape(Path("run"), {"model": shape | {"position": "rotary"}})
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_of_another_model_py_are_a_sentence(assign):
+    shape = {"vocab_size": 97, "block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 32}
+    model = GPT(GPTConfig(**shape))
+    weights = model.state_dict()
+    pretrained.fill(model, weights, Path("step"), assign)
+    weights["wpe.weight"] = torch.zeros(16, 32)
+    weights["gate"] = weights.pop("ln_f.weight")
+    with pytest.raises(CheckpointError, match=r"another wpe.weight, ln_f.weight, gate; undo"):
+        pretrained.fill(model, weights, Path("step"), assign)
 
 
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import config
-from formats import run_folder, run_log
+from formats import pretrained, run_folder, run_log
 from tests.conftest import ROOT, prepare, prose, run_script, train_command
 from training.setup import build
 
@@ -68,7 +68,7 @@ def assert_same_losses(one, other):
 
 def last_weights(run):
     """The tensors of a run's newest checkpoint."""
-    return run_folder.load_tensors(run_folder.steps(run)[-1] / "model.pt")
+    return pretrained.load_tensors(run_folder.steps(run)[-1] / "model.pt")
 
 
 def log_without_clocks(run):

@@ -10,7 +10,7 @@ import torch
 import generate
 import prepare_data
 import train
-from formats import run_folder
+from formats import pretrained, run_folder
 from generating.load import open_checkpoint
 from preparing.summary import verify
 from tests.training.conftest import small_run
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_never_used_and_never_ends_in_a_traceback(
 ):
     dice, trained = random.Random(name), {}
     for step in run_folder.steps(bpe_run):
-        trained[run_folder.step_of(step)] = run_folder.load_tensors(step / "model.pt")
+        trained[run_folder.step_of(step)] = pretrained.load_tensors(step / "model.pt")
     for source, copy in ((bpe_data, "data"), (bpe_run, "run")):
         shutil.copytree(source, tmp_path / "whole" / copy)
     best = f", validation loss {run_folder.read_best(bpe_run)['val_loss']:.4f}"

@@ -12,7 +12,7 @@ import torch
 
 import config
 import hardware
-from formats import run_folder, run_log
+from formats import pretrained, run_log
 from formats.data_folder import read_meta
 from model import GPT
 from tests.conftest import losses, run_script, train_command
@@ -183,7 +183,7 @@ def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     for _ in range(5):
         run.trainer.step()
     run.saver.wait()
-    saved = run_folder.load_tensors(tmp_path / "step_00000001" / "model.pt")
+    saved = pretrained.load_tensors(tmp_path / "step_00000001" / "model.pt")
     assert same(saved, before)
     assert not same(weights(run), before)
 
@@ -247,7 +247,7 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable, 
     run.saver.finish(run.step, run.snapshot)
     train(settings_for(char_data, tmp_path / "part", *settings))
     ends = [tmp_path / name / "step_00000040" / "model.pt" for name in ("whole", "part")]
-    assert same(*map(run_folder.load_tensors, ends))
+    assert same(*map(pretrained.load_tensors, ends))
     whole, part = losses(tmp_path / "whole")[0], losses(tmp_path / "part")[0]
     assert [part[step] for step in (30, 35, 40)] == [whole[step] for step in (30, 35, 40)]
 

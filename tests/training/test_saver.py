@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats import run_folder, run_log
+from formats import pretrained, run_folder, run_log
 from formats.run_folder import CheckpointError
 from tests.conftest import fails_clearly, train_small, trained
 from tests.power_cut import lay, power_cuts
@@ -60,8 +60,8 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
     run.saver.wait()
     for step, (weight, moment) in moments.items():
         folder = tmp_path / run_folder.step_name(step)
-        model = run_folder.load_tensors(folder / "model.pt")
-        optimizer = run_folder.load_tensors(folder / "optimizer.pt")["optimizer"]
+        model = pretrained.load_tensors(folder / "model.pt")
+        optimizer = pretrained.load_tensors(folder / "optimizer.pt")["optimizer"]
         assert torch.equal(model["wte.weight"], weight)
         assert model["lm_head.weight"].data_ptr() == model["wte.weight"].data_ptr()
         assert any(torch.equal(s["exp_avg"], moment) for s in optimizer["state"].values())

@@ -16,7 +16,7 @@ import torch
 
 import model
 from config import Config
-from formats import run_folder, run_log
+from formats import pretrained, run_folder, run_log
 from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
@@ -325,7 +325,7 @@ def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
     run = shutil.copytree(bpe_run, tmp_path / "run")
     newer = (run / "step_00000020").rename(tmp_path / "newer")
     (run / "best.json").unlink()
-    load = run_folder.load_tensors
+    load = pretrained.load_tensors
 
     def load_late(path):
         if newer.exists():
@@ -333,7 +333,7 @@ def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
             newer.rename(run / "step_00000020")
         return load(path)
 
-    monkeypatch.setattr(run_folder, "load_tensors", load_late)
+    monkeypatch.setattr(pretrained, "load_tensors", load_late)
     assert step_read_by(bpe_data, run) == 20
 
 
