@@ -22,7 +22,7 @@ import config as settings
 import hardware
 import startup
 from command_line import Parser
-from formats import files, run_log
+from formats import files, run_folder
 from preparing import InputError
 from tools import command
 from training.setup import build
@@ -102,7 +102,7 @@ def train(*arguments: str) -> list[dict]:
 def train_in(folder: Path, *arguments: str) -> list[dict]:
     """The log of one run of train.py; `folder` keeps its checkpoints."""
     run_script("train.py", *arguments, f"--checkpoint_dir={folder}")
-    return run_log.read(folder)
+    return run_folder.read_log(folder)
 
 
 def open_trainer(arguments: list[str]) -> Trainer:

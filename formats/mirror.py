@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from formats import files, run_folder, run_log
+from formats import files, run_folder
 from formats.address import Folder, local_copy
 from formats.files import atomic_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
@@ -75,9 +75,9 @@ class Mirror:
                 " choose another mirror, or another name for checkpoint_dir"
             )
         here, there = run_folder.run_id(run), self.run_id()
-        if not (here and there) and self.whole() and run_log.NAME in names:
-            here = run_log.first_line(run)
-            there = self.folder.read(run_log.NAME, FIRST_LINE).partition(b"\n")[0].rstrip()
+        if not (here and there) and self.whole() and run_folder.LOG in names:
+            here = run_folder.first_log_line(run)
+            there = self.folder.read(run_folder.LOG, FIRST_LINE).partition(b"\n")[0].rstrip()
         if here and there and here != there:
             raise CheckpointError(
                 f"{self.address} holds another run than {run}; choose another mirror, or another"
@@ -101,7 +101,7 @@ class Mirror:
             state = (folder / "state.json").read_bytes()
             if not there.get(step) or self.state(step) != state:
                 self.upload(folder)
-        for name in (run_log.NAME, "best.json"):
+        for name in (run_folder.LOG, "best.json"):
             if (run / name).exists():
                 self.folder.put(run / name, name)
         for step in there:
@@ -113,7 +113,7 @@ class Mirror:
         self.remove(run_folder.step_of(folder))  # an earlier save of it
         for name in FILES:
             self.folder.put(folder / name, f"{folder.name}/{name}")
-        self.folder.put(folder.parent / run_log.NAME, run_log.NAME)
+        self.folder.put(folder.parent / run_folder.LOG, run_folder.LOG)
         self.folder.put(folder / "state.json", f"{folder.name}/state.json")
 
     def remove(self, step: int) -> None:
@@ -143,7 +143,7 @@ class Mirror:
         if not newer:
             return []
         run_folder.set_aside(run, here)
-        self.folder.get((run_log.NAME, "best.json"), run)
+        self.folder.get((run_folder.LOG, "best.json"), run)
         self._fetch_first(reversed(newer), run, problems)
         best = run_folder.best_of(run)
         if best in whole and not (run / step_name(best)).exists():
@@ -182,7 +182,7 @@ def fetch_to_read(address: str) -> Path:
     """
     mirror = Mirror(address)
     with local_copy(mirror.folder) as here:
-        mirror.folder.get((run_log.NAME, "best.json"), here)
+        mirror.folder.get((run_folder.LOG, "best.json"), here)
         whole = mirror.whole()
         if not whole:
             raise CheckpointError(f"no checkpoint at {address}; give the address of a run")

@@ -1,10 +1,12 @@
-"""A run's state <-> checkpoints/<run>/: step folders, and best.json.
+"""A run's state <-> checkpoints/<run>/: step folders, best.json, and log.jsonl.
 
 A step folder is whole or it does not exist: it is written under a temporary name, flushed to disk,
 and renamed. Knows files and plain values, not what they mean; formats/pretrained.py reads the
 tensors. Imports PyTorch to write them alone: a report reads a run without it.
 """
 
+import contextlib
+import json
 import os
 import re
 import secrets
@@ -14,7 +16,6 @@ from pathlib import Path
 from shlex import quote
 
 from config.loader import RECORDED
-from formats import run_log
 from formats.files import (
     atomic_folder,
     check_room,
@@ -27,9 +28,11 @@ from formats.files import (
     read_text,
     sha256,
     write_json,
+    write_text,
 )
 
 FORMAT = 1
+LOG = "log.jsonl"  # an object a line, whose fields docs/training.md lists
 ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
 STEP_STATE = re.compile(r"step_\d+/state\.json")
@@ -258,6 +261,80 @@ def delete_partial(run: Path) -> None:
         delete_folder(partial)
 
 
+# -- log.jsonl -------------------------------------------------------------------------------------
+
+
+def append_log(run: Path, *records: dict) -> None:
+    """Add lines to log.jsonl; after a line that a full disk has cut short, on a new one."""
+    with open(run / LOG, "a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.write(b"\n")
+        file.write(_as_lines(records).encode("utf-8", "backslashreplace"))
+
+
+def write_log(run: Path, records: list[dict]) -> None:
+    """Replace log.jsonl, whole or not at all.
+
+    A resumed run drops what came after its checkpoint.
+    """
+    write_text(run / LOG, _as_lines(records))
+
+
+def has_saved(run: Path) -> bool:
+    """True if the log of a run has recorded a checkpoint."""
+    return any(record.get("event") == "save" for record in read_log(run))
+
+
+def set_log_aside(run: Path) -> Path:
+    """Rename log.jsonl; returns its new name."""
+    aside = run / f"log_before_{time.strftime('%Y-%m-%d_%H%M%S')}.jsonl"
+    os.replace(run / LOG, aside)
+    return aside
+
+
+def first_log_line(run: Path) -> bytes:
+    """The first line of log.jsonl, which no two runs share; empty where there is none."""
+    try:
+        with open(run / LOG, "rb") as log:
+            return log.readline().rstrip()
+    except OSError:
+        return b""
+
+
+def evaluation_at(run: Path, step: int) -> dict | None:
+    """The evaluation at a step; None where there was none, or its loss was not finite."""
+    for record in read_log(run):
+        if record["step"] == step and record.get("val_loss") is not None:
+            return record
+    return None
+
+
+def _as_lines(records):
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def read_log(run: Path) -> list[dict]:
+    """The records of log.jsonl, without lines that are none, such as one cut short by a crash."""
+    path, records = run / LOG, []
+    if not path.exists():
+        return records
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                record = parse_json(line)
+                if _is_record(record):
+                    records.append(record)
+    return records
+
+
+def _is_record(value):
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return False
+    return all(isinstance(value.get(name), int | float | None) for name in ("loss", "val_loss"))
+
+
 # -- whose it is -----------------------------------------------------------------------------------
 
 
@@ -289,8 +366,8 @@ def part_from_original(run: Path) -> None:
         return
     own = settings.get("run", {})
     original = Path(own.get("folder") or settings["checkpoint_dir"])
-    begins = run_log.first_line(original)
-    if begins and begins == run_log.first_line(run) and not original.samefile(run):
+    begins = first_log_line(original)
+    if begins and begins == first_log_line(run) and not original.samefile(run):
         record(run, settings, new_id())
         (run / "wandb_id").unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats import run_folder, run_log
+from formats import run_folder
 from model import GPT, GPTConfig
 from tests import warm_start
 from tokenizer_bpe import Tokenizer
@@ -288,7 +288,7 @@ def reciting(run, text, step=1, conversations=False):
 
 def losses(folder):
     """{step: loss} and {step: val_loss} of a run's log."""
-    log = run_log.read(folder)
+    log = run_folder.read_log(folder)
     training = {record["step"]: record["loss"] for record in log if "loss" in record}
     validation = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
     return training, validation

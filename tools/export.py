@@ -21,7 +21,7 @@ from shlex import quote
 
 from command_line import Parser, local_path, place
 from config import Config
-from formats import files, huggingface, pretrained, run_log
+from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
@@ -137,7 +137,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
     """
     run, state = source.path.parent, source.state
     settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
-    evaluation = run_log.evaluation(run, state["step"])
+    evaluation = run_folder.evaluation_at(run, state["step"])
     text = command.render(
         "model_card.md.j2",
         source=source,

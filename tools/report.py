@@ -26,7 +26,7 @@ import numpy as np
 
 from command_line import Parser, local_path
 from config import LEARNT, LENGTH, SETTINGS
-from formats import files, run_log
+from formats import files, run_folder
 from tools import command
 from tools.command import short
 from training.terminal import duration
@@ -115,7 +115,7 @@ def names_of(folders: list[Path]) -> list[str]:
 
 def read_history(folder: Path, name: str) -> History:
     """A run's history, while it trains or afterwards. Raises ReportError without start or steps."""
-    config, log = files.read_json(folder / "config.json"), run_log.read(folder)
+    config, log = files.read_json(folder / "config.json"), run_folder.read_log(folder)
     config.pop("run", None)  # its id
     run = History(name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):

@@ -16,7 +16,7 @@ from shlex import quote
 
 from tqdm import tqdm
 
-from formats import files, run_folder, run_log
+from formats import files, run_folder
 from training import distributed, terminal
 from training.loggers import Loggers
 from training.run import Run
@@ -53,10 +53,10 @@ class Recorder:
         """Write the settings, the log up to this step, and a record of this start."""
         run = self.run
         run_folder.record(run.folder, run.config.recorded(), run.id)
-        if not run.step and run_log.saved(run.folder):
-            aside = run_log.set_aside(run.folder)
+        if not run.step and run_folder.has_saved(run.folder):
+            aside = run_folder.set_log_aside(run.folder)
             print(f"the checkpoints of this run are gone: it begins again, its log is in {aside}")
-        run_log.write(run.folder, run.log)
+        run_folder.write_log(run.folder, run.log)
         start = {
             "event": "start",
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -89,7 +89,7 @@ class Recorder:
         }
         self.unwritten.append(record)
         try:
-            run_log.append(self.run.folder, *self.unwritten)
+            run_folder.append_log(self.run.folder, *self.unwritten)
             self.unwritten.clear()
         except OSError as error:
             if len(self.unwritten) == 1:
@@ -257,7 +257,7 @@ def commit() -> str | None:
 def loss_curve(folder: Path) -> str:
     """The losses of all starts of a run in characters; "" where there is nothing to draw."""
     training, validation = [], []
-    for record in run_log.read(folder):
+    for record in run_folder.read_log(folder):
         if "loss" in record:
             training.append((record["step"], record["loss"]))
         if "val_loss" in record:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from formats import files, run_folder, run_log
+from formats import files, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.run_folder import CheckpointError
@@ -129,7 +129,7 @@ class Saver:
     def _write(self, description, model, optimizer):
         step = description["step"]
         with contextlib.suppress(OSError):  # the log up to a step is on the disk before the step
-            files.sync(self.folder / run_log.NAME)
+            files.sync(self.folder / run_folder.LOG)
         try:
             with self.disk:
                 run_folder.save(self.folder, description, model, optimizer, self.tokenizer_json)
@@ -138,7 +138,7 @@ class Saver:
             return
         self.saved_step = step
         with contextlib.suppress(OSError):
-            run_log.append(self.folder, {"step": step, "event": "save"})
+            run_folder.append_log(self.folder, {"step": step, "event": "save"})
 
     def _follow_up(self, deadline=0.0):
         """Mark the best step, delete old ones, and upload, again and again until the deadline."""

@@ -18,7 +18,7 @@ import torch
 
 import hardware
 from config import Config, ConfigError
-from formats import files, run_folder, run_log
+from formats import files, run_folder
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
@@ -220,7 +220,7 @@ def make_saver(config: Config, data: Data, state: State, val_losses: dict[int, f
 
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict[int, float]]:
     """The log up to `step`, and {step: validation loss} of the evaluations with a finite one."""
-    log = [record for record in run_log.read(folder) if record["step"] <= step]
+    log = [record for record in run_folder.read_log(folder) if record["step"] <= step]
     evaluated = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
     # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
     log = [r for r in log if "samples" not in r or r["step"] in evaluated]

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from formats import files, pretrained, run_folder, run_log
+from formats import files, pretrained, run_folder
 from formats.run_folder import CheckpointError
 
 
@@ -151,8 +151,8 @@ def test_a_run_in_a_folder_whose_name_is_not_utf_8_is_read(tmp_path):
 
 def test_a_log_keeps_every_character_of_a_sample(tmp_path):
     record = {"step": 1, "samples": ["line\u2028paragraph\u2029next\x85\x0c\x1c\r\udcff"]}
-    run_log.append(tmp_path, record, {"step": 2})
-    assert run_log.read(tmp_path) == [record, {"step": 2}]
+    run_folder.append_log(tmp_path, record, {"step": 2})
+    assert run_folder.read_log(tmp_path) == [record, {"step": 2}]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
         '{"ste',
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
-    run_log.append(tmp_path, {"step": 3})
-    assert run_log.read(tmp_path) == [{"step": 2, "loss": None}, {"step": 3}]
+    run_folder.append_log(tmp_path, {"step": 3})
+    assert run_folder.read_log(tmp_path) == [{"step": 2, "loss": None}, {"step": 3}]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_run_takes_no_folder_in_which_it_would_replace_what_no_run_wrote(tmp_p
 def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     run = tmp_path / "run"
     save(run, 1)
-    run_log.append(run, {"step": 0, "event": "start", "at": "noon"})
+    run_folder.append_log(run, {"step": 0, "event": "start", "at": "noon"})
     (run / "wandb_id").write_text("of the first")
     run_folder.record(run, {"checkpoint_dir": str(run)}, "first")
     copy = shutil.copytree(run, tmp_path / "copy")

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from formats import run_folder, run_log
+from formats import run_folder
 from formats.data_folder import DataError, read_meta
 from formats.run_folder import CheckpointError
 from generating.load import load_model
@@ -41,7 +41,7 @@ def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe
             rf"/{data.name}/step_00000020" + r"\s+([\d.]+) ±([\d.]+)" * 3, result.stdout
         )
         loss, error, perplexity, _, bits, _ = map(float, row.groups())
-        logged = run_log.evaluation(runs / data.name, 20)
+        logged = run_folder.evaluation_at(runs / data.name, 20)
         assert loss == pytest.approx(logged["val_loss"], abs=2e-3)
         assert bits == pytest.approx(logged["bits_per_byte"], abs=2e-3)
         assert perplexity == pytest.approx(math.exp(loss), rel=1e-2)

@@ -22,7 +22,7 @@ from transformers import (
     pipeline,
 )
 
-from formats import files, run_folder, run_log
+from formats import files, run_folder
 from formats.conversation import CHAT_TEMPLATE, STOP
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
@@ -118,7 +118,7 @@ def test_transformers_computes_the_same_and_writes_the_same(exported):
 def test_the_card_says_what_the_model_is(exported):
     run, out, model, tokenizer = exported
     card = (out / "hf/README.md").read_text(encoding="utf-8")
-    assert f"{run_log.evaluation(run, 40)['val_loss']:.4f} nats" in card
+    assert f"{run_folder.evaluation_at(run, 40)['val_loss']:.4f} nats" in card
     assert ("without biases" in card) == (model.config.arch == "gpt2" and not model.config.bias)
     assert ("llama-completion" in card) == (tokenizer.kind != "char")
 
@@ -127,7 +127,7 @@ def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
     run = reciting(tmp_path / "run", "The quick, brown!", step=400)
     reciting(run, "A newer one.", step=500)
     files.write_json(run / "best.json", {"step": 400, "val_loss": 2.0})
-    run_log.write(run, [{"step": 400, "val_loss": 2.0, "bits_per_byte": 0.75}])
+    run_folder.write_log(run, [{"step": 400, "val_loss": 2.0, "bits_per_byte": 0.75}])
     export.main([str(run), "--out", str(tmp_path / "hf")])
     tensors = load_file(tmp_path / "hf/model.safetensors").values()
     parameters = sum(tensor.numel() for tensor in tensors)

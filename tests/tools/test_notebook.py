@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from formats import run_folder, run_log
+from formats import run_folder
 from tests.conftest import ROOT, SMALL
 
 NOTEBOOK = ROOT / "colab.ipynb"
@@ -114,7 +114,7 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
     assert "cost" in said(notebook, "plan")
     assert f"continues at step {last}" in said(notebook, "train")
     assert f"finished: {end:,} steps" in said(notebook, "train")
-    steps = [r["step"] for r in run_log.read(home / "run") if "loss" in r]
+    steps = [r["step"] for r in run_folder.read_log(home / "run") if "loss" in r]
     assert steps == sorted(set(steps))
     assert steps[-1] == end
     report = next(cell for cell in notebook.cells if cell.id == "report").outputs[-1]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats import run_log
+from formats import run_folder
 from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_script, train_small
 from tools.report import History, compare_ends, names_of, plot, read_history
@@ -37,7 +37,7 @@ def runs(char_data, bpe_data, tmp_path_factory):
     for data, steps in ((char_data, 20), (char_data, 60), (bpe_data, 40)):
         result = train_small(data, folder / data.name, f"--max_steps={steps}", *said)
         assert result.returncode == 0, result.stderr
-    log = run_log.read(folder / "char")
+    log = run_folder.read_log(folder / "char")
     for record in log:
         for sample in record.get("samples", []):
             sample["text"] = ODD_TEXT
@@ -59,7 +59,7 @@ def report(*arguments):
 def edited(run, folder, edit):
     """A copy of a run, with the records of its log as edit(log) returns them."""
     shutil.copytree(run, folder)
-    run_log.write(folder, edit(run_log.read(run)))
+    run_folder.write_log(folder, edit(run_folder.read_log(run)))
     return folder
 
 
@@ -78,7 +78,7 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
     folder = edited(runs / "char", tmp_path / "slow", a_minute_a_step)
     page = report(folder, "--out", tmp_path / "new" / "run.html")
     assert (tmp_path / "new" / "run.png").read_bytes()[:4] == b"\x89PNG"
-    log = run_log.read(folder)
+    log = run_folder.read_log(folder)
     evaluations = [record for record in log if "val_loss" in record]
     best = min(evaluations, key=lambda r: r["val_loss"])
     meta = read_meta(char_data)
@@ -283,7 +283,7 @@ def test_every_loss_may_be_nan(runs, tmp_path):
 def test_what_cannot_be_drawn_is_a_sentence(tmp_path, arguments, words):
     for name in ("empty", "run"):
         (tmp_path / name).mkdir()
-        run_log.write(tmp_path / name, [{"step": 0, "event": "start", "total_steps": 9}])
+        run_folder.write_log(tmp_path / name, [{"step": 0, "event": "start", "total_steps": 9}])
         (tmp_path / name / "config.json").write_text('{"n_layer": 2}')
     fails_clearly(run_script("-m", "tools.report", *arguments, cwd=tmp_path), words)
 

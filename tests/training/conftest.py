@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import config
-from formats import pretrained, run_folder, run_log
+from formats import pretrained, run_folder
 from tests.conftest import ROOT, prepare, prose, run_script, train_command
 from training.setup import build
 
@@ -73,7 +73,7 @@ def last_weights(run):
 
 def log_without_clocks(run):
     """The records of a run's log that must not depend on where it was stopped."""
-    records = [record for record in run_log.read(run) if "event" not in record]
+    records = [record for record in run_folder.read_log(run) if "event" not in record]
     return [{k: v for k, v in record.items() if k not in CLOCKS} for record in records]
 
 

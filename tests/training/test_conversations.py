@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hardware
-from formats import run_log
+from formats import run_folder
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from model import IGNORE
 from tests.conftest import losses, run_script, trained
@@ -147,7 +147,7 @@ def test_the_tool_finds_the_loss_of_the_replies_and_their_bits_per_byte(chat_dat
     assert float(loss) == pytest.approx(logged, abs=2e-3)
     per_byte = logged / math.log(2) * replies.tokens / replies.text_bytes
     assert float(bits) == pytest.approx(per_byte, abs=2e-3)
-    assert run_log.evaluation(chat_run[0], 20)["bits_per_byte"] == pytest.approx(per_byte)
+    assert run_folder.evaluation_at(chat_run[0], 20)["bits_per_byte"] == pytest.approx(per_byte)
     assert "gzip" not in shown
     everything = run_script("-m", "tools.evaluate", chat_run[0], "--loss_on=all").stdout
     assert "replies" not in everything

@@ -12,7 +12,7 @@ import torch
 
 import config
 import hardware
-from formats import pretrained, run_log
+from formats import pretrained, run_folder
 from formats.data_folder import read_meta
 from model import GPT
 from tests.conftest import losses, run_script, train_command
@@ -191,7 +191,7 @@ def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
 def test_a_profile_of_the_gpu_counts_its_kernels(char_data, tmp_path):
     more = ["--max_steps=12", "--profile=True", "--n_embd=256", "--compile=True"]
     train(settings_for(char_data, tmp_path, *more))
-    (record,) = (r for r in run_log.read(tmp_path) if r.get("event") == "profile")
+    (record,) = (r for r in run_folder.read_log(tmp_path) if r.get("event") == "profile")
     seconds = record["seconds_a_step"]
     assert min(seconds[part] for part in profiling.PARTS) > 0
     assert seconds["backward"] > seconds["data"]
@@ -224,7 +224,7 @@ def test_out_of_memory_on_the_gpu_halves_the_micro_batch(char_data, tmp_path, co
     train(settings_for(char_data, tmp_path / "free", *big))
     with at_most(1e9):
         train(settings_for(char_data, tmp_path / "full", *big))
-    assert any(r.get("event") == "out of memory" for r in run_log.read(tmp_path / "full"))
+    assert any(r.get("event") == "out of memory" for r in run_folder.read_log(tmp_path / "full"))
     free, full = losses(tmp_path / "free")[0], losses(tmp_path / "full")[0]
     assert full == pytest.approx(free, rel=1e-3)
 
@@ -257,7 +257,7 @@ def test_samples_on_the_way_leave_training_as_it_is(char_data, tmp_path, repeata
         more = ["--max_steps=40", "--dtype=bfloat16", "--compile=True"]
         train(settings_for(char_data, tmp_path / name, *more, f"--sample_prompts={prompts}"))
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
-    samples = [r["samples"] for r in run_log.read(tmp_path / "with") if "samples" in r]
+    samples = [r["samples"] for r in run_folder.read_log(tmp_path / "with") if "samples" in r]
     assert len(samples) == 4
     assert all(sample["text"] for of_step in samples for sample in of_step)
 

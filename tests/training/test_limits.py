@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from formats import run_folder, run_log
+from formats import run_folder
 from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_script, train_command, trained
 from tests.training.conftest import small_run
@@ -55,7 +55,9 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     assert "out of memory with a micro-batch of 64 sequences; training with 32" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    events = [r for r in run_log.read(tmp_path / "tight") if r.get("event") == "out of memory"]
+    events = [
+        r for r in run_folder.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
+    ]
     assert [event["micro_batch"] for event in events] == [32]
 
 
@@ -131,7 +133,7 @@ def test_a_single_bad_step_is_skipped_and_counted(char_data, tmp_path, capsys):
     run.trainer.step()
     recorder.step(seconds=1.0)
     assert "left, 1 skipped for NaN or infinity" in capsys.readouterr().out
-    logged = run_log.read(run.folder)[-1]
+    logged = run_folder.read_log(run.folder)[-1]
     assert logged["bad_steps"] == 1
     assert logged["step"] == 2
     assert math.isfinite(logged["loss"])
@@ -204,4 +206,4 @@ def test_a_budget_stops_the_run_with_a_save(char_data, tmp_path):
     result = trained(char_data, tmp_path, *budget, *endless)
     assert "stopped at max_cost = 8.0" in result.stdout
     assert run_folder.read_state(run_folder.steps(tmp_path)[-1])["step"] > 0
-    assert [r["cost"] for r in run_log.read(tmp_path) if "loss" in r][-1] > 1
+    assert [r["cost"] for r in run_folder.read_log(tmp_path) if "loss" in r][-1] > 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from config import Config
-from formats import run_folder, run_log
+from formats import run_folder
 from tests.conftest import trained
 from training.loggers import Loggers, display_name
 
@@ -18,7 +18,7 @@ def test_loggers_continue_across_starts(char_data, tmp_path):
         result = trained(char_data, tmp_path, *settings, WANDB_MODE="offline")
         assert "failed" not in result.stderr, result.stderr
 
-    log = run_log.read(tmp_path)
+    log = run_folder.read_log(tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     for name in ("loss", "val_loss", "lr"):

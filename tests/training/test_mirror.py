@@ -8,7 +8,7 @@ import torch
 
 import training.saver
 from config import Config
-from formats import address, files, run_folder, run_log
+from formats import address, files, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.pretrained import resolve
@@ -53,9 +53,9 @@ def save(run, *steps):
     """Steps of a run as a trainer leaves them: a log that begins with the start, and saves."""
     run.mkdir(parents=True, exist_ok=True)
     for step in steps:
-        if not (run / run_log.NAME).exists():
-            run_log.append(run, {"step": 0, "event": "start", "at": run.as_posix()})
-        run_log.append(run, {"step": step, "loss": 1 / step})
+        if not (run / run_folder.LOG).exists():
+            run_folder.append_log(run, {"step": 0, "event": "start", "at": run.as_posix()})
+        run_folder.append_log(run, {"step": step, "loss": 1 / step})
         model = {"w": torch.full((1000,), float(step))}
         run_folder.save(run, {"step": step}, model, {}, "{}")
 
@@ -88,7 +88,7 @@ def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
         mirror = upload(run, place)
     assert list(mirror.steps()) == mirror.whole() == [2, 4, 5]
     assert fetch(tmp_path / "empty" / "run", place) == [2, 5]
-    assert run_log.read(tmp_path / "empty" / "run") == run_log.read(run)
+    assert run_folder.read_log(tmp_path / "empty" / "run") == run_folder.read_log(run)
 
 
 def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from formats import run_folder, run_log
+from formats import run_folder
 from formats.data_folder import read_meta
 from model import GPT
 from tests.training.conftest import small_run
@@ -89,7 +89,7 @@ def test_the_numbers_of_a_logged_step(run, little_data, clock, monkeypatch, caps
         monkeypatch.setattr(distributed, "world_size", 4)
         recorder.step(seconds=0.5)
         monkeypatch.setattr(distributed, "world_size", 1)
-        logged, speed = run_log.read(run.folder)[-1], count * TOKENS / 0.5
+        logged, speed = run_folder.read_log(run.folder)[-1], count * TOKENS / 0.5
         assert logged["step"] == step
         assert logged["loss"] == pytest.approx(loss, rel=1e-5)
         assert logged["tokens"] == step * TOKENS
@@ -124,7 +124,7 @@ def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, ca
         f" 2.0000, {bits:.3f} bits per byte, best 1.5000, 640 tokens/s, cost 1.00, 8 s left"
     ) in out
     assert "best 2.0000" in out.partition("step 20")[0]
-    assert run_log.evaluation(run.folder, 20)["bits_per_byte"] == pytest.approx(bits)
+    assert run_folder.evaluation_at(run.folder, 20)["bits_per_byte"] == pytest.approx(bits)
     saved, *_ = run.snapshot()
     assert saved["epoch"] == pytest.approx(epoch, abs=1e-6)
     assert (saved["tokens"], saved["best_val_loss"]) == (20 * TOKENS, 1.5)
@@ -146,7 +146,7 @@ def test_a_resumed_run_goes_on_with_its_clocks_and_its_means(run, little_data, c
     recorder = Recorder(again)
     after = take_steps(again, 2)
     recorder.step(seconds=1.0)
-    logged = run_log.read(run.folder)[-1]
+    logged = run_folder.read_log(run.folder)[-1]
     assert logged["loss"] == pytest.approx((3 * before + 2 * after) / 5, rel=1e-5)
     assert logged["tokens"] == 5 * TOKENS
     assert logged["tokens_per_second"] == 2 * TOKENS  # the three steps were before
@@ -166,7 +166,7 @@ def test_gradients_are_clipped_and_their_norm_before_is_logged(
     norm = torch.cat([p.grad.flatten() for p in run.state.model.parameters()]).norm().item()
     run.trainer.update(loss)
     recorder.step(seconds=1.0)
-    assert run_log.read(run.folder)[-1]["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert run_folder.read_log(run.folder)[-1]["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert norm > 2
     moments = [state["exp_avg"] for state in run.state.optimizer.state.values()]
     clipped = torch.cat([moment.flatten() for moment in moments]).norm() / 0.1  # AdamW's 1 - beta1
@@ -179,7 +179,7 @@ def test_a_step_whose_gradients_alone_are_nan_counts_as_bad(run):
     run.state.model.ln_f.weight.grad[0] = math.nan
     run.trainer.update(loss)
     recorder.step(seconds=1.0)
-    logged = run_log.read(run.folder)[-1]
+    logged = run_folder.read_log(run.folder)[-1]
     assert (logged["bad_steps"], logged["grad_norm"]) == (1, None)
     assert logged["loss"] == pytest.approx(good, rel=1e-5)
 

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import hardware
 import startup
 from config import ConfigError
-from formats import run_folder, run_log
+from formats import run_folder
 from tests import warm_start
 from tests.conftest import losses, run_script, train_command, trained
 from tests.training.conftest import (
@@ -55,7 +55,7 @@ def test_two_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     assert result.stdout.count("finished: 50 steps") == 1
     assert "2 x cpu" in result.stdout
     assert not result.stderr
-    log = run_log.read(tmp_path / "run")
+    log = run_folder.read_log(tmp_path / "run")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 51))
     assert [r["processes"] for r in log if r.get("event") == "start"] == [2]
     # What is saved bears no wrapper's prefix.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats import pretrained, run_folder, run_log
+from formats import pretrained, run_folder
 from formats.run_folder import CheckpointError
 from tests.conftest import fails_clearly, train_small, trained
 from tests.power_cut import lay, power_cuts
@@ -208,11 +208,11 @@ def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
     later = [*more, "--max_steps=21", "--eval_interval=0", "--save_interval=0"]
     trained(char_data, tmp_path, *later)
     # The loss of an evaluation is recorded last.
-    log = tmp_path / run_log.NAME
+    log = tmp_path / run_folder.LOG
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if "val_loss" not in line))
     trained(char_data, tmp_path, *later)
-    records = run_log.read(tmp_path)
+    records = run_folder.read_log(tmp_path)
     assert sum("samples" in r for r in records) == sum("val_loss" in r for r in records) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from config import Config
-from formats import run_log
+from formats import run_folder
 from model import GPT, IGNORE, GPTConfig
 from tests.conftest import trained
 from training import profiling
@@ -141,7 +141,7 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
     whole = milliseconds.pop("step")
     assert len(milliseconds) == 5
     assert sum(milliseconds.values()) == pytest.approx(whole, abs=0.1)
-    (record,) = (r for r in run_log.read(tmp_path) if r.get("event") == "profile")
+    (record,) = (r for r in run_folder.read_log(tmp_path) if r.get("event") == "profile")
     assert min(record["seconds_a_step"][part] for part in profiling.PARTS) > 0
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
     again = trained(char_data, tmp_path, "--max_steps=19", "--profile=True")

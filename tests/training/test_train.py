@@ -16,7 +16,7 @@ import torch
 
 import model
 from config import Config
-from formats import pretrained, run_folder, run_log
+from formats import pretrained, run_folder
 from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
@@ -46,7 +46,7 @@ def test_a_run_learns_and_logs_what_the_reports_need(finished):
     assert list(loss) == list(range(4, 41, 4))
     assert list(val) == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
-    log = run_log.read(folder)
+    log = run_folder.read_log(folder)
     assert log[0].keys() >= {"torch", "processes", "device", "data"}
     git = ["git", "rev-parse", "--short=12", "HEAD"]
     head = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -116,7 +116,7 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
     assert "optimizer.pt is damaged" in result.stdout
     assert "continues at step 30" in result.stdout
     assert_same_end(finished[0], part)
-    elapsed = [r["elapsed_s"] for r in run_log.read(part) if "loss" in r]
+    elapsed = [r["elapsed_s"] for r in run_folder.read_log(part) if "loss" in r]
     assert elapsed == sorted(elapsed)  # of all starts
     assert len(list(part.glob("damaged_*"))) == 1
 
@@ -171,7 +171,7 @@ def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path
     trained(char_data, tmp_path, "--max_steps=20")
     other = ["--max_steps=30", "--batch_size=16", "--learning_rate=1e-3"]
     trained(char_data, tmp_path, *other)
-    last = [r for r in run_log.read(tmp_path) if "loss" in r][-1]
+    last = [r for r in run_folder.read_log(tmp_path) if "loss" in r][-1]
     assert last["tokens"] == (20 * 8 + 10 * 16) * 32
     assert last["lr"] == pytest.approx(1e-4)
 
