@@ -1,6 +1,7 @@
 """What people type -> what they mean: paths, numbers, names that are nearly right.
 
-For the settings and for the options of all programs. Knows no setting and no option.
+For the settings and for the options of all programs; and numbers as people read them. Knows no
+setting and no option.
 """
 
 import argparse
@@ -107,3 +108,32 @@ class Parser(argparse.ArgumentParser):
         if message.endswith("expected one argument"):
             message += "; one that begins with a dash is written --option=-value"
         super().error(message)
+
+
+# -- numbers in words ------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 42 s, 3 min 5 s or 2 h 10 min."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    if s < 3600:
+        return f"{s // 60} min {s % 60} s"
+    return f"{s // 3600:,} h {s % 3600 // 60} min"
+
+
+def si(number: float, unit: str) -> str:
+    """A number in the largest unit that it reaches: 23.5 EFLOP, 1.62 GB, 450 kB."""
+    for prefix, factor in zip("EPTGMk", (1e18, 1e15, 1e12, 1e9, 1e6, 1e3), strict=True):
+        if number >= 0.9995 * factor:
+            return f"{number / factor:.3g} {prefix}{unit}"
+    return f"{number:.3g} {unit}"
+
+
+def short(value: float) -> str:
+    """A number in three digits: 134,612,000 as 135M."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"

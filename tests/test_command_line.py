@@ -6,7 +6,7 @@ import generating.terminal
 import preparing.arguments
 import tools.evaluate
 import tools.export
-from command_line import local_path, near, place
+from command_line import duration, local_path, near, place, short, si
 
 PARSERS = {
     "generate.py": generating.terminal.parse_args,
@@ -104,3 +104,14 @@ def test_names_that_begin_alike_are_nearer_than_similar_ones():
     assert near("n_layers", known) == ["n_layer"]
     assert near("learning_rte", known) == ["learning_rate"]
     assert near("zzz", known) == []
+
+
+def test_durations_in_words():
+    shown = {42.2: "42 s", 61: "1 min 1 s", 3599: "59 min 59 s", 7800: "2 h 10 min"}
+    assert {seconds: duration(seconds) for seconds in shown} == shown
+
+
+def test_quantities_have_units():
+    shown = {2.35e19: "23.5 EFLOP", 999.9e6: "1 GFLOP", 450_000: "450 kFLOP", 0: "0 FLOP"}
+    assert {number: si(number, "FLOP") for number in shown} == shown
+    assert [short(n) for n in (2.5e9, 134_612_000, 7200, 999)] == ["2.5B", "135M", "7.2k", "999"]

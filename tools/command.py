@@ -45,14 +45,6 @@ def number(value: float) -> str:
     return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
-def short(value: float) -> str:
-    """A number in three digits: 134,612,000 as 135M."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
-
-
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A table in characters: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]

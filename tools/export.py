@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
-from command_line import Parser, local_path, place
+from command_line import Parser, duration, local_path, place
 from config import Config
 from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
@@ -27,7 +27,6 @@ from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
 from tokenizer_bpe import EOT, TokenizerError
 from tools import command
-from training.terminal import duration
 
 
 def main(argv: list[str]) -> None:

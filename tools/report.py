@@ -24,12 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from command_line import Parser, local_path
+from command_line import Parser, duration, local_path, short
 from config import LEARNT, LENGTH, SETTINGS
 from formats import files, run_folder
 from tools import command
-from tools.command import short
-from training.terminal import duration
 
 SMALL = {  # {field: title} of the small curves
     "lr": "learning rate",

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import hardware
+from command_line import duration, si
 from config import Config
 from formats import files, run_folder
 from formats.mirror import address_of
@@ -28,7 +29,6 @@ from training.optimizer import optimizer_step
 from training.run import Run
 from training.state import State
 from training.step import forward_backward
-from training.terminal import duration
 
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
@@ -306,6 +306,13 @@ def hours_table(run: Run) -> list[str]:
     return lines
 
 
+def money(hours: float, config: Config) -> str:
+    """The cost of `hours`; "-" without a price."""
+    if not config.cost_per_hour:
+        return "-"
+    return f"{hours * config.cost_per_hour:,.2f}"
+
+
 def from_data_sheet(name: str) -> Device:
     """A GPU that is not here. name: of hardware.GPUS."""
     tflops, gigabytes = hardware.GPUS[name]
@@ -376,21 +383,3 @@ def timed(device: torch.device, seconds: list[float]):
     yield
     hardware.synchronize(device)
     seconds.append(time.perf_counter() - start)
-
-
-# -- numbers in words ------------------------------------------------------------------------------
-
-
-def si(number: float, unit: str) -> str:
-    """A number in the largest unit that it reaches: 23.5 EFLOP, 1.62 GB, 450 kB."""
-    for prefix, factor in zip("EPTGMk", (1e18, 1e15, 1e12, 1e9, 1e6, 1e3), strict=True):
-        if number >= 0.9995 * factor:
-            return f"{number / factor:.3g} {prefix}{unit}"
-    return f"{number:.3g} {unit}"
-
-
-def money(hours: float, config: Config) -> str:
-    """The cost of `hours`; "-" without a price."""
-    if not config.cost_per_hour:
-        return "-"
-    return f"{hours * config.cost_per_hour:,.2f}"

@@ -16,11 +16,11 @@ from shlex import quote
 
 from tqdm import tqdm
 
+from command_line import duration
 from formats import files, run_folder
 from training import distributed, terminal
 from training.loggers import Loggers
 from training.run import Run
-from training.terminal import duration
 
 QUIET_S = 20  # seconds between lines where no terminal shows a progress bar
 

@@ -81,13 +81,3 @@ def curve(training: list[tuple], validation: list[tuple], width: int = 64, heigh
     lines.append(f"{'':7} +{'-' * width}")
     lines.append(f"{'':8} 0{f'step {end:,}':>{width - 1}}")
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 42 s, 3 min 5 s or 2 h 10 min."""
-    s = round(seconds)
-    if s < 60:
-        return f"{s} s"
-    if s < 3600:
-        return f"{s // 60} min {s % 60} s"
-    return f"{s // 3600:,} h {s % 3600 // 60} min"

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_script, train_small
 from tools.report import History, compare_ends, names_of, plot, read_history
-from training.terminal import duration
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
 ODD = "_a&'$}$ 😀 مرحبا"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
 from model import GPT
@@ -25,7 +26,6 @@ from training.plan import (
 )
 from training.recorder import Recorder
 from training.samples import answer_prompts
-from training.terminal import duration
 
 T, BATCH = 32, 8  # of small_run
 TOKENS = T * BATCH

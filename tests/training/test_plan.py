@@ -11,7 +11,7 @@ from tests.conftest import trained
 from tests.training.conftest import small_run
 from training import distributed
 from training.optimizer import make_optimizer
-from training.plan import banner, from_data_sheet, hours_table, memory, si
+from training.plan import banner, from_data_sheet, hours_table, memory
 from training.start import NewRun
 from training.state import Counters, State
 
@@ -45,11 +45,6 @@ def test_the_banner_knows_which_attention_pytorch_takes(char_data, tmp_path):
     for dropout, kernel in ((0.0, "flash"), (0.1, "math")):
         run = small_run(char_data, tmp_path / kernel, f"--dropout={dropout}")
         assert run.trainer.attention_backend() == kernel
-
-
-def test_numbers_of_a_plan_have_units():
-    shown = {2.35e19: "23.5 EFLOP", 999.9e6: "1 GFLOP", 450_000: "450 kFLOP", 0: "0 FLOP"}
-    assert {number: si(number, "FLOP") for number in shown} == shown
 
 
 def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path):

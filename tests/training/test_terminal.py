@@ -37,11 +37,6 @@ def test_one_loss_has_no_curve_and_a_constant_one_has(training, words):
     assert bool(drawn) == bool(words)
 
 
-def test_durations_in_words():
-    shown = {42.2: "42 s", 61: "1 min 1 s", 3599: "59 min 59 s", 7800: "2 h 10 min"}
-    assert {seconds: terminal.duration(seconds) for seconds in shown} == shown
-
-
 def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
     with open("/dev/full", "w") as full:
         process = start(char_data, tmp_path, "--max_steps=20", stdout=full, stderr=full)
