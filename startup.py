@@ -6,6 +6,7 @@ PyTorch takes seconds to import. Knows nothing of what scripts do.
 from __future__ import annotations  # for an older Python, which is to reach begin()
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
@@ -65,6 +66,26 @@ def set_up_streams() -> None:
         if mode == "w":
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
+
+
+class Output:
+    """stdout or stderr that drops what it cannot write: its terminal or log file may be gone."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        """Write the text, or drop it if that fails."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the stream; a disk that is full now may have room later."""
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
 
 
 def leave(signum: int, _) -> None:

@@ -28,13 +28,12 @@ from formats.data_folder import DataError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError
 from tokenizer_bpe import TokenizerError
-from training import RunError, distributed, terminal
+from training import RunError, distributed
 from training.distributed import StopFlag, locked
 from training.plan import banner, check_disk, plan
 from training.profiling import PROFILED_STEPS, Profiler
-from training.recorder import Recorder, continue_command, generate_command
+from training.recorder import Recorder, answer_prompts, continue_command, generate_command
 from training.run import Run
-from training.samples import answer_prompts
 from training.schedule import LIMITS
 from training.setup import build
 
@@ -214,7 +213,7 @@ def main() -> int:
 
 def start(argv: list[str]) -> int:
     """Join the other processes, and train. Returns the exit status."""
-    sys.stdout, sys.stderr = terminal.Output(sys.stdout), terminal.Output(sys.stderr)
+    sys.stdout, sys.stderr = startup.Output(sys.stdout), startup.Output(sys.stderr)
     distributed.init()
     status = train(settings.load(argv))
     with contextlib.suppress(RuntimeError):  # another process has ended already

@@ -10,7 +10,7 @@ from pathlib import Path
 from config import Config
 from formats import files
 from formats.run_folder import ROOT
-from training import terminal
+from training import warn
 
 
 class Loggers:
@@ -46,7 +46,7 @@ class Loggers:
         except Exception as error:
             self.open.pop(package, None)
             why = f"{type(error).__name__}: {files.error_message(error)}"
-            terminal.warn(f"{package} failed ({why}); training continues without it")
+            warn(f"{package} failed ({why}); training continues without it")
 
 
 def open_tensorboard(config: Config, folder: Path, step: int, run_id: str):

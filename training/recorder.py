@@ -1,4 +1,4 @@
-"""The reports of a run: log.jsonl, the loggers, the terminal.
+"""The reports of a run: log.jsonl, the loggers, the terminal, with the answers to sample_prompts.
 
 Every record of the log and every line that the loop prints is put together here. A write that fails
 is reported and does not end the run.
@@ -10,18 +10,25 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from tqdm import tqdm
 
 from command_line import duration
+from config import Config, ConfigError
 from formats import files, run_folder
-from training import distributed, terminal
+from generating.text import complete
+from model import GPT
+from tokenizer_bpe import Tokenizer, TokenizerError
+from training import distributed, warn
 from training.loggers import Loggers
 from training.run import Run
 
+NEW_TOKENS = 64  # of the answer to a sample prompt
 QUIET_S = 20  # seconds between lines where no terminal shows a progress bar
 
 
@@ -94,7 +101,7 @@ class Recorder:
         except OSError as error:
             if len(self.unwritten) == 1:
                 why = f"{self.run.folder} takes no writes: {files.error_message(error)}"
-                terminal.warn(f"{why}; training continues")
+                warn(f"{why}; training continues")
         self.loggers.write(record)
 
     def halved(self, before: int) -> None:
@@ -190,7 +197,7 @@ class Recorder:
         self.last_loss = val_loss
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
         if answers:
-            tqdm.write(terminal.samples(answers))
+            tqdm.write(samples(answers))
 
     def profile(self, table: str, seconds: dict) -> None:
         print(f"\n{table}")
@@ -262,7 +269,42 @@ def loss_curve(folder: Path) -> str:
             training.append((record["step"], record["loss"]))
         if "val_loss" in record:
             validation.append((record["step"], record["val_loss"]))
-    return terminal.curve(training, validation)
+    return curve(training, validation)
+
+
+def curve(training: list[tuple], validation: list[tuple], width: int = 64, height: int = 12) -> str:
+    """Losses over steps in characters: "." for training, "o" for validation.
+
+    training, validation: (step, loss) in order; loss None where there is none. A "." is the mean of
+    its column. The steep first twentieth may be above the picture. Returns "" where there is
+    nothing to draw.
+    """
+    training = [(step, loss) for step, loss in training if loss is not None]
+    validation = [(step, loss) for step, loss in validation if loss is not None]
+    steps = {step for step, _ in training + validation}
+    if len(steps) < 2:
+        return ""
+    end = max(steps)
+    columns = [[] for _ in range(width)]
+    for step, loss in training:
+        columns[min(width - 1, step * width // end)].append(loss)
+    dots = [(x, sum(losses) / len(losses), ".") for x, losses in enumerate(columns) if losses]
+    dots += [(min(width - 1, step * width // end), loss, "o") for step, loss in validation]
+
+    low = min(y for _, y, _ in dots)
+    high = max([y for x, y, _ in dots if x >= width // 20] or [y for _, y, _ in dots])
+    rows = [[" "] * width for _ in range(height)]
+    for x, y, mark in dots:
+        row = round((high - y) / (high - low or 1) * (height - 1))
+        rows[max(0, row)][x] = mark
+
+    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    lines = [f"{'loss':>7}   . training   o validation"]
+    for label, row in zip(labels, rows, strict=True):
+        lines.append(f"{label:>7} |{''.join(row)}".rstrip())
+    lines.append(f"{'':7} +{'-' * width}")
+    lines.append(f"{'':8} 0{f'step {end:,}':>{width - 1}}")
+    return "\n".join(lines)
 
 
 def continue_command(run: Run) -> str:
@@ -281,3 +323,58 @@ def generate_command(run: Run) -> str:
     for prompt in run.config.sample_prompts[:1]:
         return f"{command} --prompt={quote(prompt)}"
     return command  # it asks for a prompt: one of ours may have characters that the text lacks
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
+    """The settings with those of sample_prompts that the tokenizer can encode; prints the others.
+
+    The prompts of a preset are in English, and a text at character level may lack its letters.
+    Raises ConfigError for one on the command line.
+    """
+    known = []
+    for prompt in config.sample_prompts:
+        try:
+            tokenizer.encode(prompt)
+            known.append(prompt)
+        except TokenizerError as error:
+            problem = f"sample_prompts: {prompt!r}: {error}"
+            if "sample_prompts" in config.typed:
+                raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
+            print(f"{problem}; the run goes without it. --sample_prompts=TEXT sets another")
+    return replace(config, sample_prompts=known)
+
+
+def answer_prompts(
+    model: GPT, tokenizer: Tokenizer, prompts: list[str], seed: int, cast
+) -> list[dict]:
+    """[{"prompt", "text"}] for each prompt.
+
+    The same weights give the same answers. cast: makes an autocast context.
+    """
+    settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
+    answers = []
+    model.eval()
+    for prompt in prompts:
+        with cast():
+            *_, (answer,) = complete(model, tokenizer, [prompt], NEW_TOKENS, **settings)
+        answers.append({"prompt": prompt, "text": answer.text})
+    model.train()
+    return answers
+
+
+def samples(answers: list[dict]) -> str:
+    """Prompts and how the model continued them, indented. answers: [{"prompt", "text"}].
+
+    Control characters, which an untrained model writes too, are shown as "?".
+    """
+    lines = []
+    for answer in answers:
+        text = (answer["prompt"] + answer["text"]).rstrip().expandtabs(4)
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        for line in text.split("\n"):
+            lines += textwrap.wrap(line, 120, drop_whitespace=False) or [""]
+        lines.append("")
+    return "\n".join(f"  | {line}".rstrip() for line in lines[:-1])

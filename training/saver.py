@@ -19,7 +19,7 @@ from formats import files, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.run_folder import CheckpointError
-from training import RunError, terminal
+from training import RunError, warn
 
 LAST_UPLOAD_S = 120  # seconds that the end of a run gives its mirror
 PAUSE_S = 2  # seconds between the tries
@@ -167,13 +167,13 @@ class Saver:
 
     def _report_failure(self, step, error):
         self.failure = files.error_message(error)
-        terminal.warn(
+        warn(
             f"step {step:,} could not be saved in {self.folder}: {self.failure}."
             f" Training continues. {self.last_checkpoint()}"
         )
 
     def _report_mirror(self, problem):
-        terminal.warn(
+        warn(
             f"mirror {self.mirror.address} is not up to date: {problem}. The local copy in"
             f" {self.folder} is complete; the next save, or the same command, uploads what is"
             " missing"

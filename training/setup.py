@@ -30,8 +30,8 @@ from training.dataset import Data, Dataset
 from training.induction import add_induction_head
 from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
+from training.recorder import without_unknown_characters
 from training.run import Run
-from training.samples import without_unknown_characters
 from training.saver import Saver
 from training.schedule import Clock, Schedule, weight_decay_at
 from training.start import Checkpoint, NewRun, Start, find_start

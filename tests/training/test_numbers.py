@@ -24,8 +24,7 @@ from training.plan import (
     memory_table,
     size_table,
 )
-from training.recorder import Recorder
-from training.samples import answer_prompts
+from training.recorder import Recorder, answer_prompts
 
 T, BATCH = 32, 8  # of small_run
 TOKENS = T * BATCH

@@ -1,0 +1,86 @@
+"""training/recorder.py: answers to sample_prompts, curves, and a terminal that takes nothing."""
+
+import contextlib
+
+import pytest
+import torch
+
+import config as settings
+from config import ConfigError
+from formats import run_folder
+from model import GPT, GPTConfig
+from tests.training.conftest import start
+from tokenizer_bpe import Tokenizer
+from training.recorder import NEW_TOKENS, answer_prompts, curve, samples, without_unknown_characters
+
+
+def test_the_same_weights_give_the_same_answers_and_training_goes_on():
+    torch.manual_seed(1)
+    model = GPT(GPTConfig(257, 32, 1, 1, 16, dropout=0.5)).train()
+    prompts = ["The", "", "A"]
+    first, second = (
+        answer_prompts(model, Tokenizer.from_merges([]), prompts, 1, contextlib.nullcontext)
+        for _ in range(2)
+    )
+    assert first == second
+    assert [answer["prompt"] for answer in first] == prompts
+    assert all(0 < len(answer["text"]) <= NEW_TOKENS for answer in first)
+    assert model.training
+
+
+def test_only_a_prompt_that_was_typed_has_to_be_of_known_characters(tmp_path, capsys):
+    tokenizer = Tokenizer.characters("абв once")
+    preset = tmp_path / "mine.py"
+    preset.write_text("sample_prompts = ['Once', 'once', 'аб']\n", encoding="utf-8")
+    config = settings.load([str(preset)])
+    assert without_unknown_characters(config, tokenizer).sample_prompts == ["once", "аб"]
+    said = capsys.readouterr().out
+    assert said.startswith("sample_prompts: 'Once': ")
+    assert "U+004F" in said
+    typed = settings.load([str(preset), "--sample_prompts=Once"])
+    with pytest.raises(ConfigError, match="choose another, or --sample_prompts=\\[\\]"):
+        without_unknown_characters(typed, tokenizer)
+
+
+def test_samples_cannot_move_the_cursor():
+    escapes = {"prompt": "a\tb", "text": "\x1b[31m\rc\n\nd\u2028e"}
+    text = samples([escapes, {"prompt": "Z", "text": "\u00e9" * 200}])
+    assert text.splitlines()[:4] == ["  | a   b?[31m?c", "  |", "  | d?e", "  |"]
+    assert max(map(len, text.splitlines())) <= 124
+    assert text.count("\u00e9") == 200
+
+
+def test_the_curve_shows_both_losses_and_its_range():
+    training = [(n, 2 + 8 / n) for n in range(1, 1001)]
+    drawn = curve(training, [(500, 2.5), (1000, 2.25)], width=40, height=10)
+    lines = drawn.splitlines()
+    rows = [line.partition("|")[2] for line in lines[1:-2]]
+    assert len(rows) == 10
+    assert max(map(len, rows)) <= 40
+    assert "step 1,000" in lines[-1]
+    assert rows[0].startswith(".")  # the steep beginning is at the upper edge
+    assert lines[-3].split()[0] == "2.01"
+    assert sum(row.count("o") for row in rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("training", "words"), [([], ""), ([(5, None), (10, 3.0)], ""), ([(5, 2.0), (10, 2.0)], "2.00")]
+)
+def test_one_loss_has_no_curve_and_a_constant_one_has(training, words):
+    drawn = curve(training, [])
+    assert words in drawn
+    assert bool(drawn) == bool(words)
+
+
+def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
+    with open("/dev/full", "w") as full:
+        process = start(char_data, tmp_path, "--max_steps=20", stdout=full, stderr=full)
+    assert process.wait(timeout=60) == 0
+    assert run_folder.read_state(tmp_path / "step_00000020")["step"] == 20
+
+
+def test_a_mistake_that_nobody_reads_has_its_exit_status(char_data, tmp_path):
+    process = start(char_data, tmp_path, "--batch_size=0")
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 2
