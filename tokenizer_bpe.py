@@ -125,17 +125,6 @@ class Tokenizer:
         return cls(_description(hf))
 
     @classmethod
-    def from_merges(cls, merges: list[tuple[bytes, bytes]]) -> "Tokenizer":
-        """The tokenizer that train() makes of texts which lead to these merges."""
-        pairs = []
-        vocab = {token: i for i, token in enumerate([EOT, *sorted(ALPHABET.values())])}
-        for pair in merges:
-            first, second = map(spell, pair)
-            pairs.append((first, second))
-            vocab[first + second] = len(vocab)
-        return cls(_description(_byte_level(models.BPE(vocab, pairs))))
-
-    @classmethod
     def characters(cls, chars: Iterable[str]) -> "Tokenizer":
         """Character level: id 0 is <|endoftext|>, then each of `chars` in code-point order."""
         vocab = {EOT: 0} | {char: i for i, char in enumerate(sorted(set(chars)), start=1)}

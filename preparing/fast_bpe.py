@@ -1,18 +1,16 @@
 """Byte-level BPE by gigatoken (Rust), where it is installed: many times as fast.
 
-It trains the tokenizer that `tokenizers` trains, and gives the ids that tiktoken gives: whether it
-is there is no part of a dataset's identity. It is young: each run compares its first ids with
-tiktoken's, and tests/preparing/test_fast_bpe.py compares both.
+It gives the ids that tiktoken gives: whether it is there is no part of a dataset's identity. It is
+young: each run compares its first ids with tiktoken's, and tests/preparing/test_fast_bpe.py
+compares more.
 """
 
 import contextlib
 import functools
 import itertools
 import json
-import os
 import sys
 import unicodedata
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -23,57 +21,6 @@ COMPARED_BYTES = 1 << 20  # bytes of the first text that tiktoken encodes too
 # An encoder keeps the words that it has met, up to a byte for each byte of text: after this many
 # bytes a new one takes its place.
 RENEWED_BYTES = 1 << 27
-SEPARATOR = b"\xff"  # of texts: no byte of UTF-8
-
-
-# -- training --------------------------------------------------------------------------------------
-
-
-def train(texts: Iterable[str], vocab_size: int) -> Tokenizer | None:
-    """Train the tokenizer that Tokenizer.train does; None where that has to do it itself.
-
-    That is without gigatoken, and for too little text. texts: as without_unassigned returns them.
-    """
-    try:
-        import gigatoken
-    except ImportError:
-        return None
-    texts = [text.encode() for text in texts]
-    with silenced():
-        _, merges = gigatoken.train_bpe(
-            SEPARATOR.join(texts), vocab_size - 1, [], separator=SEPARATOR
-        )
-    # It continues when no pair occurs any more: some then come twice, or the last is in no text.
-    if len({first + second for first, second in merges}) < vocab_size - 257:
-        return None
-    tokenizer = Tokenizer.from_merges(merges)
-    encoder, last = new_encoder(tokenizer), vocab_size - 1
-    if not any(last in encoder.encode(text) for text in texts):
-        return None
-    return tokenizer
-
-
-@contextlib.contextmanager
-def silenced():
-    """Take what Rust prints off the terminal: it writes to the descriptors.
-
-    Python's own errors still reach it: Ctrl-C ends the command meanwhile, with a sentence.
-    """
-    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-    try:
-        with open(os.devnull, "w") as nowhere:
-            for descriptor in kept:
-                os.dup2(nowhere.fileno(), descriptor)
-        errors = open(kept[2], "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        with contextlib.redirect_stderr(errors):
-            yield
-    finally:
-        for descriptor, was in kept.items():
-            os.dup2(was, descriptor)
-            os.close(was)
-
-
-# -- encoding --------------------------------------------------------------------------------------
 
 
 def new_encoder(tokenizer: Tokenizer):
@@ -135,9 +82,6 @@ def encoder_name(tokenizer: Tokenizer) -> str:
     return "gigatoken" if fast_bpe(tokenizer).encoder else "tiktoken"
 
 
-# -- characters ------------------------------------------------------------------------------------
-
-
 def has_unassigned(text: str) -> bool:
     """True if Python's version of Unicode does not know a character of the text.
 
@@ -146,15 +90,6 @@ def has_unassigned(text: str) -> bool:
     if text.isascii():
         return False
     return bool(unassigned()[np.frombuffer(text.encode("utf-32-le"), np.uint32)].any())
-
-
-def without_unassigned(text: str) -> str:
-    """A text with a line break for each such character."""
-    if not has_unassigned(text):
-        return text
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).copy()
-    codes[unassigned()[codes]] = ord("\n")
-    return codes.tobytes().decode("utf-32-le")
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from formats.files import write_text
-from preparing import bytes_in_words, fast_bpe
+from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
 from preparing.progress import Progress
 from preparing.records import documents_of
@@ -26,7 +26,6 @@ VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
 # takes the square of a word's length.
 LONG_WORD = 1024
 ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
-FAST_FROM = 100  # bytes of text for each id; with less, `tokenizers` is faster than gigatoken
 # Remote files for the sample may take this many times its size; one file may take more.
 FETCHED_SAMPLES = 10
 
@@ -68,14 +67,10 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     described = bytes_in_words(size)
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
     vocab_size = plan.vocab_size or default_vocab_size(work.text_size)
-    tokenizer = None
-    if size > FAST_FROM * vocab_size:
-        tokenizer = fast_bpe.train(texts_of(sample, plan.options), vocab_size)
-    if not tokenizer:
-        texts = texts_of(sample, plan.options)
-        tokenizer = Tokenizer.train(
-            texts, vocab_size, fewer=not plan.vocab_size, show_progress=sys.stderr.isatty()
-        )
+    texts = texts_of(sample, plan.options)
+    tokenizer = Tokenizer.train(
+        texts, vocab_size, fewer=not plan.vocab_size, show_progress=sys.stderr.isatty()
+    )
     return tokenizer, f"trained on {described} spread over the text"
 
 
@@ -84,13 +79,10 @@ def default_vocab_size(text_bytes: float) -> int:
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
-    """The text of each document to train on; one with words of over LONG_WORD characters in parts.
-
-    Without characters that trainers may read differently, so that any of them makes the same.
-    """
+    """The text of each document to train on; in parts where words exceed LONG_WORD characters."""
     for chunk in chunks:
         for document in documents_of(chunk, options)[0]:
-            yield from without_long_words(fast_bpe.without_unassigned(document.text))
+            yield from without_long_words(document.text)
 
 
 def without_long_words(text: str) -> Iterator[str]:

@@ -262,7 +262,7 @@ def reciting(run, text, step=1, conversations=False):
 
     Its model knows by the position alone which byte comes next, at the end <|endoftext|>.
     """
-    tokenizer = Tokenizer.from_merges([])
+    tokenizer = Tokenizer.train([], 257)
     ids = [*tokenizer.encode(text).tolist(), tokenizer.eot_id]
     ids += [tokenizer.eot_id] * len(ids)  # a chat leaves half of the context to the reply
     length, vocabulary = len(ids), tokenizer.vocab_size

@@ -61,7 +61,7 @@ REST = {
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("arch", METADATA)
 def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
-    tokenizer = Tokenizer.from_merges([(b"t", b"h"), (b"th", b"e")])
+    tokenizer = Tokenizer.train(["th\nthe"], 259)
     end = tokenizer.description["added_tokens"][0] | {"id": 260, "content": "<E>"}
     tokenizer.description["added_tokens"].append(end)
     if tied:  # as older files write them
@@ -96,7 +96,7 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused():
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     split["pattern"] = {"Regex": r"\w+|\W+"}
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
-    described = Tokenizer.from_merges([]).description
+    described = Tokenizer.train([], 257).description
     described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
     with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
         gguf.check(Tokenizer(described))

@@ -1,4 +1,4 @@
-"""gigatoken against tokenizers and tiktoken: the same tokenizer, the same ids."""
+"""gigatoken against tiktoken: the same ids."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from preparing import fast_bpe
 from preparing.fast_bpe import FastBPE
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, ok, sha
-from tokenizer_bpe import EOT, Tokenizer, TokenizerError
+from tokenizer_bpe import EOT, Tokenizer
 
 pytest.importorskip("gigatoken")
 
@@ -22,28 +22,6 @@ TEXTS = [
     "",
 ]
 PIECES = st.text() | st.sampled_from(["the ", "the", " he", EOT, "\n\n", "  ", "don't", "12", "\0"])
-
-
-@settings(max_examples=50, deadline=None)
-@given(texts=st.lists(st.lists(PIECES, max_size=50).map("".join)), more=st.integers(0, 60))
-def test_trains_the_same_on_any_text_or_leaves_it_to_tokenizers(texts, more):
-    texts = [fast_bpe.without_unassigned(text) for text in texts]
-    try:
-        expected = Tokenizer.train(texts, 257 + more)
-    except TokenizerError:  # not so many merges
-        assert fast_bpe.train(texts, 257 + more) is None
-        return
-    found = fast_bpe.train(texts, 257 + more)
-    assert found or not more
-    if found:
-        assert found.to_json() == expected.to_json()
-
-
-def test_a_character_that_unicode_does_not_have_yet_is_a_line_break_to_the_trainer():
-    assert fast_bpe.without_unassigned("a\u0378b\U000e0fffc d") == "a\nb\nc d"
-    assert fast_bpe.without_unassigned("汉 \U0001f600 é") == "汉 \U0001f600 é"
-
-
 TOKENIZER = Tokenizer.train(TEXTS, 600)
 FAST = FastBPE(TOKENIZER)
 
@@ -84,10 +62,3 @@ def test_the_folder_is_the_same_without_gigatoken(tmp_path):
     plain = ok(run_script("-c", code, *arguments, tmp_path / "plain"))
     assert "with tiktoken" in plain.stdout
     assert sha(tmp_path / "fast") == sha(tmp_path / "plain")
-
-
-def test_only_what_rust_prints_is_silenced():
-    """A Ctrl-C while gigatoken trained ended the command without its sentence."""
-    code = "import os, sys\nfrom preparing.fast_bpe import silenced\nwith silenced():"
-    code += " os.write(2, b'of Rust'); print('of Python', file=sys.stderr)"
-    assert run_script("-c", code).stderr == "of Python\n"

@@ -260,7 +260,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     if arch == "qwen3":
         shape = {"tie_weights": False, "n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}
     config = GPTConfig(320, **sizes, arch=arch, **shape)
-    tokenizer = Tokenizer.from_merges([])
+    tokenizer = Tokenizer.train([], 257)
     export.write_settings(tmp_path, Pretrained(tmp_path, config, {}, tokenizer, {}), arch == "gpt2")
     assert json.loads((tmp_path / "config.json").read_text()) == CONFIGS[arch]
     generation = GenerationConfig.from_pretrained(tmp_path)
