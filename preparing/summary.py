@@ -8,7 +8,7 @@ import numpy as np
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
 from preparing import bytes_in_words, plural
-from preparing.fast_bpe import encoder_name
+from preparing.encoder import encoder_name
 from preparing.noticed import ADVICE
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter

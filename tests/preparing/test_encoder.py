@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preparing import fast_bpe
-from preparing.fast_bpe import FastBPE
+from preparing import PrepareError
+from preparing.encoder import FastBPE, new_encoder
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, ok, sha
 from tokenizer_bpe import EOT, Tokenizer
@@ -47,8 +47,8 @@ def test_every_character_has_the_ids_of_tiktoken():
 
 def test_other_ids_end_the_work_before_they_are_written():
     other = FastBPE(TOKENIZER)
-    other.encoder = fast_bpe.new_encoder(Tokenizer.train(TEXTS, 300))
-    with pytest.raises(fast_bpe.PrepareError, match="pip install -U gigatoken"):
+    other.encoder = new_encoder(Tokenizer.train(TEXTS, 300))
+    with pytest.raises(PrepareError, match="pip install -U gigatoken"):
         other.encode([prose()[:1000]])
 
 
