@@ -8,10 +8,13 @@ import argparse
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 EMPTY = "it is empty; is a variable in it not set?"
+# A user and password before the host of an address; what hf:// has there is a revision.
+LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
 
 
 def place(text: str) -> str:

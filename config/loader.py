@@ -17,7 +17,7 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-from command_line import near, place, unquoted
+from command_line import LOGIN, near, place, unquoted
 
 # Names in nanoGPT and in other programs, and what to write here.
 OTHERS = {
@@ -311,7 +311,7 @@ def check(config) -> None:
             " s3://bucket/runs",
         ),
         (
-            not re.search(r"(?<!hf)://[^/\s]*@", f"{c.mirror} {c.init_from}"),
+            not any(LOGIN.search(address or "") for address in (c.mirror, c.init_from)),
             "a login in mirror or init_from would be recorded in the run's files; give it in the"
             " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)",
         ),

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from command_line import LOGIN
 from formats.files import atomic_write, check_room, error_message
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# Credentials in an address: a user and password before its host, keys after its "?".
-LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
+# Credentials after the "?" of an address; those before its host are a LOGIN.
 KEY = re.compile(
     r"([?&](?:[^=&#]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
     r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#]*",
