@@ -135,8 +135,5 @@ def si(number: float, unit: str) -> str:
 
 
 def short(value: float) -> str:
-    """A number in three digits: 134,612,000 as 135M."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+    """A count in three digits: 134,612,000 as 135M, 2.5e9 as 2.5B."""
+    return si(value, "").replace("G", "B").replace(" ", "")

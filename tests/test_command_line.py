@@ -114,4 +114,5 @@ def test_durations_in_words():
 def test_quantities_have_units():
     shown = {2.35e19: "23.5 EFLOP", 999.9e6: "1 GFLOP", 450_000: "450 kFLOP", 0: "0 FLOP"}
     assert {number: si(number, "FLOP") for number in shown} == shown
-    assert [short(n) for n in (2.5e9, 134_612_000, 7200, 999)] == ["2.5B", "135M", "7.2k", "999"]
+    counts = {2.5e9: "2.5B", 134_612_000: "135M", 999_999: "1M", 7200: "7.2k", 999: "999", 0: "0"}
+    assert {number: short(number) for number in counts} == counts
