@@ -1,7 +1,10 @@
 """Token ids from a model: the prompts in one forward, then one token of each per forward.
 
-Ids in, ids out: it knows no text and no tokenizer. A sequence is here the list of ids that the
-model sees of it. In the comments B is sequences, V the vocabulary. `sample` draws a token.
+Ids in, ids out: it knows no text and no tokenizer. In this order: the loop, how a token is drawn,
+the forwards, on a GPU as a CUDA graph, and the cache of keys and values that they share.
+
+A sequence is here the list of ids that the model sees of it. In the comments B is sequences, V the
+vocabulary.
 """
 
 import contextlib
@@ -139,8 +142,7 @@ class Decoder:
         prompts = [torch.tensor(sequence) for sequence in sequences]
         ids = pad_sequence(prompts, batch_first=True).to(slots.device)
         last = torch.tensor([len(sequence) - 1 for sequence in sequences], device=slots.device)
-        width = ids.size(1)
-        self.cache.set_positions(slots[:width].expand_as(ids), width, contiguous=True)
+        self.cache.set_range(0, ids.size(1))
         return self.model(ids, cache=self.cache, last=last)
 
     def step(self, sequences):
@@ -151,7 +153,10 @@ class Decoder:
         lengths = [len(sequence) for sequence in sequences]
         longest = max(lengths)
         ids, positions = last_tokens(sequences).to(self.cache.slots.device)
-        self.cache.set_positions(positions, longest, contiguous=min(lengths) == longest)
+        if min(lengths) == longest:
+            self.cache.set_range(longest - 1, longest)
+        else:
+            self.cache.set_positions(positions, read_until=longest)
         return self.model(ids, cache=self.cache)[:, 0]
 
 
@@ -201,7 +206,7 @@ class CudaGraphDecoder(Decoder):
     def forward(self):
         """A forward of self.tokens. It reads the whole cache: the shapes of a graph are fixed."""
         ids, positions = self.tokens
-        self.cache.set_positions(positions)
+        self.cache.set_positions(positions, read_until=self.cache.length)
         return self.model(ids, cache=self.cache)[:, 0]
 
     def record(self):
@@ -250,19 +255,12 @@ def last_tokens(sequences) -> torch.Tensor:
 class KVCache:
     """Each layer's keys and values, with a slot for each of the first `length` positions.
 
-    The B rows may differ in length: `set_positions` gives the positions of the next tokens in each,
-    and a token sees the slots up to its own. The slots beyond it hold what padding or an earlier
-    text left there; they are overwritten before a token sees them.
+    Before a forward, `set_range` or `set_positions` says where its tokens are; each sees the slots
+    up to its own. The slots beyond it hold what padding or an earlier text left there; they are
+    overwritten before a token sees them.
     """
 
-    def __init__(
-        self,
-        config: GPTConfig,
-        rows: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        length: int,
-    ):
+    def __init__(self, config: GPTConfig, rows: int, device, dtype, length: int):
         shape = (config.n_layer, rows, config.n_kv_head, length, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -278,22 +276,22 @@ class KVCache:
         more = (0, 0, 0, length - self.length)  # of the last two dimensions
         self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
-    def set_positions(self, positions, read_until=None, contiguous=False):
-        """Give the positions of a forward's tokens, and what saves work where it is known.
+    def set_range(self, begin: int, end: int):
+        """In every row the next tokens are at begin .. end - 1: from 0 on, or one token.
 
-        positions: int64 [B, T]. read_until: slots from there on are not read; None: all are.
-        contiguous: every row has the tokens before read_until, all from slot 0 on or the last one.
+        Then no mask is needed: attention of the first tokens is causal, and a last one sees all.
         """
-        T = positions.size(1)
+        self.positions = slice(begin, end)
+        self.read_until = end
+        self.is_causal = begin == 0
+        self.mask = None
+
+    def set_positions(self, positions, read_until: int):
+        """Each row's next tokens have positions of their own, int64 [B, T], below read_until."""
         self.positions = positions
-        self.read_until = read_until or self.length
-        self.span = self.mask = None
-        # From slot 0 on attention is causal; later, one token of each row sees all that is read.
-        self.is_causal = contiguous and T > 1
-        if contiguous:
-            self.span = slice(self.read_until - T, self.read_until)
-        else:
-            self.mask = self.causal_mask()
+        self.read_until = read_until
+        self.is_causal = False
+        self.mask = self.causal_mask()
 
     def causal_mask(self):
         """A bias for scores: -inf for slots beyond a token's own, else 0. [B, 1, T, read_until]."""
@@ -335,7 +333,7 @@ class KVCache:
 
     def write(self, slots, new):
         """Put new keys or values, [B, kv heads, T, D], into the slots of their positions."""
-        if self.span:
-            slots[:, :, self.span] = new
+        if isinstance(self.positions, slice):
+            slots[:, :, self.positions] = new
         else:
             slots[self.rows, :, self.positions] = new.transpose(1, 2).to(slots.dtype)

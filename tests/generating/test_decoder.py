@@ -209,10 +209,10 @@ def test_a_cache_that_grows_keeps_what_it_has():
     logits = []
     for length in (8, CONTEXT):
         cache = KVCache(model.config, 1, torch.device("cpu"), torch.float32, length)
-        cache.set_positions(cache.slots[:8].expand(1, -1), 8, contiguous=True)
+        cache.set_range(0, 8)
         model(ids[:, :8], cache=cache)
         if length == 8:
             cache.grow(32)
-        cache.set_positions(cache.slots[8:].expand(1, -1)[:, :4], 12)
+        cache.set_positions(cache.slots[None, 8:12], read_until=12)
         logits.append(model(ids[:, 8:], cache=cache))
     assert torch.equal(*logits)
