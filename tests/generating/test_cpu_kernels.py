@@ -12,7 +12,7 @@ from generating import cpu_kernels
 from generating.cpu_kernels import FORMATS, PackedLinear, fastest, pack
 from generating.decode import generate
 from tests.conftest import ROOT
-from tests.generating.test_decoder import CONTEXT, PROMPTS
+from tests.generating.test_decode import CONTEXT, PROMPTS
 from tests.test_model import randomised
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02, "auto": 0.1}  # of logits near 1
