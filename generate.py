@@ -44,7 +44,8 @@ def main(argv: list[str]) -> None:
         return
     prompts = args.prompts or [terminal.read_prompt()]
     if args.chat:
-        prompts = [Conversation(loaded, args.system).prompt(line) for line in prompts]
+        conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
+        prompts = [conversation.prompt(line) for line in prompts]
     elif not all(prompts):
         terminal.note("an empty prompt: the model begins a document")
     answer(loaded, prompts, args)
@@ -77,12 +78,12 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
         print("Ctrl-C stops the reply or clears the line, Ctrl-D exits", file=sys.stderr)
     else:
         print("Enter a prompt; Ctrl-C stops the text, Ctrl-D exits", file=sys.stderr)
-    conversation = Conversation(loaded, args.system)
+    conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
             if line == "/new":
-                conversation = Conversation(loaded, args.system)
+                conversation.messages.clear()
             elif line.strip() and args.chat:
                 reply, *_ = answer(loaded, [conversation.prompt(line)], args)
                 conversation.remember(line, reply.text)

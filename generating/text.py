@@ -1,4 +1,7 @@
-"""Prompts -> their continuations as text, as they grow."""
+"""Prompts -> their continuations as text, as they grow; a conversation -> the prompt of a reply.
+
+Knows the tokenizer, and nothing of where a text comes from or is shown.
+"""
 
 import codecs
 import time
@@ -8,7 +11,6 @@ import torch
 
 from formats.conversation import REPLY, format_chat
 from generating import decode
-from generating.load import LoadedModel
 from model import GPT
 from tokenizer_bpe import Tokenizer
 
@@ -94,8 +96,9 @@ def complete(
 class Conversation:
     """The messages to one model and its replies. system: a message before them, or None."""
 
-    def __init__(self, loaded: LoadedModel, system: str | None = None):
-        self.loaded = loaded
+    def __init__(self, model: GPT, tokenizer: Tokenizer, system: str | None = None):
+        self.room = model.config.block_size // 2  # for a prompt; the other half is the reply's
+        self.tokenizer = tokenizer
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages = []  # one of the user's, one of the assistant's, and so on
 
@@ -106,10 +109,9 @@ class Conversation:
         out; the system message stays.
         """
         messages = [*self.messages, {"role": "user", "content": line}]
-        room = self.loaded.model.config.block_size // 2
         for start in range(0, len(messages), 2):
             prompt = format_chat([*self.system, *messages[start:]]) + REPLY
-            if len(self.loaded.tokenizer.encode(prompt)) <= room:
+            if len(self.tokenizer.encode(prompt)) <= self.room:
                 break
         return prompt
 

@@ -88,8 +88,9 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
     chat = saw_conversations(checkpoint.state)
-    asked = Conversation(checkpoint).prompt(prompt) if chat else prompt
-    stop = [STOP] if chat else []
+    asked, stop = prompt, []
+    if chat:
+        asked, stop = Conversation(checkpoint.model, checkpoint.tokenizer).prompt(prompt), [STOP]
     drawn_at = 0.0
     completions = complete(checkpoint.model, checkpoint.tokenizer, [asked], stop=stop, **settings)
     for (row,) in completions:

@@ -6,7 +6,6 @@ import sys
 import pexpect
 import pytest
 
-from generating.load import LoadedModel
 from generating.terminal import shown
 from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
@@ -94,6 +93,6 @@ def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
     byte_tokenizer, system, messages, context, prompt
 ):
     model = GPT(GPTConfig(258, context, 1, 1, 8))
-    conversation = Conversation(LoadedModel("name", model, byte_tokenizer, "", {}), system)
+    conversation = Conversation(model, byte_tokenizer, system)
     conversation.messages = messages[:-1]
     assert conversation.prompt(messages[-1]["content"]) == prompt

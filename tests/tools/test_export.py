@@ -28,7 +28,7 @@ from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.pretrained import Pretrained
 from generating import decode
-from generating.load import LoadedModel, load_model
+from generating.load import load_model
 from generating.text import Conversation
 from model import GPT, GPTConfig
 from tests.conftest import (
@@ -398,11 +398,11 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
         )
 
     assert of_template(SAID, prompt=False) == trained
-    wide = LoadedModel("wide", GPT(GPTConfig(300, 2000, 1, 1, 8)), ours, "", {})
+    wide = GPT(GPTConfig(300, 2000, 1, 1, 8))
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
-        conversation = Conversation(wide, SAID[0]["content"])
+        conversation = Conversation(wide, ours, SAID[0]["content"])
         conversation.messages = SAID[1 : n - 1]
         prompt = ours.encode(conversation.prompt(SAID[n - 1]["content"])).tolist()
         assert prompt == trained[: len(prompt)] == of_template(SAID[:n], prompt=True)
