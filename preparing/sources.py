@@ -148,14 +148,19 @@ def _expand(given):
         return _files_of_folder(given)
     if Path(given).exists():
         return [given]
-    found = _without_hidden(glob.glob(given, recursive=True), given)
+    if not glob.has_magic(given):
+        names = ", ".join([SHAKESPEARE, *CATALOG])
+        raise InputError(f"no such file or folder: {given}; texts by name are {names}")
+    pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, given)  # .txt finds .TXT, as below a folder
+    found = _without_hidden(glob.glob(pattern, recursive=True), given)
     found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
-    if found:
-        return found
-    if glob.has_magic(given):
+    if not found:
         raise InputError(f"no file matches {given}")
-    names = ", ".join([SHAKESPEARE, *CATALOG])
-    raise InputError(f"no such file or folder: {given}; texts by name are {names}")
+    return found
+
+
+def _in_any_case(ending):
+    return "".join(f"[{letter.lower()}{letter.upper()}]" for letter in ending[0])
 
 
 def _files_of_folder(folder):
@@ -186,13 +191,14 @@ def _files_of_folder(folder):
     known.sort()
     counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
     counts = counts or "nothing, hidden folders aside"
-    example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")
-    hint = f"a glob in quotes takes other text, as in {example}"
+    if any(ending.startswith(".") for ending in skipped):
+        example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")
+        counts += f"; a glob in quotes takes other text, as in {example}"
     if not known:
-        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}; {hint}")
+        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}")
     if skipped:
         print(
-            f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}; {hint}",
+            f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}",
             file=sys.stderr,
         )
     return known

@@ -146,21 +146,25 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my [old] pictures"
     folder.mkdir()
-    fails(folder, "or .parquet file", "but nothing, hidden folders aside")
+    result = prepare(folder, tokenizer=tokenizer, out=tmp_path / "out")
+    fails_clearly(result, "or .parquet file")
+    assert result.stderr.endswith("but nothing, hidden folders aside\n")
     (folder / "a.png").write_bytes(b"x")
-    (folder / "b.md").write_bytes(b"x")
+    (folder / "b.MD").write_bytes(b"x")
     fails(
         folder,
         "holds no .txt, .jsonl or .parquet",
         "1 .png, 1 .md",
         f"'{tmp_path}/my [[]old] pictures/**/*.ENDING'",
     )
+    (source,) = find_sources([f"{tmp_path}/my [[]old] pictures/**/*.md"])
+    assert source.path == f"{folder}/b.MD"
     (folder / "a.txt").write_text("Plain text.")
     fails(folder, "is in the input", out=folder / "out")
     fails(
         folder / "a.txt",
-        "b.md is a file, not a folder; give another --out",
-        out=folder / "b.md/out",
+        "b.MD is a file, not a folder; give another --out",
+        out=folder / "b.MD/out",
     )
     fails(folder / "a.txt", "all of the input is plain text", text_field="text")
     (folder / "b.txt").symlink_to("/nowhere")
@@ -181,7 +185,7 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     (folder / "b.txt").symlink_to("/nowhere")
     flags = {"tokenizer": tokenizer, "val_fraction": 0, "out": tmp_path / "out"}
     result = ok(prepare(folder, **flags))
-    assert "1 file, skipping 6 hidden, 1 broken link (b.txt); a glob" in result.stderr
+    assert "1 file, skipping 6 hidden, 1 broken link (b.txt)\n" in result.stderr
     assert documents(tmp_path / "out") == ["Text of a file."]
     for given in (f"{folder}/**/*.txt", f"{folder}/*"):
         assert [source.path for source in find_sources([given])] == [f"{folder}/a.txt"]
