@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Collection
 
-from formats.files import parse_json
+from formats.files import few, parse_json
 from preparing import InputError
 
+SHOWN_CHARS = 40  # of each name that a message shows
 TEXT = "text"
 CONVERSATIONS = ("messages", "conversations", "conversation")
 # A question and its answer, as Alpaca, Dolly and others name them.
@@ -38,7 +39,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
     """
     fields = fields_of(record, text_field)
     if not fields:
-        names = ", ".join(map(repr, record)) or "nothing"
+        names = shown(list(record)) or "nothing"
         raise InputError(
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
             " --text_field"
@@ -57,6 +58,11 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
     if system and isinstance(value, list):
         value = [{"role": "system", "content": record[system]}, *value]
     return name, value
+
+
+def shown(names: list) -> str:
+    """Names of fields for a sentence, of which each may be a text where a header is missing."""
+    return few([repr(str(name)[:SHOWN_CHARS]) for name in names])
 
 
 def _first(names, wanted):

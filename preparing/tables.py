@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
-from preparing.fields import fields_of
+from preparing.fields import fields_of, shown
 
 LONGEST_RECORD = 256 << 20  # bytes of a line of JSON, characters of a cell
 SEPARATORS = ",\t;|"
 NO_SEPARATOR = "\x1f"  # of a table with one column: whatever is in no text
-SHOWN_NAMES = 8  # columns that a message names
-SHOWN_CHARS = 40  # of each name, which may be a text where the header is missing
 SPACES = re.compile(r"\s*")
 ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
 SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel names its separator
@@ -30,10 +28,8 @@ def columns_of(name: str, columns: list[str], options: Options) -> list[str]:
     """Those of a table's columns that may hold the text. Raises InputError if there is none."""
     wanted = fields_of(columns, options.text_field)
     if not wanted:
-        shown = ", ".join(f"{column!s:.{SHOWN_CHARS}}" for column in columns[:SHOWN_NAMES])
-        more = ", ..." if len(columns) > SHOWN_NAMES else ""
         raise InputError(
-            f"{name} has no column {options.text_field or 'text'!r}; it has {shown}{more}: name"
+            f"{name} has no column {options.text_field or 'text'!r}; it has {shown(columns)}: name"
             " one with --text_field. If these are not names, begin with a line of names"
         )
     for column in wanted:

@@ -122,7 +122,7 @@ BAD = [
     (
         "a.csv",
         b"title,body\na,b\n",
-        "a.csv has no column 'text'; it has title, body: name",
+        "a.csv has no column 'text'; it has 'title', 'body': name",
     ),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
     ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value"),
@@ -267,6 +267,8 @@ def test_zstd_with_a_long_window_and_several_frames(tmp_path):
         ({"encoding": "utf-61"}, "utf-61 is no encoding"),
         ({"encoding": "rot13"}, "rot13 is no encoding"),
         ({"tokenizer": "none.json"}, "no tokenizer at"),
+        ({"tokenizer": "GPT2"}, "did you mean --tokenizer gpt2?"),
+        ({"tokenizer": "characters"}, "did you mean --tokenizer char?"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, flags, words):

@@ -161,6 +161,15 @@ def test_the_text_field_decides_between_fields(tmp_path, tokenizer):
     fails_clearly(result, "line 1: no field 'none', there is 'text', 'body', 'messages'; name")
 
 
+def test_of_many_fields_a_message_shows_a_few(tmp_path):
+    record = {f"column {n} {'x' * 90}": n for n in range(300)}
+    rows = [",".join(record), ",".join(map(str, record.values()))]
+    for name, content in (("a.jsonl", json.dumps(record)), ("a.csv", "\n".join(rows))):
+        with pytest.raises(InputError, match=r"'column 0 x+', .*and 295 more") as caught:
+            read(tmp_path / name, content)
+        assert len(str(caught.value)) < 600
+
+
 def test_conversations_without_a_reply_are_counted(tmp_path):
     for record in ({"messages": said("user")}, {"question": "Good day.", "answer": ""}):
         texts, report = read(tmp_path / "a.jsonl", json.dumps(record))

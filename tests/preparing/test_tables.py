@@ -111,9 +111,9 @@ def test_a_row_that_does_not_fit_is_named_or_left_out(tmp_path, row):
 BAD_HEADERS = [
     (
         "1,It was dark\n2,b\n",
-        "no column 'text'; it has 1, It was dark: .* begin with a line of names",
+        "no column 'text'; it has '1', 'It was dark': .* begin with a line of names",
     ),
-    ("My export\nid,text\n1,a\n", "no column 'text'; it has My export"),
+    ("My export\nid,text\n1,a\n", "no column 'text'; it has 'My export'"),
     ("text,id,text\na,1,b\n", "2 columns 'text'; rename"),
 ]
 
