@@ -22,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from command_line import near
 from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
     fingerprint,
@@ -44,6 +45,7 @@ from preparing.sources import Source, find_sources, keep_stdin
 from preparing.threads import begin, map_in_order
 from tokenizer_bpe import Tokenizer
 
+TOKENIZERS = ("bpe", "char", "gpt2")  # by name; others are paths
 VAL_FRACTION = 0.1  # share of the text that is held back for validation
 VAL_BYTES = 20_000_000  # about the most that is held back of a large input
 TEXT_BYTES = "text_bytes"  # among the settings: about the bytes of text in the input
@@ -374,8 +376,11 @@ def _is_same(before, source):
 
 def _given_tokenizer(name):
     """The tokenizer at a path; None for the others. Raises InputError and TokenizerError."""
-    if name in ("bpe", "char", "gpt2"):
+    if name in TOKENIZERS:
         return None
+    meant = near(name.lower(), TOKENIZERS)
+    if meant and not os.path.lexists(name):
+        raise InputError(f"no tokenizer at {name}; did you mean --tokenizer {meant[0]}?")
     tokenizer = Tokenizer.load(name)
     if any(token["content"].isspace() for token in tokenizer.description["added_tokens"]):
         raise InputError(
