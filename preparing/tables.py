@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from formats.files import parse_json
-from preparing import InputError
+from preparing import InputError, plural
 from preparing.chunks import CHUNK_BYTES, Options
 from preparing.fields import fields_of, shown
 
@@ -59,6 +59,12 @@ class _Lines:
         line = self.waiting.popleft() if self.waiting else next(self.text)
         self.taken.append(line)
         return line
+
+    def peek(self) -> str:
+        """The line that comes next; "" at the end."""
+        if not self.waiting:
+            self.waiting.extend(itertools.islice(self.text, 1))
+        return self.waiting[0] if self.waiting else ""
 
     def keep(self, count: int) -> None:
         """Of the lines taken, the first `count` are read for good; the others come again."""
@@ -124,27 +130,42 @@ def _next_row(lines, readers, width):
                 " quote twice"
             )
             continue
-        if len(cells) in (0, width) and not _swallows(lines.taken, cells, reader.dialect):
-            return cells
-        if len(cells) == width:
-            problem = problem or InputError("a quote is open, and the next row is within it")
-        problem = problem or InputError(
-            f"a row of {len(cells):,} cells, where the header has {width:,}; put cells that hold"
-            f" {reader.dialect.delimiter!r} in quotes"
-        )
+        if len(cells) in (0, width):
+            if not _swallows(lines, cells, reader.dialect.delimiter):
+                return cells
+            found = "a quote is open, and the next row is within it"
+        else:
+            found = _misfit(len(cells), width, reader.dialect.delimiter)
+        problem = problem or InputError(found)
     return problem
 
 
-def _swallows(lines, cells, dialect):
-    """True if the second line of a row is rather a row: between tabs, or of the next number."""
-    if len(lines) < 2:
+def _misfit(count, width, separator):
+    """What is wrong with a row of `count` cells, and what to do."""
+    found = f"a row of {plural(count, 'cell')}, where the header has {width:,}; "
+    if count > width:
+        return found + f"put cells that hold {separator!r} in quotes"
+    return found + f"put cells with line breaks in quotes, and {separator!r} after empty ones"
+
+
+def _swallows(lines, cells, separator):
+    """True if the lines of a row are rather rows, the first of which leaves a quote open.
+
+    Their numbers go on from line to line, and in the line that follows. Between tabs a line with as
+    many cells is enough where the first cell is no number.
+    """
+    others = list(filter(str.strip, lines.taken))[1:]
+    if len(cells) < 2 or not others or others[0].count(separator) < len(cells) - 1:
         return False
-    parts = lines[1].split(dialect.delimiter)
-    if len(parts) < len(cells) or len(cells) == 1:
-        return False
-    if dialect.delimiter == "\t":
-        return True
-    return cells[0].isdecimal() and parts[0] == str(int(cells[0]) + 1)
+    if not cells[0].isdecimal():
+        return separator == "\t"
+    if lines.peek().strip():
+        others.append(lines.peek())
+    digits = len(cells[0])
+    return all(
+        line.startswith(f"{number:0{digits}}{separator}")
+        for number, line in enumerate(others, int(cells[0]) + 1)
+    )
 
 
 def _separator(line, kind, options):
