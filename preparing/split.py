@@ -4,7 +4,7 @@ Documents are hashes and sizes here, and token ids where one is cut.
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,41 +27,47 @@ class Draw:
     """How much of each document is for validation; nothing else decides it.
 
     fraction: of the bytes, for validation. whole: bytes up to which a document is drawn whole; of a
-    longer one the end is. limit: what decides as hashes come evenly spread; less draws fewer.
-    totals: bytes of all copies of a document by its hash, where they are known.
+    longer one the end is. known: the share of each document by its hash, where they are all known.
     """
 
     fraction: float
     whole: float
-    limit: float = 1.0
-    totals: dict[int, float] = field(default_factory=dict)
+    known: dict[int, float] | None = None
 
     def shares(self, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray) -> np.ndarray:
         """The share of each document, from its end, that is for validation, float64 [documents].
 
         hashes: uint64 [documents]; sizes: bytes; uncut: whether it is drawn whole at any size.
         """
-        if self.totals:
-            found = zip(hashes.tolist(), sizes.tolist(), strict=True)
-            sizes = np.array([self.totals.get(*item) for item in found])
+        if self.known is not None:
+            return np.array([self.known.get(value, 0) for value in hashes.tolist()])
         shares, ranks = self._ranked(hashes, sizes, uncut)
-        return np.where(ranks < self.limit, shares, 0)
+        return np.where(ranks < 1, shares, 0)
 
     def _ranked(self, hashes, sizes, uncut):
-        """The share of each document if it is drawn, and the limit above which it is."""
+        """The share of each document if it is drawn, and its rank: drawn are those up to a limit.
+
+        With hashes that come evenly spread, those below 1 have `fraction` of the bytes.
+        """
         shares = np.maximum(self.whole / 2 / np.maximum(sizes, 1), self.fraction)
         shares = np.where(uncut | (sizes <= self.whole), 1, shares)
         return shares, hashes / 2.0**64 * shares / self.fraction
 
-    def fitted(self, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray) -> "Draw":
-        """This with the limit that comes closest to the share of these documents, each once."""
+    def fitted(
+        self, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray, copies: np.ndarray
+    ) -> np.ndarray:
+        """The shares with which validation comes closest to its fraction of these documents.
+
+        Each once; sizes: of all its copies; copies: how many there are. Those that are together
+        too long to be drawn whole stay for training: each would be cut.
+        """
         shares, ranks = self._ranked(hashes, sizes, uncut)
+        shares[(copies > 1) & (sizes > self.whole)] = 0
         order = np.argsort(ranks)
         drawn = np.append(0, np.cumsum((shares * sizes)[order]))
         count = np.argmin(np.abs(drawn - self.fraction * sizes.sum()))
-        limits = np.append(ranks[order], np.inf)
-        totals = dict(zip(hashes.tolist(), sizes.tolist(), strict=True))
-        return Draw(self.fraction, self.whole, float(limits[count]), totals)
+        shares[order[count:]] = 0
+        return shares
 
 
 def draw_by_chance(fraction: float, text_bytes: float) -> Draw:
@@ -72,15 +78,17 @@ def draw_by_chance(fraction: float, text_bytes: float) -> Draw:
 
 def draw_of(fraction: float, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray) -> Draw:
     """The draw for a text all documents of which are known."""
-    hashes, place = np.unique(hashes, return_inverse=True)
+    hashes, place, copies = np.unique(hashes, return_inverse=True, return_counts=True)
     sizes = np.bincount(place, sizes)
     uncut = np.bincount(place, uncut) > 0
     whole = WHOLE * min(fraction, 1 - fraction) * sizes.sum()
     for most in (max(SHORT_BYTES, whole), whole):
-        draw = Draw(fraction, most).fitted(hashes, sizes, uncut)
-        val = draw.shares(hashes, sizes, uncut) @ sizes
+        draw = Draw(fraction, most)
+        shares = draw.fitted(hashes, sizes, uncut, copies)
+        val = shares @ sizes
         if is_fair(fraction, sizes.sum() - val, val, 0.25):
             break
+    draw.known = dict(zip(hashes.tolist(), shares.tolist(), strict=True))
     return draw
 
 
