@@ -221,12 +221,9 @@ class Recorder:
         print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}")
 
     def summary(self, ending: str) -> None:
-        """Print the last lines of a run: the curve, its figures, and what to do with it."""
+        """Print the last lines of a run: its figures, and what to do with it."""
         run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         self.bar.close()
-        curve = loss_curve(folder)
-        if curve:
-            print(f"\n{curve}")
         line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
         line += f"{duration(run.state.counters.elapsed_s)} of training"
         if cost:
@@ -259,52 +256,6 @@ def commit() -> str | None:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def loss_curve(folder: Path) -> str:
-    """The losses of all starts of a run in characters; "" where there is nothing to draw."""
-    training, validation = [], []
-    for record in run_folder.read_log(folder):
-        if "loss" in record:
-            training.append((record["step"], record["loss"]))
-        if "val_loss" in record:
-            validation.append((record["step"], record["val_loss"]))
-    return curve(training, validation)
-
-
-def curve(training: list[tuple], validation: list[tuple], width: int = 64, height: int = 12) -> str:
-    """Losses over steps in characters: "." for training, "o" for validation.
-
-    training, validation: (step, loss) in order; loss None where there is none. A "." is the mean of
-    its column. The steep first twentieth may be above the picture. Returns "" where there is
-    nothing to draw.
-    """
-    training = [(step, loss) for step, loss in training if loss is not None]
-    validation = [(step, loss) for step, loss in validation if loss is not None]
-    steps = {step for step, _ in training + validation}
-    if len(steps) < 2:
-        return ""
-    end = max(steps)
-    columns = [[] for _ in range(width)]
-    for step, loss in training:
-        columns[min(width - 1, step * width // end)].append(loss)
-    dots = [(x, sum(losses) / len(losses), ".") for x, losses in enumerate(columns) if losses]
-    dots += [(min(width - 1, step * width // end), loss, "o") for step, loss in validation]
-
-    low = min(y for _, y, _ in dots)
-    high = max([y for x, y, _ in dots if x >= width // 20] or [y for _, y, _ in dots])
-    rows = [[" "] * width for _ in range(height)]
-    for x, y, mark in dots:
-        row = round((high - y) / (high - low or 1) * (height - 1))
-        rows[max(0, row)][x] = mark
-
-    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
-    lines = [f"{'loss':>7}   . training   o validation"]
-    for label, row in zip(labels, rows, strict=True):
-        lines.append(f"{label:>7} |{''.join(row)}".rstrip())
-    lines.append(f"{'':7} +{'-' * width}")
-    lines.append(f"{'':8} 0{f'step {end:,}':>{width - 1}}")
-    return "\n".join(lines)
 
 
 def continue_command(run: Run) -> str:

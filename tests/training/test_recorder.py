@@ -1,4 +1,4 @@
-"""training/recorder.py: answers to sample_prompts, curves, and a terminal that takes nothing."""
+"""training/recorder.py: answers to sample_prompts, and a terminal that takes nothing."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from formats import run_folder
 from model import GPT, GPTConfig
 from tests.training.conftest import start
 from tokenizer_bpe import Tokenizer
-from training.recorder import NEW_TOKENS, answer_prompts, curve, samples, without_unknown_characters
+from training.recorder import NEW_TOKENS, answer_prompts, samples, without_unknown_characters
 
 
 def test_the_same_weights_give_the_same_answers_and_training_goes_on():
@@ -48,28 +48,6 @@ def test_samples_cannot_move_the_cursor():
     assert text.splitlines()[:4] == ["  | a   b?[31m?c", "  |", "  | d?e", "  |"]
     assert max(map(len, text.splitlines())) <= 124
     assert text.count("\u00e9") == 200
-
-
-def test_the_curve_shows_both_losses_and_its_range():
-    training = [(n, 2 + 8 / n) for n in range(1, 1001)]
-    drawn = curve(training, [(500, 2.5), (1000, 2.25)], width=40, height=10)
-    lines = drawn.splitlines()
-    rows = [line.partition("|")[2] for line in lines[1:-2]]
-    assert len(rows) == 10
-    assert max(map(len, rows)) <= 40
-    assert "step 1,000" in lines[-1]
-    assert rows[0].startswith(".")  # the steep beginning is at the upper edge
-    assert lines[-3].split()[0] == "2.01"
-    assert sum(row.count("o") for row in rows) == 2
-
-
-@pytest.mark.parametrize(
-    ("training", "words"), [([], ""), ([(5, None), (10, 3.0)], ""), ([(5, 2.0), (10, 2.0)], "2.00")]
-)
-def test_one_loss_has_no_curve_and_a_constant_one_has(training, words):
-    drawn = curve(training, [])
-    assert words in drawn
-    assert bool(drawn) == bool(words)
 
 
 def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
