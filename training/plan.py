@@ -269,7 +269,12 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 
 
 def check_disk(run: Run) -> None:
-    """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
+    """Raises RunError where the disk of a run's folder has no room for one checkpoint.
+
+    The first process looks, as it alone writes.
+    """
+    if not distributed.is_main:
+        return
     try:
         files.check_room(run.folder, checkpoint_bytes(run.state), "choose a larger disk")
     except OSError as error:

@@ -33,7 +33,10 @@ QUIET_S = 20  # seconds between lines where no terminal shows a progress bar
 
 
 class Recorder:
-    """Writes and prints in the first process; the others print nowhere and write nothing."""
+    """Writes and prints in the first process; in the others it does nothing.
+
+    These print nowhere (distributed.init), so only what writes, reads or computes asks which it is.
+    """
 
     def __init__(self, run: Run):
         self.run = run
@@ -58,6 +61,8 @@ class Recorder:
 
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
+        if not distributed.is_main:
+            return
         run = self.run
         run_folder.record(run.folder, run.config.recorded(), run.id)
         if not run.step and run_folder.has_saved(run.folder):
@@ -222,6 +227,8 @@ class Recorder:
 
     def summary(self, ending: str) -> None:
         """Print the last lines of a run: its figures, and what to do with it."""
+        if not distributed.is_main:
+            return
         run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         self.bar.close()
         line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
