@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test lint mutants gpu gpu-report
+.PHONY: demo test lint gpu gpu-report
 demo: .venv/main
 	$(PY) prepare_data.py --vocab_size 512
 	$(PY) train.py config/demo.py
@@ -16,10 +16,6 @@ test: .venv/dev .venv/llama_cpp
 lint: .venv/dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-
-# Which changes to MODULE do TESTS not notice? SAMPLE=60: as many, drawn at random
-mutants: .venv/dev
-	$(PY) -m tests.mutants $(MODULE) $(TESTS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 # Every check and measurement that a GPU is needed for, in parts: benchmarks/gpu.py has the table.
 # PARTS="tests generate": only these, done or not; NANOGPT=PATH: a checkout to compare with;
