@@ -32,7 +32,6 @@ PARTS = {  # {part: (minutes, what follows `python`)}
         "prepare_data.py '{packages}/**/*.py' --clean --gigabytes 0.1 --vocab_size 32000"
         " --out data/gpu",
     ),
-    "rates": (5, "-m benchmarks.rates {settings}"),
     "generate": (5, "-m benchmarks.generate --rounds 2 {nanogpt} {settings}"),
     "gpt2_small": (9, "-m benchmarks.throughput --steps 100 {nanogpt} {settings}"),
     "gpt2_small_modern": (9, "-m benchmarks.throughput --steps 100 {modern} {settings}"),

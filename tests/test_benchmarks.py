@@ -44,12 +44,14 @@ def test_a_file_is_held_out_as_a_whole(tmp_path):
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16")
-    result = run_script("-m", "benchmarks.gpu", "rates", *settings, BENCHMARK_RESULTS=str(tmp_path))
+    command = ["-m", "benchmarks.gpu", "generate_modern", *settings]
+    result = run_script(*command, BENCHMARK_RESULTS=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     (folder,) = tmp_path.glob("gpu_*")
-    assert json.loads((folder / "parts.json").read_text())["rates"] == "done"
-    assert json.loads((folder / "rates_cpu.json").read_text())["figures"]["copy, TB/s"] > 0
-    assert "| rates_cpu: copy, TB/s |" in result.stdout
+    assert json.loads((folder / "parts.json").read_text())["generate_modern"] == "done"
+    figures = json.loads((folder / "generate_modern_cpu.json").read_text())["figures"]
+    assert figures["at 400: ours"] > 0
+    assert "| generate_modern_cpu: at 400: ours |" in result.stdout
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
