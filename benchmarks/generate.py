@@ -7,14 +7,11 @@
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
 one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
 counts the tokens after the first; ratios are taken round by round, without the first, which warms
-up. The seconds to a first token are those of ten prompts, each of a length that is new to the GPU.
-On a CPU transformers runs in float32 too; such variables as above emulate a CPU with fewer
+up. On a CPU transformers runs in float32 too; such variables as above emulate a CPU with fewer
 instructions. Further arguments are settings: --dtype=float32 for ours.
 """
 
 import importlib.util
-import itertools
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -116,15 +113,6 @@ def contenders_of(
     return contenders
 
 
-def first_token_s(model: GPT) -> list[float]:
-    """Seconds to the first token of ten prompts, each of another length."""
-    decoder, stamps = make_decoder(model, 1), []
-    for length in range(20, 460, 40):
-        next(generate(model, [[1] * length], 1, decoder=decoder, temperature=0))
-        stamps.append(time.perf_counter())
-    return [b - a for a, b in itertools.pairwise(stamps)]
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -142,12 +130,8 @@ def main(argv):
         print("weights of ours, for one row and several:", *pack(model, config.dtype))
     else:
         model.to(device, dtype)
-    first_tokens = first_token_s(model)
-    figures = {
-        "seconds to the first token, median": statistics.median(first_tokens),
-        "seconds to the first token, longest": max(first_tokens),
-    }
-    speeds, all_rounds = contenders_of(model, device, dtype, args.nanogpt), {}
+    speeds = contenders_of(model, device, dtype, args.nanogpt)
+    figures, all_rounds = {}, {}
     for where, length in PROMPTS.items():
         prompt = list(range(1, length + 1))
         contenders = {name: partial(speed_of, prompt, 60) for name, speed_of in speeds.items()}
