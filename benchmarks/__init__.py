@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -25,8 +24,6 @@ from command_line import Parser
 from formats import files, run_folder
 from preparing import InputError
 from tools import command
-from training.setup import build
-from training.trainer import Trainer
 
 ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
 startup.tune_environment()  # as the scripts do
@@ -75,18 +72,6 @@ def compare(rounds: list[dict[str, float]], ours: str) -> dict[str, float]:
     return figures
 
 
-def seconds(work: Callable, device: torch.device, times: int = 20) -> float:
-    """Seconds of one call of `work`, of `times` without waiting between them; three warm up."""
-    for _ in range(3):
-        work()
-    hardware.synchronize(device)
-    begun = time.perf_counter()
-    for _ in range(times):
-        work()
-    hardware.synchronize(device)
-    return (time.perf_counter() - begun) / times
-
-
 def run_script(*words: str) -> None:
     """Run a script of ours in a process of its own, as a user does."""
     if status := subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
@@ -103,16 +88,6 @@ def train_in(folder: Path, *arguments: str) -> list[dict]:
     """The log of one run of train.py; `folder` keeps its checkpoints."""
     run_script("train.py", *arguments, f"--checkpoint_dir={folder}")
     return run_folder.read_log(folder)
-
-
-def open_trainer(arguments: list[str]) -> Trainer:
-    """The trainer of a new run in this process, compiled unless the settings forbid it."""
-    with tempfile.TemporaryDirectory() as folder:
-        c = settings.load([*arguments, f"--checkpoint_dir={folder}/run"])
-        trainer = build(c).trainer
-    problem = trainer.prepare(compiles=c.compile is not False)
-    assert not problem, problem
-    return trainer
 
 
 def run_apart(function: Callable, *arguments):

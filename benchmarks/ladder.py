@@ -5,11 +5,12 @@
 
 The same model on the same data at every rung; without --preset a model that climbs it on a CPU in
 ten minutes. Every rung runs in a process of its own, and all of them once a round. The plain loop
-is in this file; the last rung is the step of train.py itself. Only speed counts: gradients in
-float16 are not scaled. On a GPU of less than 60 GB the first rung needs a --batch_size below 64.
+is in this file; the last rung is train.py, by its own log. Only speed counts: gradients in float16
+are not scaled. On a GPU of less than 60 GB the first rung needs a --batch_size below 64.
 """
 
 import math
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,16 +22,8 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 import model
-from benchmarks import (
-    argument_parser,
-    compare,
-    in_turn,
-    open_trainer,
-    report,
-    run_apart,
-    run_main,
-    seconds,
-)
+from benchmarks import argument_parser, compare, in_turn, report, run_apart, run_main
+from benchmarks.throughput import TIMED, our_speed
 from command_line import count
 from config import Config
 from formats.data_folder import read_meta
@@ -47,7 +40,7 @@ RUNGS = [
     "scaled_dot_product_attention",
     "train.py: tokens on the device, fused AdamW, loss compiled, no waiting",
 ]
-COMPILED, MIXED_PRECISION, ONE_ATTENTION, TRAIN_PY = range(1, 5)
+COMPILED, MIXED_PRECISION, ONE_ATTENTION = range(1, 4)
 
 
 def written_out(q, k, v, dropout):
@@ -94,12 +87,22 @@ def plain_loop(rung: int, c: Config) -> Callable:
     return step
 
 
+def seconds(work: Callable, device: torch.device, times: int) -> float:
+    """Seconds of one call of `work`, of `times` without waiting between them; three warm up."""
+    for _ in range(3):
+        work()
+    hardware.synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(times):
+        work()
+    hardware.synchronize(device)
+    return (time.perf_counter() - begun) / times
+
+
 def speed(rung: int, words: list[str], steps: int) -> float:
-    """Tokens/s of one rung in this process."""
+    """Tokens/s of one rung of the plain loop in this process."""
     c = settings.load(words)
-    device = hardware.find_device(c.device)
-    step = open_trainer(words).step if rung == TRAIN_PY else plain_loop(rung, c)
-    return c.batch_size * c.block_size / seconds(step, device, steps)
+    return c.tokens_per_step / seconds(plain_loop(rung, c), hardware.find_device(c.device), steps)
 
 
 def main(argv):
@@ -111,8 +114,10 @@ def main(argv):
     words = [*args.preset.split(), *extra]
     device = hardware.find_device(settings.load(words).device)
     rungs = {
-        name: partial(run_apart, speed, rung, words, args.steps) for rung, name in enumerate(RUNGS)
+        name: partial(run_apart, speed, rung, words, args.steps)
+        for rung, name in enumerate(RUNGS[:-1])
     }
+    rungs[RUNGS[-1]] = partial(our_speed, [*args.preset.split(), *TIMED, *extra], args.steps)
     rounds = in_turn(rungs, args.rounds)
     report("ladder", compare(rounds, RUNGS[-1]), device, command=" ".join(words), rounds=rounds)
 

@@ -23,13 +23,21 @@ from command_line import count
 
 SKIPPED = 3  # measurements at the start of a round, while a run warms up
 PLAIN_ON_A_CPU = "nullcontext() if device_type == 'cpu' else "  # in nanoGPT's train.py
-QUIET = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--sample_prompts=[]"]
+# Settings of a run that is to be timed; train.py would not compile for so few steps.
+TIMED = ["--eval_interval=0", "--save_interval=0", "--eval_batches=1", "--sample_prompts=[]"]
+TIMED += ["--compile=True"]
 
 
-def our_speed(arguments: list[str]) -> float:
-    """Tokens/s of one run of train.py."""
-    speeds = [record["tokens_per_second"] for record in train(*arguments) if "loss" in record]
+def our_speed(arguments: list[str], steps: int) -> float:
+    """Tokens/s of one run of train.py, by its log."""
+    log = train(*arguments, f"--max_steps={steps}", f"--log_interval={interval(steps)}")
+    speeds = [record["tokens_per_second"] for record in log if "loss" in record]
     return statistics.median(speeds[SKIPPED:])
+
+
+def interval(steps: int) -> int:
+    """Steps between log lines, at each of which a GPU waits."""
+    return max(1, steps // 10)
 
 
 def nanogpt_speed(copy: Path, arguments: list[str], tokens: int) -> float:
@@ -54,15 +62,12 @@ def main(argv):
     parser.add_argument("--steps", type=count, default=8, help="in a round; default %(default)s")
     parser.add_argument("--name", help="of the result file; default: throughput_ and the preset's")
     args, extra = parser.parse_known_args(argv)
-    arguments = [args.preset, *extra, *QUIET]
+    arguments = [args.preset, *TIMED, *extra]
     c = settings.load(arguments)
     device, tokens = hardware.find_device(c.device), c.batch_size * c.block_size
-    if c.compile is None:  # train.py would not compile for so few steps
-        arguments.append("--compile=True")
-    every = max(1, args.steps // 10)  # a GPU waits at each log line
-    steps = [f"--max_steps={args.steps}", f"--log_interval={every}"]
-    contenders = {"ours": partial(our_speed, [*arguments, *steps])}
-    theirs = [*nanogpt.arguments(c), f"--max_iters={args.steps}", f"--log_interval={every}"]
+    contenders = {"ours": partial(our_speed, arguments, args.steps)}
+    theirs = [*nanogpt.arguments(c), f"--max_iters={args.steps}"]
+    theirs += [f"--log_interval={interval(args.steps)}"]
     theirs += ["--eval_iters=1", "--eval_interval=1000000", "--always_save_checkpoint=False"]
     edits = {"nanoGPT": {}}
     if device.type == "cpu":
