@@ -101,7 +101,8 @@ def processes_with(name, value):
             command, variables = shlex.join(process.cmdline()), process.environ()
             own = process.ppid() == os.getpid() and "multiprocessing" in command
             if variables.get(name) == value and not own:
-                yield process, f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
+                named = f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
+                yield process, warm_start.started.get(process.pid, named)
 
 
 def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):

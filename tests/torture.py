@@ -4,7 +4,7 @@
     python -m tests.torture --kills 30 --mirror
 
 With the same weights and the same log, that is. Each kill is SIGKILL at a random moment, so it
-strikes imports, compilation, steps, evaluations and saves alike; saves come often. With --mirror it
+strikes the start, steps, evaluations and saves alike; saves come often. With --mirror it
 strikes uploads to an S3 server on loopback, and every second kill takes the machine's disk with it.
 """
 

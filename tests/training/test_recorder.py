@@ -1,6 +1,7 @@
 """training/recorder.py: answers to sample_prompts, and a terminal that takes nothing."""
 
 import contextlib
+import subprocess
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
 
 
 def test_a_mistake_that_nobody_reads_has_its_exit_status(char_data, tmp_path):
-    process = start(char_data, tmp_path, "--batch_size=0")
+    process = start(char_data, tmp_path, "--batch_size=0", stdin=subprocess.DEVNULL)
     process.stdout.close()
     process.stderr.close()
     assert process.wait(timeout=60) == 2

@@ -145,9 +145,8 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status, eval_inter
     """Where each step is evaluated, it comes in the middle of an evaluation."""
     signum = getattr(signal, name)
     endless = ["--max_steps=100000", f"--eval_interval={eval_interval}", "--eval_batches=0"]
-    # nohup and & have it ignored.
-    heard = {"preexec_fn": lambda: signal.signal(signum, signal.SIG_DFL)}
-    process = start(char_data, tmp_path, *endless, **heard)
+    heard = {signum: signal.SIG_DFL}  # nohup and & have it ignored
+    process = start(char_data, tmp_path, *endless, handlers=heard)
     wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signum)
     out, err = process.communicate(timeout=60)
