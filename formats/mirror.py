@@ -5,7 +5,7 @@ step is compared with its checksums before it gets its name. formats/address.py 
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from formats import files, run_folder
@@ -21,6 +21,18 @@ def address_of(mirror: str, run: Path) -> str:
     return f"{mirror.rstrip('/')}/{run.resolve().name}"
 
 
+def steps_in(names: Collection[str]) -> dict[int, bool]:
+    """The steps among the names of files, oldest first: {step: True if it is whole}."""
+    folders = {name.partition("/")[0] for name in names}
+    steps = sorted(int(found[1]) for found in map(STEP_NAME.fullmatch, folders) if found)
+    return {step: f"{step_name(step)}/state.json" in names for step in steps}
+
+
+def id_in(settings: dict) -> str | None:
+    """The id of the run with these settings; None where there is no run, or one older than ids."""
+    return settings.get("run", {}).get("id")
+
+
 class Mirror:
     """A run folder at an address. Raises AddressError, and so do its methods."""
 
@@ -30,10 +42,7 @@ class Mirror:
 
     def steps(self) -> dict[int, bool]:
         """The steps that are there, oldest first: {step: True if it is whole}."""
-        names = self.folder.list()
-        folders = {name.partition("/")[0] for name in names}
-        steps = sorted(int(found[1]) for found in map(STEP_NAME.fullmatch, folders) if found)
-        return {step: f"{step_name(step)}/state.json" in names for step in steps}
+        return steps_in(self.folder.list())
 
     def whole(self) -> list[int]:
         """The steps that are there whole, oldest first."""
@@ -54,28 +63,25 @@ class Mirror:
         """The settings of its run, and under "run" its id; {} where they are not known."""
         return files.object_in(self.config())
 
-    def run_id(self) -> str | None:
-        """The id of its run; None where there is no run yet, or one older than ids."""
-        return self.settings().get("run", {}).get("id")
-
     def data(self) -> dict:
         """What its newest step was trained on, as Meta.identity() has it; {} if that is unknown."""
         whole = self.whole()
         return files.object_in(self.state(whole[-1])).get("data", {}) if whole else {}
 
-    def check_same_run(self, run: Path) -> None:
-        """Raises CheckpointError where this holds another run, or what no run wrote.
+    def check_same_run(self, run: Path) -> tuple[dict[int, bool], dict]:
+        """Its steps and settings. Raises CheckpointError for another run, or what no run wrote.
 
         Runs are the same if their ids are. Where one is older than ids, if their logs begin alike.
         """
-        names = self.folder.list()
-        if name := run_folder.foreign(names, self.config()):
+        names, config = self.folder.list(), self.config()
+        if name := run_folder.foreign(names, config):
             raise CheckpointError(
                 f"{self.address} holds {name}, which no run wrote and this one would replace;"
                 " choose another mirror, or another name for checkpoint_dir"
             )
-        here, there = run_folder.run_id(run), self.run_id()
-        if not (here and there) and self.whole() and run_folder.LOG in names:
+        steps, settings = steps_in(names), files.object_in(config)
+        here, there = run_folder.run_id(run), id_in(settings)
+        if not (here and there) and any(steps.values()) and run_folder.LOG in names:
             here = run_folder.first_log_line(run)
             there = self.folder.read(run_folder.LOG, FIRST_LINE).partition(b"\n")[0].rstrip()
         if here and there and here != there:
@@ -83,6 +89,7 @@ class Mirror:
                 f"{self.address} holds another run than {run}; choose another mirror, or another"
                 " name for checkpoint_dir"
             )
+        return steps, settings
 
     # -- upload ------------------------------------------------------------------------------------
 
@@ -91,10 +98,9 @@ class Mirror:
 
         Raises CheckpointError where the copy is of another run.
         """
-        self.check_same_run(run)
+        there, _ = self.check_same_run(run)
         if (run / "config.json").exists():
             self.folder.put(run / "config.json", "config.json")  # whose the rest is
-        there = self.steps()
         here = {run_folder.step_of(folder): folder for folder in run_folder.steps(run)}
         for step, folder in sorted(here.items(), reverse=True):
             # A step may be there from before the run went back, and came to it again.
@@ -130,13 +136,12 @@ class Mirror:
         Returns a sentence for each damaged step. Raises CheckpointError where the copy is of
         another run.
         """
-        self.check_same_run(run)
-        there = self.run_id()
-        if there and not run_folder.run_id(run):
+        there, settings = self.check_same_run(run)
+        whole = [step for step, is_whole in there.items() if is_whole]
+        if id_in(settings) and not run_folder.run_id(run):
             run.mkdir(parents=True, exist_ok=True)
-            settings = files.read_json(run / "config.json") or self.settings()
-            run_folder.record(run, settings, there)
-        whole = self.whole()
+            own = files.read_json(run / "config.json") or settings
+            run_folder.record(run, own, id_in(settings))
         newest, _, problems = run_folder.latest(run)
         here = run_folder.step_of(newest) if newest else -1
         newer = [step for step in whole if step > here]
