@@ -13,6 +13,7 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import argparse
+import os
 import re
 import unicodedata
 from dataclasses import asdict
@@ -77,8 +78,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
     args.modelfile = args.gguf and args.gguf.with_suffix(".Modelfile")
     for option, path in (("--out", args.out), ("--gguf", args.gguf), ("--gguf", args.modelfile)):
-        if path and path.exists():
+        if path and os.path.lexists(path):  # a link that leads nowhere, too
             parser.error(f"{path} already exists; remove it, or choose another {option}")
+    for file in (args.gguf, args.modelfile):
+        if args.out and file and args.out.resolve().is_relative_to(file.resolve()):
+            parser.error(f"--out {args.out} needs a name that {file} does not take")
     return args
 
 
@@ -158,7 +162,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
 
 def ollama_name(text: str) -> str:
     """A name that Ollama takes: lower-case letters, digits, "-", "_" and "."."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     return re.sub("[^a-z0-9._-]+", "-", plain).strip("-._")[:80] or "model"
 
 

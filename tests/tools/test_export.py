@@ -193,12 +193,17 @@ def test_padding_is_left_out_of_an_export():
         (["--out", "hf", "--gguf", "there.gguf"], "there.gguf already exists"),
         (["--gguf", "other.gguf"], "other.Modelfile already exists"),
         (["--out", "there"], "there already exists"),
+        (["--gguf", "link.gguf"], "link.gguf already exists"),
+        (["--out", "a.gguf", "--gguf", "./a.gguf"], "--out a.gguf needs a name that a.gguf"),
+        (["--out", "a.Modelfile/hf", "--gguf", "a.gguf"], "that a.Modelfile does not take"),
     ],
 )
 def test_a_wrong_target_is_a_sentence_and_nothing_is_written(bpe_run, tmp_path, options, words):
     there = {tmp_path / name for name in ("there", "there.gguf", "other.Modelfile")}
     for path in there:
         path.touch()
+    (tmp_path / "link.gguf").symlink_to("nowhere")
+    there.add(tmp_path / "link.gguf")
     result = run_script("-m", "tools.export", bpe_run, *options, cwd=tmp_path)
     fails_clearly(result, words)
     assert set(tmp_path.iterdir()) == there
@@ -318,7 +323,7 @@ def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, chat, text
     [
         ("demo-1.5_b", "demo-1.5_b"),
         ("My Model", "my-model"),
-        ("Größe 1", "groe-1"),
+        ("Größe 1", "grosse-1"),
         ("模型", "model"),
     ],
 )
