@@ -120,15 +120,20 @@ def read(folder: Path) -> Pretrained:
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
         return Pretrained(folder, config, tensors, tokenizer, state={})
+    state = check_step(folder)
+    config = read_shape(folder, state)
+    tensors = load_tensors(folder / "model.pt")
+    return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
+
+
+def check_step(folder: Path) -> dict:
+    """The state of a step. Raises CheckpointError where it or its weights are damaged."""
     try:
-        state = run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
+        return run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
     except CheckpointError as error:
         others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
         hint = f"; the run also has {files.few(others)}" if others else ""
         raise CheckpointError(f"{error}{hint}") from None
-    config = read_shape(folder, state)
-    tensors = load_tensors(folder / "model.pt")
-    return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 
 
 def load_run(path: str | Path | None) -> Pretrained:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import hardware
 from command_line import Parser, place
 from config import Config
-from formats import pretrained, run_folder
+from formats import pretrained
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
 from generating.load import load_model
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     models, compressors = {}, {}  # {label: function that computes the columns}
     for folder in map(pretrained.resolve, args.checkpoints):
         pretrained.check_run(folder)
-        state = run_folder.read_state(folder, ())
+        state = pretrained.check_step(folder)  # before one is evaluated, which may take minutes
         data_dir = args.data or state["settings"]["data_dir"]
         loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
         check_data(data_dir, loss_on, folder, state)

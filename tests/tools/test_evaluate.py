@@ -3,6 +3,7 @@
 import gzip
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -71,6 +72,12 @@ def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_
     fails_clearly(second, "another tokenizer")
     assert not refused.stdout + second.stdout  # before anything is evaluated
     fails_clearly(run_script("-m", "tools.evaluate", tmp_path), "no checkpoint at")
+    broken = shutil.copytree(runs / "char", tmp_path / "broken")
+    with open(run_folder.find(broken) / "model.pt", "ab") as file:
+        file.write(b"x")
+    last = run_script("-m", "tools.evaluate", runs / "char", broken)
+    fails_clearly(last, "model.pt is damaged")
+    assert not last.stdout
 
 
 def test_data_that_has_changed_since_training_is_not_evaluated_on_unasked(runs, bpe_data):
