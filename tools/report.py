@@ -117,7 +117,8 @@ def read_history(folder: Path, name: str) -> History:
     config.pop("run", None)  # its id
     run = History(name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):
-        raise ReportError(f"{folder} is not a run that has logged its start and a step")
+        hint = "" if run_folder.steps(folder) else f"; {run_folder.what_is_there(folder)}"
+        raise ReportError(f"{folder} is not a run that has logged its start and a step{hint}")
     for field in ("tokens", "epoch"):  # between the logged steps
         x, y = run.series(field)
         values = np.interp([record["step"] for record in log], [0, *x], [0, *y])
