@@ -1,8 +1,10 @@
 """Kill prepare_data.py at any time and run it again: nothing is lost, nothing is mixed."""
 
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import time
 
@@ -73,6 +75,44 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
     assert not (killed / ".partial").exists()
     report = json.loads((killed / "cleaning.json").read_text())
     assert report["exact duplicates"]["documents"] == 1
+
+
+def test_the_summary_does_not_tell_where_a_run_was_stopped(
+    tmp_path, tokenizer, monkeypatch, capsys
+):
+    """After each of its records: within long documents, after copies, after cleaning."""
+    texts = [*DOCUMENTS, *DOCUMENTS[:50], "too short", *(f"a bell \x07 {n}" * 3 for n in range(9))]
+    write(tmp_path / "a.jsonl", "jsonl", texts)
+    book = prose() * 6
+    write(tmp_path / "b.txt", "txt", [book, "between", f"again\n{book}", *DOCUMENTS[:20]])
+    monkeypatch.setattr(writer, "KNOWN_BYTES", 0)
+    monkeypatch.setattr(writer, "SAVE_SECONDS", 0)
+
+    def run(out, stop=None):
+        """The summary of a run; "" where it stops after the first record of its own."""
+
+        def write_and_stop(path, values):
+            write_json(path, values)
+            if stop:
+                raise stop
+
+        monkeypatch.setattr(writer, "write_json", write_and_stop)
+        words = [tmp_path / "a.jsonl", tmp_path / "b.txt", "--tokenizer", "char", "--clean"]
+        with contextlib.suppress(KeyboardInterrupt):
+            prepare_data.prepare(parse([*map(str, words), "--out", str(out)]))
+        said = capsys.readouterr().out.replace(str(out), "")
+        return re.sub("(?m)^  time.*$|; .* different characters|; as the run before.*", "", said)
+
+    whole = run(tmp_path / "whole")
+    assert "2 documents cut" in whole and "exact duplicates: 70 documents" in whole
+    out = tmp_path / "stopped"
+    said, stops = "", 0
+    while not said and stops < 12:
+        said = run(out, KeyboardInterrupt)
+        stops += 1
+    assert stops > 5
+    assert said == whole
+    assert sha(out) == sha(tmp_path / "whole")
 
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):

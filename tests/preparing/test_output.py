@@ -239,6 +239,14 @@ def test_cleaning_keeps_scripts_whose_vowels_are_marks(tmp_path, tokenizer):
     assert len(documents(tmp_path / "out")) == len(texts)
 
 
+def test_gigabytes_do_not_count_copies(tmp_path, tokenizer):
+    write(tmp_path / "a.jsonl", "jsonl", [text for text in DOCUMENTS for _ in range(3)])
+    flags = {"dedupe": True, "gigabytes": 5e-5, "tokenizer": tokenizer, "val_fraction": 0}
+    ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
+    sizes = [len(text.encode()) for text in documents(tmp_path / "out")]
+    assert sum(sizes[:-1]) < 50_000 <= sum(sizes)
+
+
 def test_documents_above_a_megabyte_are_not_compared(tmp_path, tokenizer):
     book = prose() * 6
     (tmp_path / "a.txt").write_text(f"{book}\n{EOT}\nshort\n{EOT}\n{book}\n{EOT}\nshort\n")
