@@ -361,8 +361,8 @@ def gelu(x):
 def stream_dtype(x):
     """The dtype of the residual stream: bfloat16 on a GPU with autocast to it, else that of x.
 
-    Norms and additions then move half the bytes; all elementwise kernels together, a quarter fewer
-    (benchmarks/lowering.py). On a CPU a step takes 3% longer with it, and float16 lacks the range.
+    Norms and additions then move half the bytes; all elementwise kernels together, a quarter fewer.
+    On a CPU a step takes 3% longer with it, and float16 lacks the range.
     """
     device = x.device.type
     if device in ("cpu", "meta") or not torch.is_autocast_enabled(device):
