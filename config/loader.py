@@ -13,6 +13,7 @@ import reprlib
 import runpy
 import shlex
 import typing
+from collections.abc import Iterator
 from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -269,58 +270,56 @@ def help_text(table: dict[str, Field], defaults) -> str:
 
 def check(config) -> None:
     """Raises ConfigError where settings contradict each other. config: a Config."""
-    c, run = config, Path(config.checkpoint_dir)
-    copy = Path(re.sub("^(file|local)://", "", c.mirror or ""), run.resolve().name)
-    rules = [
-        (
-            (c.min_lr or 0) <= c.learning_rate,
-            f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}",
-        ),
-        (
-            c.learning_rate > 0
-            or (c.optimizer == "adamw" and c.weight_decay is not None and not c.embedding_lr),
+    if wrong := [*wrong_rates(config), *wrong_places(config)]:
+        raise ConfigError(wrong[0])
+
+
+def wrong_rates(c) -> Iterator[str]:
+    """Sentences on rates and prices. c: a Config."""
+    if (c.min_lr or 0) > c.learning_rate:
+        yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
+    if c.learning_rate == 0 and (c.optimizer == "muon" or c.weight_decay is None or c.embedding_lr):
+        yield (
             "learning_rate = 0: muon_lr, embedding_lr and weight_decay = None follow its schedule"
-            " and need it above 0",
-        ),
-        (
-            c.embedding_lr is None or not c.tie_weights or c.arch == "gpt2",
+            " and need it above 0"
+        )
+    if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
+        yield (
             "embedding_lr needs tie_weights = False with arch = qwen3: tied, it would be the"
-            " head's too",
-        ),
-        (
-            c.max_cost is None or c.cost_per_hour > 0,
-            f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour",
-        ),
-        (
-            not run.is_file() and "://" not in c.checkpoint_dir,
+            " head's too"
+        )
+    if c.max_cost is not None and c.cost_per_hour == 0:
+        yield f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"
+
+
+def wrong_places(c) -> Iterator[str]:
+    """Sentences on folders and addresses. c: a Config."""
+    run, mirror, start = Path(c.checkpoint_dir), c.mirror or "", c.init_from or ""
+    if run.is_file() or "://" in c.checkpoint_dir:
+        yield (
             f"checkpoint_dir = {c.checkpoint_dir}: it must be a folder of this machine; mirror ="
-            " s3://bucket/runs copies each save to an address",
-        ),
-        (
-            not (run / "meta.json").exists() and not (run / "state.json").exists(),
-            f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another",
-        ),
-        (
-            not c.mirror or copy.resolve() != run.resolve(),
-            f"mirror = {c.mirror}: the copy of this run would be the run itself; choose a folder on"
-            " another disk, or an address",
-        ),
-        (
-            not re.match("https?://", c.mirror or "") and not Path(c.mirror or "").is_file(),
-            f"mirror = {c.mirror}: it must be a folder, or an address that can be written to, as"
-            " s3://bucket/runs",
-        ),
-        (
-            not any(LOGIN.search(address or "") for address in (c.mirror, c.init_from)),
+            " s3://bucket/runs copies each save to an address"
+        )
+    if (run / "meta.json").exists() or (run / "state.json").exists():
+        yield f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another"
+    copy = Path(re.sub("^(file|local)://", "", mirror), run.resolve().name)
+    if mirror and copy.resolve() == run.resolve():
+        yield (
+            f"mirror = {mirror}: the copy of this run would be the run itself; choose a folder on"
+            " another disk, or an address"
+        )
+    if re.match("https?://", mirror) or Path(mirror).is_file():
+        yield (
+            f"mirror = {mirror}: it must be a folder, or an address that can be written to, as"
+            " s3://bucket/runs"
+        )
+    if LOGIN.search(mirror) or LOGIN.search(start):
+        yield (
             "a login in mirror or init_from would be recorded in the run's files; give it in the"
-            " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)",
-        ),
-        (
-            c.init_from not in NANOGPT_STARTS,
-            f"init_from = {c.init_from}: leave it out to train new weights, and to continue a run;"
-            " GPT-2's weights are at hf://openai-community/gpt2, gpt2-medium, gpt2-large, gpt2-xl",
-        ),
-    ]
-    for holds, sentence in rules:
-        if not holds:
-            raise ConfigError(sentence)
+            " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
+        )
+    if start in NANOGPT_STARTS:
+        yield (
+            f"init_from = {start}: leave it out to train new weights, and to continue a run;"
+            " GPT-2's weights are at hf://openai-community/gpt2, gpt2-medium, gpt2-large, gpt2-xl"
+        )
