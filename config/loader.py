@@ -37,6 +37,7 @@ OTHERS = {
     "wandb_run_name": "the last folder of checkpoint_dir",
     "decay_lr": "min_lr = learning_rate, for a constant rate",
     "backend": "device",
+    "config": "a word without --, as in python train.py config/demo.py",
     "eval_only": "python -m tools.evaluate RUN --data DATA",
     "always_save_checkpoint": "save_interval",
     "vocab_size": "python prepare_data.py --vocab_size N, as it comes from the data",
@@ -87,15 +88,17 @@ def describe(field: Field) -> str:
 
 def parse(field: Field, text: str):
     """The value of a text from the command line; `convert` checks it."""
-    kinds = kinds_of(field)
-    if text.strip() == "None":
+    kinds, word = kinds_of(field), unquoted(text)
+    if word == "None" or (word == "none" and NoneType in kinds):
         return None
+    if str in kinds and NoneType in kinds and word.capitalize() in ("True", "False"):
+        return word.capitalize() == "True"  # no name: whoever writes it means a switch
     if str in kinds:
-        return text if field.metadata["place"] else unquoted(text)
-    if list in kinds and not text.strip().startswith("["):
+        return text if field.metadata["place"] else word
+    if list in kinds and not word.startswith("["):
         return [text]
     try:
-        return ast.literal_eval(text.strip().capitalize() if bool in kinds else text)
+        return ast.literal_eval(word.capitalize() if bool in kinds else word)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return text
 
@@ -142,6 +145,8 @@ def read_arguments(argv: list[str], table: dict[str, Field]) -> tuple[dict, Path
     ConfigError.
     """
     where, values, others, words = "the command line", {}, [], list(argv)
+    if "=" in words:
+        raise ConfigError(f"{where}: write --NAME=VALUE without blanks around the =")
     while words:
         word = words.pop(0)
         if not word.startswith("-") and (not re.match(r"\w+=", word) or os.path.exists(word)):
@@ -195,7 +200,7 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
             if isinstance(node, ast.AnnAssign) and node.value is None:
                 line = f"line {node.lineno} sets nothing; write NAME = VALUE instead of NAME: VALUE"
                 raise ConfigError(line)
-        assigned = runpy.run_path(path)
+        assigned = runpy.run_path(str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # a preset is a program, and may raise anything
