@@ -205,7 +205,10 @@ def find_start(config: Config) -> Start:
     try:
         return Weights(pretrained.load(config.init_from))
     except CheckpointError as error:
-        raise CheckpointError(f"init_from = {config.init_from}: {error}") from None
+        raise CheckpointError(
+            f"init_from = {config.init_from}: {error}\nGive the weights to start from as"
+            " --init_from=RUN, a run, a folder in Hugging Face's format or an address"
+        ) from None
 
 
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:
