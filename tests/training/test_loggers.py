@@ -1,5 +1,7 @@
 """TensorBoard and Weights & Biases: what they show, and that none ends a run."""
 
+import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,22 @@ from config import Config
 from formats import run_folder
 from tests.conftest import trained
 from training.loggers import Loggers, display_name
+
+
+def wandb_records(path):
+    """The records that W&B uploads from its file, whose blocks are those of a LevelDB log."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, record, at = path.read_bytes(), b"", 7
+    while at < len(content):
+        size, kind = struct.unpack_from("<HB", content, at + 4)
+        record += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole of a record, or its end
+            yield Record.FromString(record)
+            record = b""
+        if at % 32768 > 32768 - 7:
+            at += -at % 32768
 
 
 def test_loggers_continue_across_starts(char_data, tmp_path):
@@ -25,9 +43,21 @@ def test_loggers_continue_across_starts(char_data, tmp_path):
         points = [(e.step, e.value) for e in events.Scalars(name)]
         assert points == [(r["step"], pytest.approx(r[name], rel=1e-5)) for r in log if name in r]
 
-    name = run_folder.run_id(tmp_path)  # one, over both starts
-    written = sorted(tmp_path.glob(f"wandb/offline-run-*-{name}/run-{name}.wandb"))
-    assert len(written) == 2
+    run_id, shown = run_folder.run_id(tmp_path), []
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    for file in files:
+        records = list(wandb_records(file))
+        (run,) = (record.run for record in records if record.HasField("run"))
+        assert (run.run_id, run.project) == (run_id, "trial")  # one, over both starts
+        (metric,) = (r.metric for r in records if r.metric.glob_name == "*")
+        assert metric.step_metric == "step"
+        for record in records:
+            items = record.history.item
+            shown.append({i.nested_key[0]: json.loads(i.value_json) for i in items})
+    for name in ("loss", "val_loss", "lr"):
+        points = [(values["step"], values[name]) for values in shown if name in values]
+        assert points == [(r["step"], r[name]) for r in log if name in r]
 
 
 def test_what_tensorboard_has_of_steps_after_the_checkpoint_is_purged(tmp_path):
