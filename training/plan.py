@@ -252,8 +252,22 @@ def check_ram(run: Run) -> None:
     needed = memory(run.config, run.state, 1, run.device)
     free = hardware.free_ram() or math.inf
     to_come = needed["peak"] - needed["weights"]  # these are there
-    lacks = run.device.type == "cpu" and to_come > free
-    if any(distributed.gather(lacks)):  # the processes look at different moments
+    with memory_everywhere():  # the processes look at different moments
+        if run.device.type == "cpu" and to_come > free:
+            raise MemoryError
+
+
+@contextlib.contextmanager
+def memory_everywhere():
+    """Raises MemoryError in all processes where one lacks the memory for what it does here."""
+    lacks = False
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not hardware.out_of_memory(error):
+            raise
+        lacks = True
+    if any(distributed.gather(lacks)):
         raise MemoryError
 
 
@@ -354,7 +368,7 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     all of the seconds, and doubles from there. Several processes take the same steps, by the clock
     of the first: Muon's update waits for all of them. Returns the seconds of an optimiser step, and
     the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
-    memory.
+    memory, and MemoryError where that of any process runs out.
     """
     c, state, trainer = run.config, run.state, run.trainer
     if run.device.type == "cpu":
@@ -366,7 +380,7 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     begun = time.perf_counter()
     while len(update_s) < STEPS:
         x, y = run.data.train.batch(0, size, c.seed)
-        with timed(run.device.torch, forward_s):
+        with memory_everywhere(), timed(run.device.torch, forward_s):
             forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
         with timed(run.device.torch, update_s):
             optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)

@@ -158,6 +158,13 @@ def test_a_dry_run_ends_where_one_process_is_slower_than_the_other(char_data, tm
     assert "with micro-batch 4" in ended[0].stdout
 
 
+def test_a_dry_run_ends_where_one_process_lacks_the_memory(char_data, tmp_path):
+    hooked = (register_module_forward_pre_hook, "raise MemoryError")
+    result = run_with_hook(char_data, tmp_path, *hooked, "--dry_run=True")
+    assert result.returncode == 0, result.stderr
+    assert "does not fit in the memory" in result.stdout
+
+
 def test_compiled_processes_have_the_losses_of_one(little_data, tmp_path, alone):
     result = train_on(2, little_data, tmp_path / "run", "--max_steps=50", "--compile=True")
     assert "failed" not in result.stdout
