@@ -90,7 +90,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, xpu, mps or cpu. Raises DeviceError.
 
     local_rank: the GPU that `cuda` and `auto` mean; GPU 0 where a launcher shows each process only
-    its own.
+    its own. Whoever asks will compute: PyTorch's threads are limited to what a container may use.
     """
     limit_threads_to_cgroup()
     found = count_devices()
@@ -286,9 +286,12 @@ def release_memory(device: torch.device) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True if an error means that the memory of the device or the machine is full."""
+    """True if an error means that the memory of the device or the machine is full.
+
+    Some of PyTorch's show it in their text alone; they are RuntimeErrors, as RunError is not.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     signs = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
     signs += ("OUT_OF_DEVICE_MEMORY", "OUT_OF_RESOURCES")  # Intel's
-    return any(sign in str(error) for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
