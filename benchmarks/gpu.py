@@ -42,7 +42,7 @@ PARTS = {  # {part: (minutes, what follows `python`)}
     "tests": (9, "-m pytest tests/training/test_gpu.py -rs"),
     "other_tests": (
         5,
-        "-m pytest tests.generating.test_decode.py tests/training/test_ranks.py"
+        "-m pytest tests/generating/test_decode.py tests/training/test_ranks.py"
         " tests/test_hardware.py -m gpu -rs",
     ),
     "plan": (3, "train.py config/gpt2_small.py --dry_run {settings}"),
