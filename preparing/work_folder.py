@@ -97,7 +97,8 @@ class WorkFolder:
 
     def _check_out(self):
         """Raises InputError where the folder holds what another program, or a run, wrote."""
-        at = next(path for path in (self.out, *self.out.absolute().parents) if path.exists())
+        places = (self.path, self.out, *self.out.absolute().parents)
+        at = next(filter(os.path.lexists, places))  # a link may lead nowhere
         if not at.is_dir():
             raise InputError(f"--out {self.out}: {at} is a file, not a folder; give another --out")
         held = [name for name in FILES if (self.out / name).exists()]
