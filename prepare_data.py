@@ -21,7 +21,7 @@ import time
 
 from formats.data_folder import DataError
 from formats.files import error_message
-from preparing import InputError, PrepareError, ray_engine
+from preparing import InputError, PrepareError, engines
 from preparing.arguments import Plan, parse
 from preparing.encoder import encode_chunk
 from preparing.progress import Progress
@@ -42,7 +42,7 @@ def prepare(plan: Plan) -> None:
     os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))  # those of the Rust packages
     work = WorkFolder(plan)  # finds the input
     if plan.ray:
-        ray_engine.connect(plan.ray)
+        engines.connect(plan.ray)
     with work:
         if finished := work.finished():
             print(finished)

@@ -4,7 +4,7 @@ arguments makes the plan of a command line, and work_folder has the folder in wh
 out. sources finds the files, catalog those with a name, and remote fetches those that are
 elsewhere. readers reads them in chunks, tables has the rows of tables, and foreign knows what is no
 text; records, fields and cleaning turn these into documents, and noticed counts what is odd in
-them. tokenizers obtains a tokenizer; encoder encodes, in threads or on a cluster, by ray_engine;
+them. tokenizers obtains a tokenizer; encoder encodes, in threads or on a cluster, by engines;
 writer writes the tokens in order, without the copies that copies finds, to training or validation
 as split says. summary describes the finished dataset.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 from formats.address import PERMISSION, protocol_of, version_of
 from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
-from preparing.threads import begin
+from preparing.engines import begin
 
 WEB = ("https", "http")
 # What reads each protocol, as `python -m pip install` takes it.

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from formats.files import write_text
 from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
+from preparing.engines import begin
 from preparing.progress import Progress
 from preparing.records import documents_of
 from preparing.sources import Source
-from preparing.threads import begin
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 

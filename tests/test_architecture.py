@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from graphlib import TopologicalSorter
 
-from preparing import ray_engine
+from preparing import engines
 from tests.conftest import ROOT
 
 GROUND = {"model", "tokenizer_bpe", "hardware", "config", "command_line", "startup"}
@@ -89,7 +89,7 @@ def test_preparing_and_reports_do_without_torch():
 
 def test_the_nodes_of_a_ray_cluster_get_all_code_that_they_import(tmp_path):
     # In the tests of clusters they are on this machine, and would find the rest of it.
-    for name in ray_engine.CODE:
+    for name in engines.CODE:
         (tmp_path / name).symlink_to(ROOT / name)
-    code = "import preparing.ray_engine, preparing.encoder, preparing.tokenizers"
+    code = "import preparing.engines, preparing.encoder, preparing.tokenizers"
     assert python(code, tmp_path) == ""

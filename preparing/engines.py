@@ -1,24 +1,58 @@
-"""The cores of a Ray cluster, for more than one machine.
+"""Where chunks of text are worked on: threads of this process, or the cores of a Ray cluster.
 
-This process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the
-code to the nodes; they need the same packages.
+The encoders release Python's lock, so threads use all cores. For a cluster of more machines this
+process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the code
+to the nodes; they need the same packages.
 """
 
 import os
 import signal
 import socket
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 from formats.files import error_message
 from preparing import InputError, PrepareError, need
-from preparing.threads import map_in_order
 
 ROOT = Path(__file__).parent.parent
 CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py")  # what the nodes get
 ITEMS_A_CORE = 3  # under way, or waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
 CONNECT_S = 10  # seconds until an address counts as wrong
+
+
+def map_in_order(submit: Callable[..., Future], items: Iterable, most: int) -> Iterator:
+    """Yield the result of submit(item) for each item, in order. Raises what the work raises.
+
+    most: items to have under way, or waiting for an earlier one.
+    """
+    under_way = deque()
+    for item in items:
+        under_way.append(submit(item))
+        if len(under_way) == most:
+            yield under_way.popleft().result()
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def begin(function: Callable, *arguments) -> Future:
+    """The result of function(*arguments), from a thread that keeps no process from ending."""
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+# -- a Ray cluster
 
 
 def connect(address: str) -> None:
