@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from command_line import Parser, local_path, number, place, positive, word
-from preparing.catalog import CATALOG
 from preparing.chunks import Options
-from preparing.sources import KINDS
+from preparing.sources import CATALOG, KINDS
 
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
 DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from preparing import InputError, catalog, remote
+from preparing import InputError, remote, sources
 from preparing.remote import DownloadCache
 from preparing.sources import find_sources
 from tests.preparing.hub import Hub
@@ -65,8 +65,8 @@ def test_a_file_that_changed_is_named(tmp_path, hub, size):
 def test_shakespeare_that_breaks_off_is_named_and_leaves_no_file(tmp_path, hub, monkeypatch):
     hub.faults = {"cut": 1}
     url = f"{hub.address}/datasets/ORG/NAME/resolve/main/0.txt"
-    monkeypatch.setattr(catalog, "SHAKESPEARE_URL", url)
-    monkeypatch.setattr(catalog, "SHAKESPEARE_FILE", tmp_path / "out/shakespeare.txt")
+    monkeypatch.setattr(sources, "SHAKESPEARE_URL", url)
+    monkeypatch.setattr(sources, "SHAKESPEARE_FILE", tmp_path / "out/shakespeare.txt")
     with pytest.raises(InputError, match="could not be downloaded"):
-        catalog.shakespeare()
+        sources.shakespeare()
     assert not list((tmp_path / "out").iterdir())

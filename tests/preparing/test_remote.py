@@ -8,8 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.catalog import CATALOG
-from preparing.sources import Source
+from preparing.sources import CATALOG, Source
 from preparing.tokenizers import sources_to_sample
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import (
