@@ -24,9 +24,8 @@ from formats.files import error_message
 from preparing import InputError, PrepareError, engines
 from preparing.arguments import Plan, parse
 from preparing.encoder import encode_chunk
-from preparing.progress import Progress
 from preparing.records import UNUSABLE
-from preparing.summary import describe, summary, verify
+from preparing.summary import Progress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter

@@ -1,9 +1,15 @@
-"""Finished datasets: described in meta.json, summed up for the user, and verified."""
+"""What a user sees: a bar during long steps, and of a finished dataset its meta.json and summary.
 
+Also verifies a dataset.
+"""
+
+import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
@@ -16,6 +22,31 @@ from tokenizer_bpe import EOT
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
 SHOWN_CHARS = 100  # of that line
+
+
+class Progress(tqdm):
+    """A bar with MB/s and time left; a line every half minute where the output is no terminal."""
+
+    def __init__(self, total: float, what: str, start: int = 0):
+        """total, start: bytes, in all and at the beginning. what: the name of the step."""
+        is_terminal = sys.stderr.isatty()
+        super().__init__(
+            desc=what,
+            total=total,
+            initial=start,
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            leave=False,
+            mininterval=0.2 if is_terminal else 30,
+            delay=0 if is_terminal else 10,
+        )
+
+    def to(self, done: int) -> None:
+        self.update(done - self.n)
+
+
+Progress.set_lock(threading.RLock())  # tqdm's own is one between processes, which a kill leaks
 
 
 def describe(work: WorkFolder, writer: TokenWriter) -> Meta:

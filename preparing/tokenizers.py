@@ -13,9 +13,9 @@ from formats.files import write_text
 from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
 from preparing.engines import begin
-from preparing.progress import Progress
 from preparing.records import documents_of
 from preparing.sources import Source
+from preparing.summary import Progress
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
