@@ -23,8 +23,8 @@ from formats.data_folder import DataError
 from formats.files import error_message
 from preparing import InputError, PrepareError, engines
 from preparing.arguments import Plan, parse
+from preparing.documents import UNUSABLE
 from preparing.encoder import encode_chunk
-from preparing.records import UNUSABLE
 from preparing.summary import Progress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.work_folder import WorkFolder

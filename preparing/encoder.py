@@ -19,9 +19,7 @@ from formats.conversation import REPLY
 from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
-from preparing.cleaning import CleaningReport
-from preparing.copies import hash64
-from preparing.records import Document, documents_of
+from preparing.documents import CleaningReport, Document, documents_of, hash64
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 COMPARED_BYTES = 1 << 20  # bytes of the first text that tiktoken encodes too

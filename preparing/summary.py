@@ -14,8 +14,8 @@ from tqdm import tqdm
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
 from preparing import bytes_in_words, plural
+from preparing.documents import ADVICE
 from preparing.encoder import encoder_name
-from preparing.noticed import ADVICE
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 from tokenizer_bpe import EOT

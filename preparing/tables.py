@@ -1,7 +1,7 @@
 """The rows of .csv, .tsv, .json and .parquet files, each with its place in words.
 
 A row is {column: value} for the columns that may hold the text, or the InputError that it is. In
-text, a byte that is not UTF-8 is a lone surrogate (surrogateescape); records.py tells of it.
+text, a byte that is not UTF-8 is a lone surrogate (surrogateescape); documents.py reports it.
 """
 
 import csv

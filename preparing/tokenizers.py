@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from formats.files import write_text
 from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
+from preparing.documents import documents_of
 from preparing.engines import begin
-from preparing.records import documents_of
 from preparing.sources import Source
 from preparing.summary import Progress
 from preparing.work_folder import WorkFolder

@@ -36,10 +36,9 @@ from formats.files import (
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
 from preparing.chunks import CHUNK_BYTES, Chunk, Position
-from preparing.cleaning import CleaningReport
+from preparing.documents import CleaningReport, documents_of
 from preparing.engines import begin, map_in_order, map_on_cluster
 from preparing.readers import read_chunks
-from preparing.records import documents_of
 from preparing.remote import DownloadCache
 from preparing.sources import Source, find_sources, keep_stdin
 from tokenizer_bpe import Tokenizer

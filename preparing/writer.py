@@ -18,8 +18,7 @@ from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
 from formats.files import fingerprint, read_checked, sha256, write_json
 from preparing import PrepareError, plural
 from preparing.chunks import CHUNK_BYTES, Position
-from preparing.cleaning import CleaningReport
-from preparing.copies import Seen
+from preparing.documents import CleaningReport, Seen
 from preparing.encoder import Encoded, token_lengths
 from preparing.split import draw_by_chance, draw_of, find_cut, is_fair
 from preparing.work_folder import WorkFolder

@@ -16,9 +16,8 @@ from backports import zstd
 
 from formats.data_folder import read_meta
 from preparing.chunks import Options, Position
-from preparing.cleaning import CleaningReport
+from preparing.documents import CleaningReport, documents_of
 from preparing.readers import read_chunks
-from preparing.records import documents_of
 from preparing.sources import find_sources
 from tests.conftest import ROOT, prose, run_script
 from tokenizer_bpe import EOT, Tokenizer

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from preparing import InputError, chunks, readers
 from preparing.chunks import Options, Position
-from preparing.copies import Seen, hash64
+from preparing.documents import Seen, documents_of, hash64
 from preparing.readers import read_chunks
-from preparing.records import documents_of
 from preparing.sources import find_sources
 from preparing.tokenizers import spread_sample
 from tests.conftest import prose, run_script

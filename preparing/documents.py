@@ -1,0 +1,369 @@
+"""Chunks of bytes or rows -> the texts of their documents, cleaned, and which came before.
+
+In a text file, a document is what is between marks of end-of-text; in JSON lines and tables, a
+record's text or its conversation. Single documents are corrected or dropped, and what was probably
+not meant is kept and counted. Copies are found by hashes: exact ones only. With 64 bits, about one
+document in a billion is taken for a copy by mistake.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from formats.conversation import REPLY, ConversationError, turns_of
+from formats.files import parse_json
+from preparing import InputError
+from preparing.chunks import Chunk, Options, split_documents
+from preparing.fields import text_of
+from preparing.tables import is_object
+from tokenizer_bpe import EOT
+
+EXAMPLES = 3  # documents that the report shows for each rule
+EXAMPLE_CHARS = 100  # characters of each
+EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
+UNUSABLE = "unusable documents"  # the rule of the report for what --on_error leaves out
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class CleaningReport:
+    """Counts and examples of the documents that were left out or corrected.
+
+    rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it.
+    """
+
+    rules: dict[str, dict] = field(default_factory=dict)
+
+    def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
+        """Count the documents and bytes that a rule left out."""
+        counts = self.rules.setdefault(rule, {"documents": 0, "bytes": 0, "examples": []})
+        counts["documents"] += documents
+        counts["bytes"] += size
+        for example in examples[: EXAMPLES - len(counts["examples"])]:
+            counts["examples"].append(example[:EXAMPLE_CHARS])
+
+    def merge(self, other: "CleaningReport") -> None:
+        for rule, counts in other.rules.items():
+            self.add(rule, counts["documents"], counts["bytes"], counts["examples"])
+
+
+@dataclass
+class Document:
+    """A document's text; of a conversation also its parts, as conversation.turns_of gives them."""
+
+    text: str
+    turns: list[str] = field(default_factory=list)
+
+    def corrected(
+        self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
+    ) -> "Document":
+        """The document after correct(text, report), which acts on each part as on the whole."""
+        text = correct(self.text, report)
+        if text == self.text:
+            return self
+        unreported = CleaningReport()
+        return Document(text, [correct(part, unreported) for part in self.turns])
+
+
+def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
+    """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
+    report = CleaningReport()
+    documents = []
+    for document in _readable(chunk, options, report):
+        if document.text and options.clean:
+            document = document.corrected(clean, report)
+            rule = noise(document.text) if chunk.whole else ""
+            if rule:
+                report.add(rule, 1, len(document.text.encode()), [document.text])
+                continue
+        if document.text.strip():
+            notice(document.text, chunk, options, report)
+            if document.turns and REPLY not in document.turns[::2]:
+                report.add(NO_REPLY, 1, len(document.text.encode()), [document.text])
+            documents.append(document)
+    return documents, report
+
+
+def _readable(chunk, options, report) -> Iterator[Document]:
+    """The documents but those that are broken and to be skipped."""
+    for place, offset, record in _records_of(chunk, report):
+        try:
+            yield from _documents_in(record, offset, chunk, options, report)
+        except InputError as error:
+            problem = f"{place}: {error}"
+            if options.on_error == "stop":
+                advice = "--on_error skip leaves such documents out"
+                raise InputError(f"{problem}. {advice}") from None
+            size = len(record) if isinstance(record, bytes) else 0
+            example = problem.replace(chunk.path, Path(chunk.path).name, 1)
+            report.add(UNUSABLE, 1, size, [example])
+
+
+def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
+    """Each record, before it its place in words, and the offset at which that begins."""
+    if isinstance(chunk.data, list):
+        for place, row in chunk.data:
+            yield place, 0, row
+    elif chunk.kind == "txt":
+        for start, data in _split(chunk.data, report):
+            yield chunk.path, chunk.start.offset + start, data
+    else:
+        for number, line in enumerate(chunk.data.split(b"\n"), chunk.start.line + 1):
+            if line.strip():
+                yield f"{chunk.path}, line {number:,}", 0, line
+
+
+def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
+    """The documents in a record, one or more. Raises InputError when it has no usable text."""
+    decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
+    if isinstance(record, InputError):
+        raise record
+    if isinstance(record, bytes):
+        record = decoded(record, offset)
+    if chunk.kind == "txt":
+        yield Document(record)
+        return
+    if chunk.kind == "jsonl":
+        try:
+            record = parse_json(record)
+        except ValueError as error:
+            raise InputError(f"not valid JSON ({error}); a record takes one line") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{record!r:.40} is not an object with a text")
+    name, value = text_of(record, options.text_field)
+    turns = []
+    if isinstance(value, list):
+        try:
+            turns = turns_of(value)
+        except ConversationError as error:
+            raise InputError(f"{name!r} {error}") from None
+        value = "".join(turns)
+    if isinstance(value, bytes):
+        value = decoded(value, 0)
+    if not isinstance(value, str):
+        raise InputError(f"{name!r} is {value!s:.40}, not a text or a list of messages")
+    document = Document(value, turns).corrected(functools.partial(_valid, options, decoded), report)
+    if turns or EOT not in document.text:
+        yield document
+        return
+    for _, part in _split(document.text.encode(), report):
+        yield Document(part.decode())
+
+
+def _split(data, report):
+    """The documents in a text, each with the byte where it begins."""
+    for start, document, within_line in split_documents(data):
+        if within_line:
+            shown = document[-EXAMPLE_BEFORE:].decode("utf-8", "replace") + EOT
+            report.add(IN_LINES, 1, len(EOT), [shown])
+        yield start, document
+
+
+def _decoded(data, offset, *, chunk, options, report):
+    """The text of bytes, the first at `offset`; what is not UTF-8 is an InputError, or reported."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        at = error.start
+    what = f"not {options.encoding or 'UTF-8'}"
+    if options.on_error != "replace":
+        raise InputError(
+            f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; take such bytes as U+FFFD"
+            " with --on_error replace. Only where all files are in another encoding, name it:"
+            " --encoding cp1252 or utf-16"
+        )
+    text = data.decode("utf-8", "replace")
+    before = len(data[:at].decode())
+    shown = text[max(0, before - EXAMPLE_BEFORE) : before + EXAMPLE_BEFORE]
+    size = len(data) - len(data.decode("utf-8", "ignore").encode())
+    example = f"{Path(chunk.path).name}: {shown}"
+    report.add(f"{what}: taken with U+FFFD", int(not chunk.start.inside), size, [example])
+    return text
+
+
+def _valid(options, decoded, text, report):
+    """The text in Unicode that can be encoded.
+
+    A byte of a table that is not UTF-8 is a lone surrogate here, as are those that JSON can hold.
+    """
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return decoded(text.encode("utf-8", "surrogateescape"), 0, report=report)
+    except UnicodeEncodeError:
+        if options.on_error != "replace":
+            raise InputError(
+                "a lone surrogate (as \\ud83d) is not Unicode (--on_error replace takes it)"
+            ) from None
+        whole, count = SURROGATE.subn("\ufffd", text)
+        report.add("lone surrogates: taken as U+FFFD", 1, 3 * count, [whole])
+        return whole
+
+
+# -- cleaning
+
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
+# The three rules by which a document is noise. The shares are of what is not white space.
+MIN_CHARS = 20
+MAX_CHAR_SHARE = 0.5
+MIN_LETTERS = 0.4
+SAMPLE_CHARS = 500  # characters of a document on which its share of letters and digits is judged
+RULES = {  # in the order in which they are applied
+    "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+    "broken encoding": lambda text: text.replace("\ufffd", ""),  # bytes that were no UTF-8
+    "not in NFC": lambda text: unicodedata.normalize("NFC", text),
+    "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
+}
+
+
+def clean(text: str, report: CleaningReport) -> str:
+    """Text after each of RULES."""
+    for rule, correct in RULES.items():
+        corrected = correct(text)
+        if corrected != text:
+            removed = len(text.encode()) - len(corrected.encode())
+            report.add(rule, 1, removed, [text])
+        text = corrected
+    return text
+
+
+def noise(text: str) -> str:
+    """The rule by which a document is noise, or "".
+
+    The share of letters and digits is judged on about SAMPLE_CHARS characters, evenly spaced.
+    """
+    if len(text) < MIN_CHARS:
+        return f"shorter than {MIN_CHARS} characters"
+    too_few_letters = f"fewer than {MIN_LETTERS:.0%} letters and digits"
+    stride = max(1, len(text) // SAMPLE_CHARS)
+    sample = "".join(text[::stride].split())
+    if not sample:
+        return too_few_letters
+    commonest, _ = Counter(sample).most_common(1)[0]
+    visible = len("".join(text.split()))
+    if text.count(commonest) > MAX_CHAR_SHARE * visible:
+        return f"one character is more than {MAX_CHAR_SHARE:.0%}"
+    if sum(map(_is_letter, sample)) < MIN_LETTERS * len(sample):
+        return too_few_letters
+    return ""
+
+
+def _is_letter(char):
+    """True for letters and digits, and for marks, such as the vowels of Burmese and Hindi."""
+    return char.isalnum() or unicodedata.category(char)[0] == "M"
+
+
+# -- what was probably not meant
+
+
+SHOWN_BEFORE = 30  # characters that the report shows before a place, and from it on
+SHOWN_AFTER = 60
+IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
+SPECIAL = "special tokens, as letters"
+CONTROLS = "control characters, such as NUL"
+DAMAGED = "U+FFFD, for characters that another program could not read"
+HTML = "HTML with its markup"
+JSON = "JSON, as plain text"
+NO_REPLY = "conversations in which the assistant says nothing"
+# What to do about each.
+ADVICE = {
+    IN_LINES: "put it in quotes where it is part of the text",
+    SPECIAL: "remove them, or write <|endoftext|> where a document ends",
+    CONTROLS: "--clean removes them",
+    DAMAGED: "convert the original again; --clean removes them",
+    HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page",
+    JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
+    NO_REPLY: "training with loss_on = assistant skips them",
+}
+# Of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with one character,
+# which Python looks for fast. In code, (?P<s> and list<s> are none.
+TOKENS = (
+    re.compile(
+        r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?:pad|unk|bos|eos)>"
+        r"|(?:start|end)_of_turn>)"
+    ),
+    re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),
+)
+PAGE = re.compile(
+    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
+CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
+
+
+def notice(text: str, chunk: Chunk, options: Options, report: CleaningReport) -> None:
+    """Count what is in the text of a document, or of a part of one, of a chunk."""
+    for what, at, size in _found(text, chunk.kind):
+        if what == DAMAGED and options.on_error == "replace":
+            continue  # that is reported as what it was before
+        shown = text[max(0, at - SHOWN_BEFORE) : at + SHOWN_AFTER]
+        report.add(what, int(not chunk.start.inside), size, [shown])
+
+
+def _found(text, kind):
+    """What was probably not meant, where it is first, and its bytes."""
+    tokens = [found for pattern in TOKENS for found in pattern.finditer(text)]
+    if tokens:
+        yield SPECIAL, tokens[0].start(), sum(len(found[0].encode()) for found in tokens)
+    data = text.encode()
+    controls = len(data) - len(data.translate(None, CONTROL_BYTES))
+    if controls:
+        yield CONTROLS, CONTROL_CHARACTER.search(text).start(), controls
+    if "\ufffd" in text:
+        yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
+    if PAGE.match(text):
+        yield HTML, 0, len(data)
+    if kind == "txt" and is_object(text.lstrip().partition("\n")[0]):
+        yield JSON, 0, len(data)
+
+
+# -- copies
+
+
+def hash64(text: bytes) -> int:
+    """A hash of a text, without the white space at its end."""
+    return int.from_bytes(hashlib.blake2b(text.rstrip(), digest_size=8).digest(), "little")
+
+
+class Seen:
+    """The hashes of all documents so far, about 70 bytes of memory each.
+
+    A log keeps them in order, so that a resumed run knows what it knew.
+    """
+
+    def __init__(self, path: Path, count: int):
+        """Open the log with its first `count` hashes; later ones are forgotten."""
+        self.log = open(path, "r+b" if count else "w+b")  # noqa: SIM115 - used until the end
+        self.log.truncate(8 * count)
+        self.hashes = set(np.fromfile(self.log, np.uint64).tolist())
+
+    def first(self, hashes: np.ndarray) -> np.ndarray:
+        """Mark the documents that are new, bool [documents]; all count as seen from now on.
+
+        hashes: uint64 [documents].
+        """
+        new = np.zeros(len(hashes), bool)
+        for n, value in enumerate(hashes.tolist()):
+            new[n] = value not in self.hashes
+            self.hashes.add(value)
+        self.log.write(hashes[new].tobytes())
+        return new
+
+    def save(self) -> int:
+        """Wait until the disk has the log; returns how many hashes it holds."""
+        self.log.flush()
+        os.fsync(self.log.fileno())
+        return len(self.hashes)
