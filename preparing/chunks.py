@@ -28,7 +28,7 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character 
 class Options:
     """The options for turning records into texts; --help says what each one does."""
 
-    text_field: str | None = None  # None: the usual ones, which fields.py knows
+    text_field: str | None = None  # None: the usual ones, which records.py knows
     on_error: str = "stop"
     encoding: str | None = None  # None: UTF-8
     clean: bool = False
@@ -55,7 +55,7 @@ class Position:
 class Chunk:
     """Whole documents, or a part of a single long one.
 
-    data: bytes; or rows of a table, each with its place in words, as tables.py yields them. size:
+    data: bytes; or rows of a table, each with its place in words, as records.py yields them. size:
     bytes; of rows, roughly. start, end: its positions.
     """
 

@@ -22,8 +22,7 @@ from formats.conversation import REPLY, ConversationError, turns_of
 from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.fields import text_of
-from preparing.tables import is_object
+from preparing.records import is_object, text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report shows for each rule

@@ -16,8 +16,8 @@ from formats.files import error_message
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Chunk, Options, Position, cut_documents, cut_lines
 from preparing.foreign import binary, foreign
+from preparing.records import LONGEST_RECORD, csv_rows, json_kind, json_rows, parquet_rows
 from preparing.sources import Source
-from preparing.tables import LONGEST_RECORD, csv_rows, json_kind, json_rows, parquet_rows
 
 BOM = codecs.BOM_UTF8
 # The encodings that files say with their first bytes, whatever --encoding says; None: UTF-8.
