@@ -30,8 +30,11 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     compiler, at_work = tmp_path / "c++", tmp_path / "at_work"
     compiler.write_text(
         f"""#!/bin/sh
-        case "$*" in *.main.cpp*) touch {at_work};; esac
-        while [ -e {at_work} ]; do sleep 0.1; done
+        case "$*" in
+            *.main.cpp*) touch {at_work}; while [ -e {at_work} ]; do sleep 0.1; done; exit 1;;
+            *c++-header*) exit 0;;
+            *.cpp*) exit 1;; # tests of what the machine can do
+        esac
         exec c++ "$@"
         """
     )

@@ -195,13 +195,6 @@ def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, l
     assert not should_compile(config, run.state.model, device, run.schedule)
 
 
-def test_compiled_and_in_bf16_it_learns_the_same(little_data, tmp_path, finished):
-    settings = ["--compile=True", "--dtype=bfloat16", "--max_steps=40"]
-    result = trained(little_data, tmp_path, *settings)
-    assert re.search(r"compiling \.\.\. [\d.]+ s", result.stdout)
-    assert losses(tmp_path)[1][40] == pytest.approx(losses(finished[0])[1][40], abs=0.1)
-
-
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
     """A library that a kill has left empty is not loaded by the next start."""
     empty, whole = tmp_path / "cache/ab/c.main.so", tmp_path / "cache/de/f.main.so"
