@@ -28,7 +28,7 @@ SETTINGS = shlex.split(
     " --save_minutes=0.005 '--sample_prompts=The '"
 )
 MIRROR = "s3://bucket/runs"
-UPLOAD_S = 0.15  # that each file takes, so that there is time to be killed in
+UPLOAD_S = 0.08  # that each file takes, so that there is time to be killed in
 
 
 def run_once(data, folder, steps, kill_when=None, *more):

@@ -39,20 +39,29 @@ def heed_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
-    dice = random.Random(int(stop))
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Inputs of three kinds, settings for them, and the folder that comes of both."""
+    folder, dice = tmp_path_factory.mktemp("mixed"), random.Random(1)
     texts = [dice.choice(DOCUMENTS) * 3 + str(n) for n in range(6000)]
-    write(tmp_path / "a.jsonl.gz", "jsonl.gz", [*texts, texts[0]])
+    write(folder / "a.jsonl.gz", "jsonl.gz", [*texts, texts[0]])
     long = prose() * 20
-    (tmp_path / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")
-    write_conversations(tmp_path / "c.jsonl", conversations(1500))
-    inputs = (tmp_path / "a.jsonl.gz", tmp_path / "c.jsonl", tmp_path / "b.txt")
-    flags = {"clean": True, "vocab_size": 2000, "sample_bytes": 2e6}
-    ok(prepare(*inputs, workers=2, out=tmp_path / "whole", **flags))
+    (folder / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")
+    write_conversations(folder / "c.jsonl", conversations(1500))
+    inputs = (folder / "a.jsonl.gz", folder / "c.jsonl", folder / "b.txt")
+    flags = {"clean": True, "vocab_size": 1000, "sample_bytes": 5e5}
+    ok(prepare(*inputs, workers=2, out=folder / "whole", **flags))
+    return inputs, flags, folder / "whole"
+
+
+@pytest.mark.parametrize(
+    ("stop", "times"), [(signal.SIGKILL, 4), (signal.SIGTERM, 2), (signal.SIGINT, 2)]
+)
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times):
+    (inputs, flags, whole), dice = mixed, random.Random(int(stop))
     killed = tmp_path / "killed"
     said = ""
-    for run in range(4):
+    for run in range(times):
         workers = 1 + run % 3
         process = start(*inputs, workers=workers, out=killed, preexec_fn=heed_ctrl_c, **flags)
         if run == 0:
@@ -70,7 +79,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, stop):
             assert "the same command continues" in errors
     result = ok(prepare(*inputs, out=killed, **flags))
     assert "continuing after" in said + result.stderr
-    assert sha(killed) == sha(tmp_path / "whole")
+    assert sha(killed) == sha(whole)
     assert "train.mask.bin" in sha(killed)
     assert not (killed / ".partial").exists()
     report = json.loads((killed / "cleaning.json").read_text())

@@ -75,7 +75,7 @@ def fetch(run, place, **settings):
 
 
 def test_kills_in_uploads_lose_nothing_with_the_disk_or_without(tmp_path, char_data, store):
-    torture(char_data, tmp_path, kills=2, steps=40, store=store)
+    torture(char_data, tmp_path, kills=2, steps=28, store=store)
 
 
 def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
