@@ -234,7 +234,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
             " Hugging Face's format, a run of its own can start from them:\n  python train.py"
             f" config/finetune.py --init_from={shlex.quote(folder.as_posix())}"
         )
-    return values | {"checkpoint_dir": str(folder), "dry_run": False, "resume": "auto"}
+    return values | {"checkpoint_dir": str(folder), "resume": "auto"}
 
 
 def check_name(name: str, table: dict[str, Field], where: str | Path) -> None:
