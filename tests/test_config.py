@@ -105,6 +105,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--learning_rate=0 --min_lr=0 --optimizer=muon", ["learning_rate = 0", "muon_lr"]),
         ("--learning_rate=0 --min_lr=0 --embedding_lr=1", ["learning_rate = 0", "embedding_lr"]),
+        ("--learning_rate=0 --min_lr=0 --weight_decay=None", ["learning_rate = 0", "weight_decay"]),
         ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr needs tie_weights = False"]),
         ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
@@ -268,6 +269,8 @@ def test_help_lists_every_setting_with_its_default(capsys):
     assert [name for name in SETTINGS if f"--{name}=" not in text] == []
     known = "grad_clip=1.0 learning_rate=0.0003 weight_decay=0.1 beta2=0.95 dropout=0.0 keep_last=2"
     known += " save_minutes=15.0 resume=auto dtype=auto bias=True tie_weights=True seed=1337"
+    known += " optimizer=adamw lr_schedule=cosine warmup_steps=200 batch_size=32 beta1=0.9"
+    known += " muon_lr=0.02 muon_momentum=0.95 eval_interval=500 eval_batches=20 save_interval=1000"
     assert [words for words in known.split() if f"--{words} " not in text] == []
 
 

@@ -67,6 +67,25 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
     assert "of the peak of 4 GPUs" in head
 
 
+def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp_path):
+    run, t4 = small_run(char_data, tmp_path, "--n_embd=256"), from_data_sheet("T4")
+    sequence = memory(run.config, run.state, 1000, t4)["activations"] / 1000
+
+    def fits(share, tokens=0.0):
+        """Whether sequences for a share of T4's and V100's memory, both 16 GB, are one batch."""
+        run.trainer.local_batch = batch = int(share * t4.memory / sequence / 2) * 2
+        run.data.train.bytes = int(tokens * t4.memory)
+        rows = {row[:15].strip(): row for row in hours_table(run)}
+        t4s, v100s = (f"micro-batch {batch} in 16 GB" in rows[name] for name in ("T4", "V100"))
+        assert t4s == v100s
+        return t4s
+
+    assert fits(0.9)
+    assert not fits(0.95)
+    assert not fits(0.9, tokens=0.04)  # on the GPU
+    assert fits(0.9, tokens=0.2)  # not on the GPU
+
+
 def test_gpt2_small_fits_16_gb_at_its_full_batch():
     t4, whole = from_data_sheet("T4"), planned(32_000, "config/gpt2_small.py")
     plain = memory(*whole, 64, t4)
