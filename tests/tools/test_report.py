@@ -179,7 +179,8 @@ def test_runs_of_another_recipe_or_of_the_same_seed_are_no_seeds():
     sentence, _ = compare_ends(rates)
     assert "a2: 0.1000 less." in sentence
     assert "spread" not in sentence
-    sentence, _ = compare_ends([ending_at(n, 3.0, seed=1, keep_last=i) for i, n in enumerate("ab")])
+    same = [ending_at(n, 3.0, seed=1, keep_last=n, micro_batch_size=n) for n in "ab"]
+    sentence, _ = compare_ends(same)
     assert "a, b have the same settings and the same seed." in sentence
     assert "another --seed" in sentence
 
