@@ -46,18 +46,18 @@ def banner(run: Run) -> str:
     """Device, model, data, step, start, run and checkpoints, a line each."""
     c, model, done = run.config, run.state.model, run.step
     lines = {
-        "device": device(run),
+        "device": describe_device(run),
         "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
         f"context {c.block_size}, vocabulary {model.config.vocab_size:,}",
-        "data": data(run),
-        "step": step(run),
+        "data": describe_data(run),
+        "step": describe_step(run),
     }
     if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
     lines["run"] = f"{run.schedule.total_steps:,} steps, {steps_per_epoch(run)} an epoch"
     if done:
         lines["run"] += f"; continues at step {done:,}"
-    lines["checkpoints"] = checkpoints(run)
+    lines["checkpoints"] = describe_checkpoints(run)
     text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
     return run.start.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
 
@@ -89,7 +89,7 @@ def warnings(run: Run) -> list[str]:
     return found
 
 
-def device(run: Run) -> str:
+def describe_device(run: Run) -> str:
     """The device, the processes, the precision, whether the model is compiled."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
     compiled = "compiled" if run.compiles else "not compiled"
@@ -100,7 +100,7 @@ def device(run: Run) -> str:
     return f"{text}; {unused}" if unused else text
 
 
-def data(run: Run) -> str:
+def describe_data(run: Run) -> str:
     """The training and validation data, and where they are kept."""
     train, val = run.data.train, run.data.val
     text = f"{run.config.data_dir}, {train.length:,} tokens {PLACES[train.location]}; "
@@ -112,7 +112,7 @@ def data(run: Run) -> str:
     return text
 
 
-def step(run: Run) -> str:
+def describe_step(run: Run) -> str:
     """The tokens of an optimiser step, and its micro-batch."""
     c, micro_batch, local_batch = run.config, run.trainer.micro_batch, run.trainer.local_batch
     text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
@@ -121,7 +121,7 @@ def step(run: Run) -> str:
     return text
 
 
-def checkpoints(run: Run) -> str:
+def describe_checkpoints(run: Run) -> str:
     """Where saves go, and how often."""
     c, often = run.config, []
     if c.save_interval:
