@@ -1,5 +1,6 @@
 """The numbers that training logs and prints, each next to one computed here."""
 
+import bisect
 import dataclasses
 import math
 import re
@@ -18,7 +19,9 @@ from training import distributed
 from training.plan import (
     banner,
     disk_table,
+    from_data_sheet,
     hours_table,
+    largest_micro_batch,
     measure,
     measured_here,
     memory_table,
@@ -282,6 +285,31 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     run.saver.finish(run.step, run.snapshot)
     files = (run_folder.steps(run.folder)[-1] / name for name in ("model.pt", "optimizer.pt"))
     assert sum(file.stat().st_size for file in files) == pytest.approx(12 * parameters, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "token"),  # bytes that a token takes in both layers
+    [
+        ("V100", "--arch=gpt2", 2 * (2 * 4 * 32 + 2 * 14 * 32)),  # fp16; the residuals are fp32
+        ("A100", "--arch=gpt2", 2 * (2 * 2 * 32 + 2 * 14 * 32)),  # bf16
+        ("A100", "--activation_checkpointing", 2 * 2 * 32 + (2 * 2 * 32 + 2 * 14 * 32)),
+        ("A100", "--arch=qwen3", 2 * (2 * 2 * 32 + 2 * 10 * 32 + 2 * 3 * 96)),
+    ],
+)
+def test_the_least_memory_in_which_a_plan_fits_the_batch(
+    little_data, tmp_path, name, settings, token
+):
+    run = small_run(little_data, tmp_path / "run", settings)
+    parameters = sum(p.numel() for p in run.state.model.parameters())
+    activations = BATCH * T * (token + 2 * 2 * run.state.model.config.vocab_size)
+    activations += 2 * parameters  # the weights in 16 bits
+    peak = 12 * parameters + max(4 * parameters, activations)  # no gradients are added up
+
+    def fits(memory):
+        return largest_micro_batch(run, dataclasses.replace(from_data_sheet(name), memory=memory))
+
+    least = bisect.bisect_left(range(10**8), BATCH, key=fits)
+    assert least == pytest.approx((peak + run.data.train.bytes) / 0.92, rel=1e-4)
 
 
 def test_the_hours_of_a_plan_are_the_operations_at_two_fifths_of_the_peak(little_data, tmp_path):
