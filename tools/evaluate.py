@@ -109,16 +109,18 @@ def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
 
 
 def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) -> str:
-    """Loss, perplexity and bits per byte of a validation split with their standard errors.
-
-    loss_on: as the setting.
-    """
+    """Loss, perplexity and bits per byte of a validation split with their standard errors."""
     model, _, _ = load_model(folder, device)
     meta, context = read_meta(data_dir), model.config.block_size
     data = Dataset(data_dir, meta, "val", context, device, loss_on)
     with hardware.autocast(device, hardware.find_dtype(device, "auto")):
         loss, error = validation_loss(model, data)
-    perplexity, bits = command.perplexity(loss), meta.bits_per_byte(1.0, loss_on)
+    return columns_of(loss, error, meta.bits_per_byte(1.0, loss_on))
+
+
+def columns_of(loss: float, error: float, bits: float) -> str:
+    """A row's numbers. loss, error: in nats a token. bits: those per byte of one nat a token."""
+    perplexity = command.perplexity(loss)
     columns = [
         f"{loss:,.4f} ±{error:.4f}",
         f"{command.number(perplexity)} ±{command.number(perplexity * error)}",

@@ -126,6 +126,7 @@ def test_bits_per_byte_are_those_of_the_text_that_the_loss_counts(folder):
         ('"sha256": "ab"', '"sha256": "c"'),
         ('"text_bytes": 12', '"text_bytes": 13'),
         ("train's mask", "another mask"),
+        (hashlib.sha256(np.arange(4, dtype=np.uint16)).hexdigest(), "0"),
     ],
 )
 def test_other_data_has_another_identity(folder, old, new):

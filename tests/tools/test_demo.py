@@ -131,6 +131,29 @@ def test_each_slider_reaches_the_text(folder, values, text, ended):
     assert f", {ended}\n" in shown[1]
 
 
+def test_seed_and_repetition_penalty_reach_the_text(folder):
+    def written(penalty, seed):
+        run, values = str(folder / "checkpoints" / ODD), (20, 10, 0, 1, penalty, seed)
+        *_, shown = demo.generate(torch.device("cpu"), "The", [run], *values)
+        return shown[0]
+
+    assert len({written(1, 1), written(1, 2), written(2, 1)}) == 3
+
+
+def test_the_newest_run_is_offered_first_with_its_steps_and_examples_name_their_run(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name, step in (("old", 1), ("new", 1), ("new", 2)):
+        reciting(tmp_path / "checkpoints" / name, "The", step)
+    os.utime(tmp_path / "checkpoints/old", (1, 1))
+    new, old = (f"checkpoints/{name}" for name in ("new", "old"))
+    steps = [f"{new}/step_00000002", f"{new}/step_00000001"]
+    assert demo.choices() == [new, *steps, old, f"{old}/step_00000001"]
+    monkeypatch.chdir(folder)
+    assert demo.examples() == [["The name", ["checkpoints/char"]]]
+
+
 def test_a_run_that_began_again_in_its_folder_is_loaded_again(tmp_path):
     values = {name: default for name, (_, _, default, _, _) in demo.CONTROLS.items()}
     values |= {"temperature": 0, "max_new_tokens": 8}

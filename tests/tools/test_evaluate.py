@@ -65,6 +65,11 @@ def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):
     assert error == pytest.approx(losses.std().item() / math.sqrt(len(losses)), rel=0.02)
 
 
+def test_errors_have_the_units_of_their_numbers():
+    row = evaluate.columns_of(2.0, 0.5, bits=0.75)
+    assert row.split() == ["2.0000", "±0.5000", "7.39", "±3.69", "1.500", "±0.375"]
+
+
 def test_other_data_is_refused_and_a_missing_checkpoint_or_file_named(runs, bpe_data, tmp_path):
     refused = run_script("-m", "tools.evaluate", runs / "char", "--data", bpe_data)
     fails_clearly(refused, "another tokenizer", "--tokenizer")

@@ -17,7 +17,7 @@ from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_script, train_small
-from tools.report import History, compare_ends, names_of, plot, read_history
+from tools.report import History, answers, compare_ends, names_of, plot, read_history
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
 ODD = "_a&'$}$ 😀 مرحبا"
@@ -115,6 +115,7 @@ def test_several_runs_are_compared_with_the_settings_that_differ(runs, tmp_path)
     assert len(pictures) == 3
     assert all(ODD in html.unescape(base64.b64decode(text).decode()) for text in pictures)
     assert "<td>learning_rate</td><td>0.003</td><td>0.001</td>" in page
+    assert "<td>n_layer</td>" not in page
 
 
 def test_runs_in_folders_of_one_name_are_told_apart(runs, tmp_path):
@@ -174,15 +175,47 @@ def test_a_difference_of_settings_is_compared_with_the_spread_of_seeds(loss, wor
     assert "a0, a1 differ only in their seed; their spread is 0.1000." in sentence
 
 
+def test_a_difference_is_compared_with_the_larger_spread():
+    pairs = [
+        ending_at(f"{n}{s}", loss + s * spread, lr=n, seed=s)
+        for n, loss, spread in (("a", 3.0, 0.1), ("b", 2.55, 0.4))
+        for s in (0, 1)
+    ]
+    sentence, _ = compare_ends(pairs)
+    assert "b0, b1: 0.3000 less, not larger than the spread of seeds." in sentence
+
+
 def test_runs_of_another_recipe_or_of_the_same_seed_are_no_seeds():
     rates = [ending_at(f"a{n}", 3 - n / 10, learning_rate=n, seed=n) for n in (1, 2)]
     sentence, _ = compare_ends(rates)
     assert "a2: 0.1000 less." in sentence
     assert "spread" not in sentence
+    longer = ending_at("b", 2.0, seed=2)
+    longer.start["total_steps"] = 20
+    sentence, _ = compare_ends([ending_at("a", 3.0, seed=1), longer])
+    assert "b: 1.0000 less." in sentence
     same = [ending_at(n, 3.0, seed=1, keep_last=n, micro_batch_size=n) for n in "ab"]
     sentence, _ = compare_ends(same)
     assert "a, b have the same settings and the same seed." in sentence
     assert "another --seed" in sentence
+
+
+def test_losses_on_replies_and_on_all_tokens_are_compared_in_bits_per_byte():
+    runs = [ending_at(loss_on, 3.0, loss_on=loss_on) for loss_on in ("all", "assistant")]
+    (sentence,) = compare_ends(runs)
+    assert "in bits per byte: all: 3.0000." in sentence
+
+
+def test_samples_of_several_runs_are_the_last_with_their_losses():
+    runs = [ending_at(name, loss) for name, loss in (("a", 3.0), ("b", 2.0))]
+    for run in runs:
+        run.log[1]["val_loss"] += 1
+        for record in run.log[1:]:
+            record["samples"] = [{"prompt": "", "text": f"{record['step']}"}]
+    shown = [(sample["run"], sample["text"], sample["val_loss"]) for sample in answers(runs)]
+    assert shown == [("a", "10", 3.0), ("b", "10", 2.0)]
+    shown = [(sample["text"], sample["val_loss"]) for sample in answers(runs[:1])]
+    assert shown == [("5.0", 4.0), ("10", 3.0)]
 
 
 def test_a_run_not_yet_evaluated_is_not_compared():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import config as settings
 import tools.size
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
@@ -41,6 +42,42 @@ def test_hours_buy_tokens_at_the_measured_speed(bpe_data, tmp_path, monkeypatch,
     assert row[:4] == ["4", "x", "64", "<<"]
     assert row[5:] == [f"{tokens:.1f}M", f"{steps * 8 / windows:.2f}", f"{hours:.2f}"]
     assert f"max_steps = {round(steps)}\n" in (tmp_path / "a.py").read_text()
+
+
+PRESET = """
+n_layer, n_head, n_embd, block_size, batch_size = 16, 4, 256, 32, 8
+arch, optimizer, learning_rate, muon_lr, epochs = "gpt2", "muon", 4e-4, 0.04, 100000
+"""
+
+
+def parameters(n_layer, n_embd):
+    """Those of a GPT-2 with 512 ids and a context of 32: embeddings, blocks, norms."""
+    return (512 + 32 + 12 * n_layer * n_embd + 13 * n_layer + 2) * n_embd
+
+
+# By the logarithm the smaller is nearer to 20 with 34 and 17/3 tokens a parameter.
+@pytest.mark.parametrize(("a_parameter", "best"), [(34, "4 x 64"), (500, "8 x 128")])
+def test_the_size_nearest_to_20_tokens_per_parameter_is_written(
+    bpe_data, tmp_path, monkeypatch, capsys, a_parameter, best
+):
+    """A step takes 0.2 s, as above."""
+    looks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(looks) / 10)
+    monkeypatch.setattr(tools.size, "WIDTHS", (64, 128))
+    monkeypatch.setattr(tools.size, "TIMED_S", 0.5)
+    (tmp_path / "p.py").write_text(PRESET)
+    hours = a_parameter * parameters(4, 64) / (8 * 32) * 0.2 / 3600
+    command = [str(bpe_data), "--hours", f"{hours}", "--out", str(tmp_path / "a.py")]
+    tools.size.main([*command, "--preset", str(tmp_path / "p.py"), "--device=cpu"])
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert [row.split("   ")[0].strip() for row in rows if "<<" in row] == [f"{best} <<"]
+    assert f" {parameters(4, 64) / 1e6:.2f}M" in rows[0]
+    assert f" {parameters(8, 128) / 1e6:.2f}M" in rows[1]
+    chosen = settings.load([str(tmp_path / "a.py")])
+    ratio = chosen.n_embd / 256
+    assert (chosen.n_layer, chosen.n_head) == (16 * ratio, 4 * ratio)
+    rates = chosen.learning_rate, chosen.muon_lr  # less for the wider
+    assert rates == pytest.approx((4e-4 / ratio**0.5, 0.04 / ratio**0.5))
 
 
 def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
