@@ -125,6 +125,14 @@ def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):
     )
 
 
+def run_code(code, *arguments):
+    """Run `python -c code *arguments` to its end, in a fork where there are forks."""
+    command = ["-c", code, *map(str, arguments)]
+    if sys.platform == "linux":
+        return warm_start.run(command, ROOT, timeout=300)
+    return run_script(*command)
+
+
 def fails_clearly(result, *words, status=2):
     """Assert that a command ended with `status` and a short message that holds `words`.
 

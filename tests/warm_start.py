@@ -28,7 +28,8 @@ started = {}  # process id: the test that started it, and its command
 
 def suits(command: list[str]) -> bool:
     """True if a command is one of ours, and can be run so."""
-    ours = command[0] in SCRIPTS or (command[0] == "-m" and command[1].startswith("tools."))
+    ours = Path(command[0]).name in SCRIPTS
+    ours |= command[0] == "-m" and command[1].startswith("tools.")
     return ours and sys.platform == "linux"
 
 
@@ -111,7 +112,7 @@ def work(
     os.environ.update(environment)
     for fd, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY), fd)
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
     os.chdir(cwd)
     for signum, handler in handlers.items():
         signal.signal(signum, handler)

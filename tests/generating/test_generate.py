@@ -165,7 +165,6 @@ def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
 
 COMMANDS = {
     "a text": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
-    "no prompt": "generate.py --checkpoint {run} --max_new_tokens 3 < /dev/null",
     "a chat": "generate.py --checkpoint {run} --chat --max_new_tokens 3 < /dev/null",
     "help": "generate.py --help",
     "a tool": "-m tools.evaluate {run}",
@@ -189,17 +188,16 @@ def test_a_full_disk_is_a_sentence(bpe_run, command):
     assert "Exception" not in result.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs bash")
 def test_an_empty_standard_input_is_an_empty_prompt(bpe_run):
-    result = in_bash("no prompt", "", bpe_run)
+    result = generate(bpe_run, "--max_new_tokens", 3)
     assert result.returncode == 0, result.stderr
     assert "an empty prompt" in result.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs bash")
-@pytest.mark.parametrize("command", ["no prompt", "a chat"])
-def test_standard_input_that_is_no_text_is_a_sentence(bpe_run, command):
-    result = in_bash(command, r"< <(printf '\xff')", bpe_run)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a fork")
+@pytest.mark.parametrize("more", [[], ["--chat"]])
+def test_standard_input_that_is_no_text_is_a_sentence(bpe_run, more):
+    result = generate(bpe_run, *more, "--max_new_tokens", 3, stdin="\udcff")
     fails_clearly(result, "no text in UTF-8", "0xff")
 
 

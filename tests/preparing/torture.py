@@ -19,9 +19,9 @@ from tests.preparing.conftest import DOCUMENTS, ok, prepare, sha, start, wait_fo
 from tests.preparing.hub import Hub
 from tokenizer_bpe import EOT, Tokenizer
 
-PACE = 1_000_000  # bytes a second of each file, so that there is time to be killed in
-AFTER_START = (0.2, 4)  # seconds until a kill,
-AFTER_NOTE = (0, 1)  # and until one that waits for the journal to be written first
+PACE = 2_000_000  # bytes a second of each file, so that there is time to be killed in
+AFTER_START = (0.2, 2)  # seconds until a kill,
+AFTER_NOTE = (0, 0.5)  # and until one that waits for the journal to be written first
 
 
 def make_input(folder: Path) -> Path:

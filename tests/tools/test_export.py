@@ -2,7 +2,6 @@
 
 import ast
 import json
-import resource
 import shlex
 import subprocess
 
@@ -35,6 +34,7 @@ from tests.conftest import (
     LLAMA_CPP,
     fails_clearly,
     reciting,
+    run_code,
     run_script,
     train_small,
     write_conversations,
@@ -344,14 +344,18 @@ def test_commands_are_quoted(bpe_run, tmp_path):
     assert '"it\'s mine"' in load
 
 
+# tools.export on a disk that takes 50 KB of each file.
+SMALL_DISK = """
+import resource, runpy
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, most))
+runpy.run_module("tools.export", run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize("option, name", [("--out", "folder"), ("--gguf", "file.gguf")])
 def test_a_disk_that_fills_up_in_the_middle_is_a_sentence(bpe_run, tmp_path, option, name):
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))  # the tool inherits it
-    try:
-        result = run_script("-m", "tools.export", bpe_run, option, tmp_path / name, PYTHONUTF8="1")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    result = run_code(SMALL_DISK, bpe_run, option, tmp_path / name)
     fails_clearly(result, "the disk took only a part of", "make room, or choose", status=1)
     assert not list(tmp_path.iterdir())
 

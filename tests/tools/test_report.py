@@ -16,7 +16,7 @@ import pytest
 from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
-from tests.conftest import SMALL, fails_clearly, run_script, train_small
+from tests.conftest import SMALL, fails_clearly, run_code, run_script, train_small
 from tools.report import History, answers, compare_ends, names_of, plot, read_history
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
@@ -337,13 +337,13 @@ NO_MATPLOTLIB = "import runpy, sys; sys.modules['matplotlib'] = None; "
 
 def test_a_missing_matplotlib_is_named(runs):
     tool = "runpy.run_module('tools.report', run_name='__main__')"
-    result = run_script("-c", NO_MATPLOTLIB + tool, runs / "bpe")
+    result = run_code(NO_MATPLOTLIB + tool, runs / "bpe")
     fails_clearly(result, "matplotlib is missing; pip install matplotlib", status=1)
 
 
 def test_a_run_without_matplotlib_advises_what_works(char_data, tmp_path):
     where = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path / 'run'}"]
     script = "runpy.run_path('train.py', run_name='__main__')"
-    result = run_script("-c", NO_MATPLOTLIB + script, *where, *SMALL, "--max_steps=20")
+    result = run_code(NO_MATPLOTLIB + script, *where, *SMALL, "--max_steps=20")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"  python -m tools.evaluate {tmp_path / 'run'}"

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from formats import run_folder
 from hardware import DeviceError
-from tests.conftest import fails_clearly, losses, run_script, train_command, trained
+from tests.conftest import fails_clearly, losses, run_code, train_command, trained
 from tests.training.conftest import small_run
 from training import RunError, distributed
 from training.recorder import Recorder
@@ -43,7 +43,7 @@ sys.exit(train.main())
 
 def train_by(code, data, folder, *more):
     """Train a small model by code that ends in train.main()."""
-    return run_script("-c", code, *train_command(data, folder, *more)[1:])
+    return run_code(code, *train_command(data, folder, *more)[1:])
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data, tmp_path):

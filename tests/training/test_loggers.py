@@ -28,12 +28,13 @@ def wandb_records(path):
             at += -at % 32768
 
 
-def test_loggers_continue_across_starts(char_data, tmp_path):
+def test_loggers_continue_across_starts(char_data, tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    monkeypatch.setenv("WANDB_MODE", "offline")
     for steps in (20, 40):
         settings = [f"--max_steps={steps}", "--tensorboard=True", "--wandb=trial"]
-        result = trained(char_data, tmp_path, *settings, WANDB_MODE="offline")
+        result = trained(char_data, tmp_path, *settings)
         assert "failed" not in result.stderr, result.stderr
 
     log = run_folder.read_log(tmp_path)
