@@ -56,13 +56,15 @@ def unquoted(text: str) -> str:
 def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
     """A type for argparse: finite numbers of a kind from `low` to `high`."""
 
-    def number(text):  # argparse's errors show its name
-        value = kind(text)
+    def number(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
         if not low <= value <= high or value == math.inf:
             limit = f" and at most {high}" if high < math.inf else ""
-            raise argparse.ArgumentTypeError(
-                f"{text}: it must be a number of at least {low}{limit}"
-            )
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text}: it must be {what} of at least {low}{limit}")
         return value
 
     return number
