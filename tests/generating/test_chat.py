@@ -82,9 +82,9 @@ WHOLE = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
 @pytest.mark.parametrize(
     ("system", "messages", "context", "prompt"),
     [
-        (None, SAID, 256, WHOLE),
+        (None, SAID, 2 * len(WHOLE), WHOLE),  # just half of the context
         ("Be brief.", SAID, 256, f"System: Be brief.\n\n{WHOLE}"),
-        (None, SAID, 64, "User: How?\n\nAssistant:"),
+        (None, SAID, 2 * len(WHOLE) - 2, "User: How?\n\nAssistant:"),
         ("Be brief.", SAID, 100, "System: Be brief.\n\nUser: How?\n\nAssistant:"),
         (None, LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:"),
     ],

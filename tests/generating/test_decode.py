@@ -239,9 +239,9 @@ def test_the_repetition_penalty_counts_the_text():
     assert len(set(greedy(model, [5], 25, repetition_penalty=1e9))) == 25
 
 
-def test_the_repetition_penalty_counts_the_prompt():
+def test_the_repetition_penalty_counts_the_prompt_beyond_the_context_too():
     torch.manual_seed(0)
-    prompts = [torch.randperm(TINY["vocab_size"])[:30].tolist() for _ in range(20)]
+    prompts = [torch.randperm(TINY["vocab_size"])[:60].tolist() for _ in range(20)]
     (drawn,) = generate(randomised(), prompts, 1, temperature=0, repetition_penalty=1e9)
     assert [i for i, prompt in zip(drawn, prompts, strict=True) if i in prompt] == []
 
@@ -260,6 +260,7 @@ def test_the_repetition_penalty_lowers_logits_of_either_sign():
         ({"top_p": 0.75}, [1, 2]),
         ({"top_p": 0.81}, [1, 2, 3]),
         ({"top_p": 0}, [1]),
+        ({"top_p": 0.75, "temperature": 2.0}, [1, 2, 3]),
         ({"vocab_size": 2}, [0, 1]),
     ],
 )
@@ -267,6 +268,11 @@ def test_sampling_takes_only_what_the_settings_allow(settings, ids):
     torch.manual_seed(0)
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.3, 0.1, 0.05]])).repeat(4000, 1)
     assert sample(logits, **settings).unique().tolist() == ids
+
+
+def test_top_p_takes_no_more_tokens_than_reach_it():
+    torch.manual_seed(0)
+    assert len(sample(torch.zeros(400, 4), top_p=0.5).unique()) == 2
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9999}])

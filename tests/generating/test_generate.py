@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from formats import files, run_folder
+from formats import files, pretrained, run_folder
 from generate import main
 from generating import terminal
 from generating.terminal import parse_args
@@ -45,17 +46,36 @@ def test_a_prompt_comes_from_standard_input_without_its_last_line_break(bpe_run)
     assert "an empty prompt" not in result.stderr
 
 
-def test_json_has_a_line_for_each_continuation(bpe_run):
-    prompts = ["--prompt", "The", "--prompt", "A longer prompt", "--num_samples", 2]
-    result = generate(bpe_run, *prompts, "--json", "--max_new_tokens", 12)
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [line["prompt"] for line in lines] == ["The"] * 2 + ["A longer prompt"] * 2
-    tokenizer = Tokenizer.load(run_folder.find(bpe_run))
-    for line in lines:
-        assert line["ended"] in ("length", "end of text")
-        assert line["tokens"] == len(line["ids"]) <= 12
-        assert line["tokens_per_second"] > 0
-        assert tokenizer.decode(line["ids"]).startswith(line["text"])
+def test_json_has_a_line_for_each_continuation(reciting_run, capsys):
+    prompts = ["--prompt=The", "--prompt=The quick", "--num_samples=2", "--max_new_tokens=9"]
+    main(["--checkpoint", str(reciting_run), *prompts, "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(line.pop("tokens_per_second") > 0 for line in lines)
+    step = run_folder.find(reciting_run)
+    encode = Tokenizer.load(step).encode
+    short, long = (
+        {
+            "checkpoint": step.as_posix(),
+            "prompt": prompt,
+            "text": text,
+            "ended": ended,
+            "tokens": len(text),
+            "ids": encode(text).tolist(),
+        }
+        for prompt, text, ended in (
+            ("The", REST[:9], "length"),
+            ("The quick", ", brown!", "end of text"),
+        )
+    )
+    assert lines == [short, short, long, long]
+
+
+def test_the_speed_is_that_of_all_continuations_until_the_last(byte_tokenizer):
+    completions = [Completion("", byte_tokenizer, 9, []) for _ in range(2)]
+    for completion, ids in zip(completions, ([5, 5], [5, 5, 5]), strict=True):
+        for second, next_id in enumerate(ids, 1):
+            completion.add(next_id, float(second))
+    assert terminal.tokens_per_second(completions) == pytest.approx(5 / 3)
 
 
 def test_json_is_whole_on_a_terminal_that_lacks_its_characters(byte_tokenizer, monkeypatch):
@@ -115,6 +135,18 @@ def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
     assert texts[0][:5] != REST[:5]
     unseeded = {continuation(reciting_run, capsys, *ANY) for _ in range(2)}
     assert len(unseeded) == 2
+
+
+def test_a_dtype_reaches_the_weights(reciting_run, tmp_path, capsys):
+    weights = pretrained.load_run(reciting_run)
+    model = weights.model()
+    with torch.no_grad():
+        model.lm_head.weight[3, 2] = 0.999  # after "The" nearly as likely; equal in bfloat16
+    del weights.state["sha256"]
+    run_folder.save(tmp_path, weights.state, model.state_dict(), {}, weights.tokenizer.to_json())
+    greedy = ["--temperature=0", "--max_new_tokens=1"]
+    assert continuation(tmp_path, capsys, *greedy, "--dtype=float32")[0] == " "
+    assert continuation(tmp_path, capsys, *greedy, "--dtype=bfloat16")[0] != " "
 
 
 def test_a_repetition_penalty_reaches_the_text(tmp_path, capsys):
