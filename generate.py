@@ -63,6 +63,7 @@ def answer(loaded: LoadedModel, prompts: list[str], args: Namespace) -> list[Com
     else:
         completions = terminal.stream(growing, args.chat)
         terminal.note_speed(completions)
+    terminal.note_nan(completions)
     return completions
 
 

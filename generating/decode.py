@@ -18,12 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 from hardware import out_of_memory
 from model import GPTConfig
 
+NAN = -1  # the id where a model's logits are NaN or infinite, so that no token can be drawn
 FIRST_LENGTH = 512  # positions in the cache of a CUDA graph, at first
 
 
 @torch.inference_mode()
 def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=None, **settings):
-    """Yield the next token id of every sequence, a list of B ints, max_new_tokens times.
+    """Yield the next token id of every sequence, a list of B ints, max_new_tokens times; or NAN.
 
     model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
     prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
@@ -44,14 +45,16 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
     cached = False  # whether the cache has all tokens of the sequences but the last of each
     for _ in range(max_new_tokens):
         logits = decoder.step(sequences) if cached else decoder.prefill(sequences)
+        finite = logits.isfinite().all(dim=-1)
         if repetition_penalty != 1:
             logits = apply_repetition_penalty(logits, seen, repetition_penalty)
         drawn = sample(logits, **settings)
         seen.scatter_(1, drawn[:, None], True)
-        next_ids = drawn.tolist()  # the only thing that is read from the device
+        # The only thing that is read from the device.
+        next_ids = drawn.where(finite, NAN).tolist()
         yield next_ids
         for sequence, next_id in zip(sequences, next_ids, strict=True):
-            sequence.append(next_id)
+            sequence.append(max(next_id, 0))
         cached = not restart_full(sequences, context)
 
 

@@ -159,6 +159,12 @@ def show_json(name: str, completions: list[Completion]) -> None:
         print(json.dumps(values, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
 
 
+def note_nan(completions: list[Completion]) -> None:
+    """Note what to do where the model computed NaN."""
+    if any(completion.ended == "NaN" for completion in completions):
+        note("the model computed NaN; try --dtype float32, or an earlier step of the run")
+
+
 def note_speed(completions: list[Completion]) -> None:
     tokens = sum(len(completion.ids) for completion in completions)
     note(f"{tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")

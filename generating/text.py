@@ -19,8 +19,8 @@ class Completion:
     """One continuation as it grows.
 
     text: whole characters only, and nothing that may turn out to be a stop text. ids: its tokens.
-    ended: why it is finished, "end of text", "stop" or "length"; empty until then. seconds: from
-    the start to its last token.
+    ended: why it is finished, "end of text", "stop", "length", or "NaN" where the model computes
+    no numbers; empty until then. seconds: from the start to its last token.
     """
 
     def __init__(self, prompt: str, tokenizer: Tokenizer, max_new_tokens: int, stop: Sequence[str]):
@@ -40,6 +40,9 @@ class Completion:
         self.seconds = seconds
         if next_id == self._tokenizer.eot_id:
             self.text, self.ended = self._decoded, "end of text"
+            return
+        if next_id == decode.NAN:
+            self.text, self.ended = self._decoded, "NaN"
             return
         self.ids.append(next_id)
         self._decoded += self._decoder.decode(self._tokenizer.decode_bytes([next_id]))

@@ -137,16 +137,30 @@ def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
     assert len(unseeded) == 2
 
 
-def test_a_dtype_reaches_the_weights(reciting_run, tmp_path, capsys):
-    weights = pretrained.load_run(reciting_run)
-    model = weights.model()
-    with torch.no_grad():
-        model.lm_head.weight[3, 3] = 0.999  # "#" is nearly as likely as "q", in bfloat16 as likely
+def changed(run, folder, where, value):
+    """A run in `folder` that is like another but for one weight of its head."""
+    weights = pretrained.load_run(run)
+    weights.tensors["lm_head.weight"][where] = value
     del weights.state["sha256"]
-    run_folder.save(tmp_path, weights.state, model.state_dict(), {}, weights.tokenizer.to_json())
+    run_folder.save(folder, weights.state, weights.tensors, {}, weights.tokenizer.to_json())
+    return folder
+
+
+def test_a_dtype_reaches_the_weights(reciting_run, tmp_path, capsys):
+    # After "The ", "#" is nearly as likely as "q", and in bfloat16 as likely.
+    run = changed(reciting_run, tmp_path, (3, 3), 0.999)
     greedy = ["--temperature=0", "--max_new_tokens=2"]
-    assert continuation(tmp_path, capsys, *greedy, "--dtype=float32")[0] == " q"
-    assert continuation(tmp_path, capsys, *greedy, "--dtype=bfloat16")[0] == " #"
+    assert continuation(run, capsys, *greedy, "--dtype=float32")[0] == " q"
+    assert continuation(run, capsys, *greedy, "--dtype=bfloat16")[0] == " #"
+
+
+def test_a_model_that_computes_nan_writes_nothing_and_a_note(reciting_run, tmp_path, capsys):
+    run = changed(reciting_run, tmp_path, (78, 15), torch.nan)
+    main(["--checkpoint", str(run), "--prompt=The", "--temperature=0"])
+    shown = capsys.readouterr()
+    assert shown.out == "The\n"
+    assert "the model computed NaN; try --dtype float32" in shown.err
+    assert continuation(run, capsys) == ("", "NaN")
 
 
 def test_a_repetition_penalty_reaches_the_text(tmp_path, capsys):
