@@ -112,6 +112,7 @@ class Parser(argparse.ArgumentParser):
         """End with a sentence below the usage."""
         if message.endswith("expected one argument"):
             message += "; one that begins with a dash is written --option=-value"
+        message = message.replace("ignored explicit argument", "it takes no value, but is given")
         super().error(message)
 
 

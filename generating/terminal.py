@@ -18,7 +18,7 @@ from tokenizer_bpe import TokenizerError
 
 # Options that are numbers: default, smallest value, largest value, meaning.
 NUMBERS = {
-    "--num_samples": (1, 1, math.inf, "continuations of each prompt"),
+    "--num_samples": (1, 1, 10**6, "continuations of each prompt"),
     "--max_new_tokens": (200, 1, math.inf, "most tokens to generate; end-of-text stops earlier"),
     "--temperature": (0.8, 0, math.inf, "0 always takes the likeliest token"),
     "--top_k": (200, 0, math.inf, "sample from the N likeliest tokens; 0: from all"),

@@ -264,6 +264,8 @@ def test_the_reader_of_a_pipe_may_leave(bpe_run, command):
         (["--top_p", "1.1"], ["--top_p", "at least 0 and at most 1"]),
         (["--start=The"], ["--start=The", "--prompt TEXT"]),
         (["--num_samples", "0"], ["--num_samples", "at least 1"]),
+        (["--num_samples", "999999999999"], ["--num_samples", "at most 1000000"]),
+        (["--json=true"], ["--json", "it takes no value"]),
         (["--max_new_tokens", "many"], ["--max_new_tokens", "many"]),
         (["--repetition_penalty", "0"], ["--repetition_penalty", "at least 0.01"]),
         (["--system", "Be brief."], ["--chat"]),
