@@ -5,11 +5,12 @@ from the environment (HF_TOKEN, AWS_*).
 """
 
 import contextlib
+import itertools
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -33,6 +34,9 @@ PERMISSION = {
     "gs": "run gcloud auth application-default login with an account that may",
 }
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
+QUIET_TRIES = 3  # that fail before a message says so
+BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
+BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 # Names under which file systems give what changes with a file's content, the best one first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated", "mtime")
 FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
@@ -144,19 +148,49 @@ class Folder:
 
     def _request(self, action, *arguments, **options):
         """Call a method of fsspec, and again where its failure may pass."""
-        for pause in (*PAUSES, 0):
-            try:
-                return action(*arguments, **options)
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # each package has its own
-                failure = error
-            denied = isinstance(failure, PermissionError)
-            if denied or type(failure).__name__ == "NoCredentialsError":
+        try:
+            return retry(self.address, PAUSES, action, *arguments, **options)
+        except (FileNotFoundError, *BUGS):
+            raise
+        except Exception as error:  # each package has its own
+            problem = f"{self.address} cannot be reached: {error_message(error)}"
+            if not may_pass(error):
                 hint = PERMISSION.get(protocol_of(self.address), "check its permissions")
-                raise AddressError(f"no access to {self.address}: {error_message(failure)}; {hint}")
-            time.sleep(pause)
-        raise AddressError(f"{self.address} cannot be reached: {error_message(failure)}")
+                problem = f"no access to {self.address}: {error_message(error)}; {hint}"
+            raise AddressError(problem) from error
+
+
+def retry(address: str, pauses: Iterable[float], action: Callable, *arguments, **options) -> object:
+    """The value of action(*arguments, **options), tried again while its failure may pass.
+
+    pauses: seconds before each further try. Raises the last failure.
+    """
+    pauses = iter(pauses)
+    for tries in itertools.count(1):
+        try:
+            return action(*arguments, **options)
+        except Exception as error:  # whatever the packages raise
+            pause = next(pauses, None) if may_pass(error) else None
+            if pause is None:
+                raise
+            if tries > QUIET_TRIES:
+                why = error_message(error)
+                print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
+        time.sleep(pause)
+
+
+def may_pass(error: Exception) -> bool:
+    """True if another try may succeed: the connection broke or stalled, or the server is busy."""
+    while isinstance(error, FileNotFoundError) and error.__cause__:
+        error = error.__cause__  # file systems raise it for any reason
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None) or getattr(error, "status", None)
+    if isinstance(response, dict):  # S3's
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if isinstance(status, int):
+        return status in BUSY or status >= 500
+    will_stay = (FileNotFoundError, PermissionError, ValueError, *BUGS)
+    return not isinstance(error, will_stay) and type(error).__name__ != "NoCredentialsError"
 
 
 @contextlib.contextmanager

@@ -2,20 +2,16 @@
 
 fsspec does the transfers, with the package that it takes for each protocol: huggingface_hub, s3fs,
 gcsfs, aiohttp. These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*)
-and send them to no other host. What they give up is tried again here.
+and send them to no other host.
 """
 
 import functools
 import hashlib
-import itertools
 import re
-import sys
-import time
-from collections.abc import Callable
 from glob import has_magic
 from pathlib import Path
 
-from formats.address import PERMISSION, protocol_of, version_of
+from formats.address import BUGS, PERMISSION, may_pass, protocol_of, retry, version_of
 from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
 from preparing.engines import begin
@@ -23,13 +19,12 @@ from preparing.engines import begin
 WEB = ("https", "http")
 # What reads each protocol, as `python -m pip install` takes it.
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
-BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
 REQUEST_BYTES = 16 << 20
 STALL_S = 60  # seconds without a byte over http(s); other packages have shorter times of their own
-LISTING_S = 10  # seconds of trying to list files, before a run begins
-FETCHING_S = 30 * 60  # seconds of trying to fetch a block; the run can be continued after that
-BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
-QUIET_TRIES = 3  # that fail before a message says so
+# Seconds between the tries to list files, before a run begins, and to fetch a block: half an hour
+# in all, after which the run can be continued.
+LISTING = (0.5, 1, 2, 4)
+FETCHING = (*LISTING, 8, 16, 32, *[60] * 29)
 
 
 @functools.cache
@@ -59,7 +54,7 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     if protocol not in PACKAGES:
         raise InputError(f"{address}: {protocol}:// is not among {'://, '.join(PACKAGES)}://")
     need(address, PACKAGES[protocol])
-    return retry(address, LISTING_S, _list_files, address)
+    return _tried(address, LISTING, _list_files, address)
 
 
 def _list_files(address):
@@ -105,46 +100,23 @@ def _read_block(source, start):
     raise OSError(f"{len(data):,} bytes came of {size:,}")
 
 
-def retry(address: str, seconds: float, function: Callable, *arguments) -> object:
-    """The value of function(*arguments), tried again for `seconds` while its failure may pass.
-
-    Raises InputError for a failure that will not pass, and PrepareError at the end, which name the
-    address.
-    """
-    end = time.monotonic() + seconds
-    for tries in itertools.count(1):
-        try:
-            return function(*arguments)
-        except (InputError, *BUGS):
-            raise
-        except Exception as error:  # whatever the packages raise
-            why = error_message(error)
-            if not may_pass(error):
-                hint = PERMISSION.get(protocol_of(address), "")
-                raise InputError(
-                    f"{address} is not there, or not open to you: {why}; {hint}".rstrip("; ")
-                ) from error
-            pause = min(60, 2**tries / 4)
-            if time.monotonic() + pause > end:
-                raise PrepareError(
-                    f"{address} cannot be reached: {why}. Check the network; finished work is kept,"
-                    " and the same command continues"
-                ) from error
-            if tries > QUIET_TRIES:
-                print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
-        time.sleep(pause)
-
-
-def may_pass(error: Exception) -> bool:
-    """True if another try may succeed: the connection broke or stalled, or the server is busy."""
-    while isinstance(error, FileNotFoundError) and error.__cause__:
-        error = error.__cause__  # file systems raise it for any reason
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None) or getattr(error, "status", None)
-    if isinstance(status, int):
-        return status in BUSY or status >= 500
-    will_stay = (FileNotFoundError, PermissionError, ValueError, *BUGS)
-    return not isinstance(error, will_stay) and type(error).__name__ != "NoCredentialsError"
+def _tried(source, pauses, function, *arguments):
+    """As retry(). Raises InputError for a failure that will not pass, else PrepareError."""
+    try:
+        return retry(source, pauses, function, *arguments)
+    except (InputError, *BUGS):
+        raise
+    except Exception as error:  # whatever the packages raise
+        why = error_message(error)
+        if may_pass(error):
+            raise PrepareError(
+                f"{source} cannot be reached: {why}. Check the network; finished work is kept, and"
+                " the same command continues"
+            ) from error
+        hint = PERMISSION.get(protocol_of(source), "")
+        raise InputError(
+            f"{source} is not there, or not open to you: {why}; {hint}".rstrip("; ")
+        ) from error
 
 
 class DownloadCache:
@@ -199,14 +171,14 @@ class DownloadCache:
         """Fetch a source, from where a stopped run left it; returns its path."""
         path.touch()
         while (start := path.stat().st_size) < source.size:
-            data = retry(source.path, FETCHING_S, _read_block, source, start)
+            data = _tried(source.path, FETCHING, _read_block, source, start)
             # At its place: another cache may be at the same file.
             with open(path, "r+b") as file:
                 file.seek(start)
                 file.write(data)
             sync(path)
         try:
-            retry(source.path, FETCHING_S, _check_unchanged, source)
+            _tried(source.path, FETCHING, _check_unchanged, source)
         except InputError:
             path.unlink()
             raise
