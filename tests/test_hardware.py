@@ -95,8 +95,9 @@ def test_an_nvidia_gpu_that_pytorch_cannot_use_is_named(finds, system, monkeypat
     words = "an NVIDIA driver, but .* finds no GPU with CUDA_VISIBLE_DEVICES=0; another build may"
     with pytest.raises(hardware.DeviceError, match=words):
         hardware.find_device(name)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert hardware.find_device("auto") == CPU
+    for hidden in ("", "NoDevFiles"):  # the latter is what Slurm gives a job without GPUs
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert hardware.find_device("auto") == CPU
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     (system / "nvidia-smi").unlink()  # another maker's GPU under WSL2
     assert hardware.find_device("auto") == CPU
@@ -152,6 +153,14 @@ def test_auto_is_the_fastest_precision_of_a_gpu(monkeypatch, kind, capability, d
     assert hardware.find_dtype(torch.device(kind), "float16") == torch.float16
 
 
+@pytest.mark.parametrize("has", [None, "_is_amx_tile_supported", "_is_avx512_bf16_supported"])
+def test_auto_is_bfloat16_on_a_cpu_that_multiplies_it(monkeypatch, has):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # it knows ARM's
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name == has)
+    assert hardware.find_dtype(CPU, "auto") == (torch.bfloat16 if has else torch.float32)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_machine_without_a_gpu_says_so():
     assert "finds no GPU" in hardware.unused_gpus(CPU, 1)
@@ -173,6 +182,11 @@ def test_a_gpu_that_is_not_used_is_named():
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 504e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla T4", 65e12),
         ("AMD Instinct MI300X", 1307e12),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
@@ -231,9 +245,21 @@ def test_what_is_free_is_what_linux_and_the_container_leave(system, files, free)
     assert hardware.free_ram() == free
 
 
-@pytest.mark.parametrize(("limit", "threads"), [("max 100000", 4), ("250000 100000", 3)])
-def test_a_container_with_fewer_processors_gets_fewer_threads(system, monkeypatch, limit, threads):
+@pytest.mark.parametrize(
+    ("limit", "asked", "threads"),
+    [
+        ("max 100000", None, 4),
+        ("250000 100000", None, 3),
+        ("800000 100000", None, 4),
+        ("250000 100000", "4", 4),
+    ],
+)
+def test_a_container_with_fewer_processors_gets_fewer_threads(
+    system, monkeypatch, limit, asked, threads
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

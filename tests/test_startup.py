@@ -15,8 +15,10 @@ SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
 TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.size"]
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, TOOLS[0]])
-def test_ctrl_c_during_imports_ends_it_quietly(name):
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, signal.SIGINT) for name in SCRIPTS), (TOOLS[0], signal.SIGTERM)]
+)
+def test_a_signal_during_imports_ends_it_quietly(name, number):
     command = [name] if name.endswith(".py") else ["-m", name]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *command, "--help"],
@@ -31,9 +33,9 @@ def test_ctrl_c_during_imports_ends_it_quietly(name):
         if line.endswith("startup\n"):
             break
     process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert not out
     assert "Traceback" not in err
 
@@ -56,6 +58,8 @@ def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
         ({}, "GOMP_SPINCOUNT", startup.SPIN),
         ({}, "THP_MEM_ALLOC_ENABLE", "1"),
         ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT", "7"),
+        ({"OMP_WAIT_POLICY": "passive"}, "GOMP_SPINCOUNT", None),
+        ({}, "TORCHINDUCTOR_VEC_ISA_OK", "1"),
         ({}, "PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, "PYTORCH_ALLOC_CONF", "backend:native"),
         ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "PYTORCH_ALLOC_CONF", None),
@@ -103,6 +107,15 @@ def test_a_terminal_shows_what_it_cannot_as_escapes(encoding):
     assert os.read(ours, 1000).decode(encoding).strip() == f"{SHOWN[encoding]} line"
     os.close(ours)
     os.close(its)
+
+
+def test_a_line_is_in_a_log_at_once_and_a_reader_may_leave(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    code = f"import startup, os; startup.begin(); print({TEXT!r}); os._exit(0)"  # as SIGKILL
+    assert run_script("-c", code).stdout == f"{TEXT}\n"
+    code = "import startup, sys; startup.begin(); sys.exit(startup.run('me', lambda _: print(1)))"
+    line = f"{sys.executable} -c {shlex.quote(code)} | true"
+    assert subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True).stderr == b""
 
 
 def test_streams_may_be_closed():
