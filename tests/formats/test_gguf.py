@@ -87,9 +87,11 @@ def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
         in_half = len(tensor.shape) == 2 and tensor.name != "position_embd.weight"
         expected = package.GGMLQuantizationType.F16 if in_half else package.GGMLQuantizationType.F32
         assert tensor.tensor_type == expected, tensor.name
-    embedding = next(tensor for tensor in file.tensors if tensor.name == "token_embd.weight")
+    values = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in file.tensors}
     exact = source.tensors["wte.weight"][: tokenizer.vocab_size]  # the rest is padding
-    assert torch.equal(torch.from_numpy(embedding.data.copy()), exact.half())
+    assert torch.equal(values["token_embd.weight"], exact.half())
+    exact = source.tensors["h.2.mlp.c_proj.weight"]  # which Hugging Face's GPT-2 has transposed
+    assert torch.equal(values["blk.2.ffn_down.weight"], exact.half())
 
 
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused():

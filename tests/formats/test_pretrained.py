@@ -58,6 +58,14 @@ def test_weights_of_another_model_py_are_a_sentence(assign):
         pretrained.fill(model, weights, Path("step"), assign)
 
 
+def test_a_shorter_context_keeps_the_first_positions():
+    positions = torch.arange(6.0).view(3, 2)
+    tensors = {"wpe.weight": positions, "wte.weight": positions}
+    cut = pretrained.Pretrained(Path(), None, tensors, None, {}).cut_to(2)
+    assert cut["wpe.weight"].tolist() == [[0, 1], [2, 3]]
+    assert cut["wte.weight"] is positions
+
+
 def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, tmp_path):
     start, run = shutil.copytree(bpe_run, tmp_path / "start"), tmp_path / "run"
     changes = ["--block_size=16", "--learning_rate=0", "--max_steps=1"]

@@ -21,7 +21,7 @@ from transformers import (
     pipeline,
 )
 
-from formats import files, run_folder
+from formats import files, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, STOP
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
@@ -148,6 +148,16 @@ def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
         "`<|endoftext|>` (id 0)",
     ):
         assert words in card
+
+
+def test_the_card_of_a_run_from_weights_names_them(tmp_path):
+    source = pretrained.load_run(reciting(tmp_path / "run", "A text."))
+    source.state["settings"]["init_from"] = "hf://openai-community/gpt2"
+    export.write_card(tmp_path, source, 1000, "hf", chat=True)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "trained from the weights of `hf://openai-community/gpt2` on 1,000 tokens." in card
+    assert "tokens per parameter" not in card  # it saw more
+    assert "follows no instructions" not in card
 
 
 def test_ctranslate2_writes_the_same(exported, tmp_path):
