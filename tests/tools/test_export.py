@@ -127,7 +127,9 @@ def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
     run = reciting(tmp_path / "run", "The quick, brown!", step=400)
     reciting(run, "A newer one.", step=500)
     files.write_json(run / "best.json", {"step": 400, "val_loss": 2.0})
-    run_folder.write_log(run, [{"step": 400, "val_loss": 2.0, "bits_per_byte": 0.75}])
+    losses = [(300, 3.0, 1.125), (400, 2.0, 0.75), (500, 4.0, 1.5)]
+    log = [{"step": s, "val_loss": loss, "bits_per_byte": bits} for s, loss, bits in losses]
+    run_folder.write_log(run, log)
     export.main([str(run), "--out", str(tmp_path / "hf")])
     tensors = load_file(tmp_path / "hf/model.safetensors").values()
     parameters = sum(tensor.numel() for tensor in tensors)

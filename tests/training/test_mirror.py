@@ -91,6 +91,19 @@ def test_a_mirror_keeps_what_the_folder_keeps(tmp_path, place):
     assert run_folder.read_log(tmp_path / "empty" / "run") == run_folder.read_log(run)
 
 
+def test_a_run_that_went_back_replaces_what_it_saves_again_and_only_that(tmp_path, place):
+    run = tmp_path / "run"
+    save(run, 1, 2, 3)
+    upload(run, place)
+    for step in (2, 3):
+        shutil.rmtree(run / run_folder.step_name(step))
+    run_folder.save(run, {"step": 2}, {"w": torch.zeros(9)}, {}, "{}")
+    mirror = upload(run, place)
+    assert mirror.whole() == [1, 2, 3]  # until there is a newer one
+    copy = mirror.fetch(2, tmp_path / "copy")
+    assert (copy / "model.pt").read_bytes() == (run / "step_00000002/model.pt").read_bytes()
+
+
 def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
     char_data, tmp_path, store, capsys
 ):
@@ -255,12 +268,13 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(char_data, tmp_path
 
 def test_a_run_that_was_fetched_is_not_fetched_again(tmp_path, store, monkeypatch, capsys):
     where = f"s3://bucket/{tmp_path.name}"
-    save(tmp_path / "run", 1)
+    save(tmp_path / "run", 1, 2)
     files.write_json(tmp_path / "run/best.json", {"step": 1, "val_loss": 0.5})
     upload(tmp_path / "run", where)
     monkeypatch.chdir(tmp_path)
     copy = resolve(f"{where}/run")
     assert "fetching" in capsys.readouterr().err
+    assert copy.name == "step_00000001"  # the best
     assert (copy.parent / "best.json").exists()
     assert (copy.parent / "log.jsonl").exists()
     assert resolve(f"{where}/run") == copy
