@@ -4,7 +4,9 @@ import bisect
 import dataclasses
 import math
 import re
+import shutil
 import time
+import types
 
 import numpy as np
 import pytest
@@ -285,6 +287,15 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     run.saver.finish(run.step, run.snapshot)
     files = (run_folder.steps(run.folder)[-1] / name for name in ("model.pt", "optimizer.pt"))
     assert sum(file.stat().st_size for file in files) == pytest.approx(12 * parameters, rel=0.2)
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):
+    in_all = 4 * 12 * sum(p.numel() for p in run.state.model.parameters())
+    for free, warned in ((in_all, False), (in_all - 1, True)):
+        usage = types.SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        warning = f"warning     the checkpoints take up to {in_all / 1e6:,.0f} MB more"
+        assert (warning in banner(run)) == warned
 
 
 @pytest.mark.parametrize(
