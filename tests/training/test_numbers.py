@@ -139,6 +139,16 @@ def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, ca
     )
 
 
+def test_a_run_that_ends_no_better_than_guessing_says_so(run, little_data, capsys):
+    take_steps(run, 1)
+    run.saver.finish(run.step, run.snapshot)
+    recorder, guessing = Recorder(run), math.log(read_meta(little_data).vocab_size)
+    for loss, said in ((guessing - 0.01, False), (guessing + 0.01, True)):
+        recorder.evaluation(loss, [])
+        recorder.summary("finished")
+        assert (f"no better than guessing ({guessing:.2f})" in capsys.readouterr().out) == said
+
+
 def test_a_resumed_run_goes_on_with_its_clocks_and_its_means(run, little_data, clock):
     before = take_steps(run, 3)
     run.state.counters.elapsed_s = 50.0
