@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import hardware
 from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
@@ -20,6 +21,7 @@ from tests.training.conftest import small_run
 from training import distributed
 from training.plan import (
     banner,
+    check_ram,
     disk_table,
     from_data_sheet,
     hours_table,
@@ -137,6 +139,14 @@ def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, ca
         f"finished: 20 steps, {20 * TOKENS:,} tokens in 1 h 2 min of training, cost 1.00"
         in capsys.readouterr().out
     )
+
+
+def test_a_step_that_is_evaluated_has_one_line(run, clock, capsys):
+    take_steps(run, 10)
+    recorder = Recorder(run)
+    recorder.step(seconds=1.0)
+    recorder.evaluation(2.0, [])
+    assert capsys.readouterr().out.count("step 10 of 40") == 1
 
 
 def test_a_run_that_ends_no_better_than_guessing_says_so(run, little_data, capsys):
@@ -297,6 +307,17 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     run.saver.finish(run.step, run.snapshot)
     files = (run_folder.steps(run.folder)[-1] / name for name in ("model.pt", "optimizer.pt"))
     assert sum(file.stat().st_size for file in files) == pytest.approx(12 * parameters, rel=0.2)
+
+
+def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, monkeypatch):
+    parameters = sum(p.numel() for p in run.state.model.parameters())
+    run.device = dataclasses.replace(run.device, dtype=torch.float32)
+    activations = 4 * T * (2 * (2 * 32 + 14 * 32) + 2 * run.state.model.config.vocab_size)
+    needed = 12 * parameters + activations  # moments and gradients; the weights are there
+    monkeypatch.setattr(hardware, "free_ram", lambda: needed)
+    check_ram(run)
+    monkeypatch.setattr(hardware, "free_ram", lambda: needed - 1)
+    assert "one sequence does not fit in the memory of cpu" in measured_here(run)
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):

@@ -10,9 +10,15 @@ import config as settings
 from config import ConfigError
 from formats import run_folder
 from model import GPT, GPTConfig
-from tests.training.conftest import start
+from tests.training.conftest import small_run, start
 from tokenizer_bpe import Tokenizer
-from training.recorder import NEW_TOKENS, answer_prompts, samples, without_unknown_characters
+from training.recorder import (
+    NEW_TOKENS,
+    Recorder,
+    answer_prompts,
+    samples,
+    without_unknown_characters,
+)
 
 
 def test_the_same_weights_give_the_same_answers_and_training_goes_on():
@@ -49,6 +55,17 @@ def test_samples_cannot_move_the_cursor():
     assert text.splitlines()[:4] == ["  | a   b?[31m?c", "  |", "  | d?e", "  |"]
     assert max(map(len, text.splitlines())) <= 124
     assert text.count("\u00e9") == 200
+
+
+def test_records_that_the_disk_does_not_take_are_written_with_the_next(char_data, tmp_path, capsys):
+    recorder = Recorder(small_run(char_data, tmp_path))
+    (tmp_path / "log.jsonl").mkdir()
+    for number in (1, 2):
+        recorder.record({"number": number})
+    (tmp_path / "log.jsonl").rmdir()
+    recorder.record({"number": 3})
+    assert [record["number"] for record in run_folder.read_log(tmp_path)] == [1, 2, 3]
+    assert capsys.readouterr().err.count("takes no writes") == 1
 
 
 def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
