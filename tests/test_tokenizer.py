@@ -3,6 +3,8 @@
 What is read from files is checked.
 """
 
+import base64
+import hashlib
 import json
 
 import pytest
@@ -142,16 +144,19 @@ def test_gpt2s_vocabulary_without_a_network_says_which_file_to_put_where(tmp_pat
         Tokenizer.gpt2()
 
 
-def test_merges_are_recovered_from_ranks():
-    """GPT-2's vocabulary comes as ranks alone.
-
-    From those of a trained tokenizer exactly its merges come back.
-    """
-    vocab = BPE.description["model"]["vocab"]
+def test_gpt2s_vocabulary_comes_as_ranks_and_merges_as_it_did(tmp_path, monkeypatch):
+    """With another vocabulary in its place, that of a tokenizer that was trained here."""
     to_byte = {char: byte for byte, char in tokenizer_bpe.ALPHABET.items()}
-    ranks = {bytes(to_byte[c] for c in token): i for token, i in vocab.items() if token != EOT}
-    _, merges = tokenizer_bpe._vocab_and_merges(ranks)
-    assert [list(pair) for pair in merges] == BPE.description["model"]["merges"]
+    tokens = [token for token in BPE.description["model"]["vocab"] if token != EOT]
+    ranks = [base64.b64encode(bytes(to_byte[char] for char in token)).decode() for token in tokens]
+    file = tmp_path / tokenizer_bpe.GPT2_FILE
+    file.parent.mkdir()
+    file.write_text("".join(f"{token} {rank}\n" for rank, token in enumerate(ranks)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizer_bpe, "GPT2_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    found = Tokenizer.gpt2()
+    assert found.description["model"]["merges"] == BPE.description["model"]["merges"]
+    assert found.decode(found.encode(OTHER_SCRIPTS)) == OTHER_SCRIPTS
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_after_a_power_cut_a_run_goes_on_from_a_whole_step_with_its_log_and_the_
             run_folder.read_state(run_folder.find(folder))
 
 
-def test_what_a_crash_left_out_after_a_save_is_made_up_for(char_data, tmp_path):
+def test_after_a_crash_best_json_and_the_last_evaluation_are_written_again(char_data, tmp_path):
     more = ["--max_steps=20", "--sample_prompts=The"]
     trained(char_data, tmp_path, *more)
     best = (tmp_path / "best.json").read_text()
@@ -275,7 +275,7 @@ def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
         run.saver.save(counted(run, 2))
 
 
-def test_memory_that_does_not_suffice_for_the_copy_fails_the_save_and_not_the_run(
+def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
     char_data, tmp_path, capsys
 ):
     run = small_run(char_data, tmp_path, "--n_embd=768", "--n_layer=6")  # 170 MB
