@@ -4,8 +4,8 @@
     torchrun --nproc_per_node=8 train.py config/gpt2_small.py      # on 8 GPUs
 
 However a run ends, the same command continues it, and so does python train.py checkpoints/RUN.
-training/setup.py makes the parts of a run; here is what happens with them, in order. All settings:
-config/__init__.py, or --help.
+Here is what a run does, in order, and one whole step of it; how its parts are made is in
+training/setup.py. All settings: config/__init__.py, or --help.
 """
 
 import startup
@@ -15,9 +15,13 @@ if __name__ == "__main__":
 
 import contextlib
 import gc
+import itertools
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from torch.profiler import record_function
 
 import config as settings
 import hardware
@@ -27,15 +31,19 @@ from formats.address import AddressError
 from formats.data_folder import DataError
 from formats.run_folder import CheckpointError
 from hardware import DeviceError
+from model import IGNORE
 from tokenizer_bpe import TokenizerError
 from training import RunError, distributed
 from training.distributed import StopFlag, locked
+from training.fit import fit
+from training.optimizer import clip_gradients, set_learning_rates, update_weights
 from training.plan import banner, check_disk, plan
-from training.profiling import PROFILED_STEPS, Profiler
-from training.recorder import Recorder, answer_prompts, continue_command, generate_command
+from training.profiling import open_profiler
+from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.schedule import LIMITS
 from training.setup import build
+from training.step import evaluate, forward_backward, seed_dropout, updating
 
 # What a user can mend; the exit status is 2.
 MISTAKES = (
@@ -51,53 +59,27 @@ MISTAKES = (
 def train(config: Config) -> int:
     """A whole run, from its settings to the last checkpoint. Returns the exit status."""
     check_batch(config)
-    run_folder.check_own(Path(config.checkpoint_dir))
-    if config.dry_run or not distributed.is_main:
-        return run_to_its_end(build(config))
     folder = Path(config.checkpoint_dir)
-    with locked(folder):  # before anything in it is read
-        run_folder.delete_partial(folder)  # a kill leaves up to a whole checkpoint
-        return run_to_its_end(build(config))
-
-
-def run_to_its_end(run: Run) -> int:
-    """From the step where a run is to its last one, or to a signal. Its state is on disk then."""
-    print(banner(run))
-    if run.schedule.done and not run.schedule.evaluation_due:
-        print(
-            f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
-            f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
-        )
-        if distributed.is_main and not run.config.dry_run:
-            run.saver.begin()  # a crash may have come between the last save and what follows it
-            run.saver.close()
-        return 0
-    if run.config.dry_run:
-        for part in plan(run):
-            print(part)
-        return 0
-    if distributed.is_main:
+    run_folder.check_own(folder)
+    writes = distributed.is_main and not config.dry_run
+    with locked(folder) if writes else contextlib.nullcontext():
+        run = build(config)  # with new weights, those of init_from, or of its last checkpoint
+        print(banner(run))
+        if run.finished:
+            return already_finished(run)
+        if config.dry_run:
+            for part in plan(run):
+                print(part)
+            return 0
         check_disk(run)
-    recorder = Recorder(run)
-    try:
-        if distributed.is_main:
+        recorder = Recorder(run)
+        try:
             recorder.begin()
             run.saver.begin()
-        prepare(run, recorder)
-        stop = StopFlag()  # until here there is nothing to save: a signal ends the process
-        try:
-            ending, status = loop(run, stop, recorder)
-        except (RuntimeError, MemoryError) as error:
-            ending, status = why_interrupted(error), 1
-            if not ending:
-                raise
-        if distributed.is_main:
-            run.saver.finish(run.step, run.snapshot)
-            recorder.interrupted(ending) if status else recorder.summary(ending)
-        return status
-    finally:
-        recorder.close()
-        if distributed.is_main:
+            prepare(run, recorder)
+            return run_to_its_end(run, recorder)
+        finally:
+            recorder.close()
             run.saver.close()
 
 
@@ -108,31 +90,40 @@ def prepare(run: Run, recorder: Recorder) -> None:
     run.clock.start()
     if run.compiles:
         print("compiling ...", end=" ", flush=True)
-    wanted = run.trainer.micro_batch
-    problem = run.trainer.prepare(run.compiles)
+    wanted = run.micro_batch
+    problem = fit(run)
     seconds = run.clock.since_log()
     if problem:
         print(f"{problem}; training continues without it")
     elif run.compiles:
         print(f"{seconds:.1f} s")
-    if run.trainer.micro_batch < wanted:
+    if run.micro_batch < wanted:
         recorder.halved(wanted)
     gc.collect()
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s
 
 
-def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
-    """Step until the run is done, its budget is, or a signal comes.
+def run_to_its_end(run: Run, recorder: Recorder) -> int:
+    """Train until the run is done, its budget is, or a signal comes; save. The exit status."""
+    stop = StopFlag()  # until here there is nothing to save: a signal ends the process
+    try:
+        ending, status = loop(run, stop, recorder)
+    except (RuntimeError, MemoryError) as error:
+        ending, status = why_interrupted(error), 1
+        if not ending:
+            raise
+    run.saver.finish(run.step, run.snapshot)
+    if status:
+        recorder.interrupted(ending)
+    else:
+        recorder.summary(ending)
+    return status
 
-    Returns how it ended, in a word or two, and the exit status.
-    """
-    trainer, schedule, clock, saver = run.trainer, run.schedule, run.clock, run.saver
-    profiler = None
-    if run.config.profile and distributed.is_main:
-        if schedule.steps_left >= PROFILED_STEPS:
-            profiler = Profiler(run.folder, run.device.torch, recorder.profile)
-        else:
-            print(f"no profile: it takes {PROFILED_STEPS} steps, {schedule.steps_left} are left")
+
+def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
+    """Step, save, evaluate and log. Returns how it ended, in words, and the exit status."""
+    schedule, clock, saver = run.schedule, run.clock, run.saver
+    profiler = open_profiler(run, recorder.profile)
     clock.start()
     while True:
         # What one process finds out takes effect in all of them, at this step.
@@ -143,8 +134,7 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
         if save_due:
             with clock.paused():
                 schedule.mark_saved()
-                if distributed.is_main:
-                    saver.save(run.snapshot())
+                saver.save(run.snapshot)
         if signum:
             return signal.Signals(int(signum)).name, 128 + int(signum)
         if schedule.evaluation_due:
@@ -156,14 +146,48 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
         if limit:
             name = LIMITS[int(limit)]
             return f"stopped at {name} = {getattr(run.config, name)}, which a restart may raise", 0
-        trainer.step()
+
+        training_step(run)
         recorder.bar.update()
         if profiler:
             profiler.step()
         if schedule.check_due:
-            trainer.check_finite()
+            run.check_finite()
         if schedule.log_due:
             recorder.step(clock.since_log())
+
+
+def training_step(run: Run) -> None:
+    """One optimiser step: the next batch, its gradients, and the update. Waits for no device.
+
+    Several processes each take their share of the sequences.
+    """
+    c, counters = run.config, run.counters
+
+    with record_function("data"):
+        first = counters.sequences + distributed.rank * run.local_batch
+        x, y = run.data.train.batch(first, run.local_batch, c.seed)
+
+    predictions = None  # every target counts
+    if c.loss_on == "assistant":
+        predictions = distributed.all_reduce_mean((y != IGNORE).sum().float())
+    if c.dropout:
+        seed_dropout(c.seed, counters.step)
+    loss = forward_backward(run.ddp, x, y, run.micro_batch, run.cast, run.scaler, predictions)
+    loss = distributed.all_reduce_mean(loss)
+
+    with updating(counters.step + 1), record_function("optimizer"):
+        multiplier = run.schedule.lr_multiplier
+        set_learning_rates(run.optimizer, multiplier)
+        norm = clip_gradients(run.model, run.optimizer, run.scaler, c.grad_clip)
+        update_weights(run.optimizer, run.scaler, norm)  # not where the norm is NaN or infinite
+
+    # A GradScaler skips steps until it has found its scale: these are not bad ones.
+    deciding = loss if run.scaler.is_enabled() else norm
+    run.losses.add(loss, norm, good=deciding.isfinite())
+    run.learning_rate = c.learning_rate * multiplier
+    counters.step += 1
+    counters.sequences += c.batch_size
 
 
 def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
@@ -171,16 +195,24 @@ def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
 
     A signal cuts it short: the evaluation comes again when the run continues.
     """
-    loss = run.trainer.evaluate(stop.set_anywhere)
+    loss = validation_loss(run, stop.set_anywhere)
     if loss is None:
         return
     run.schedule.mark_evaluated()
-    if not distributed.is_main:
-        return
-    prompts, seed, cast = run.config.sample_prompts, run.config.seed, run.trainer.cast
-    answers = answer_prompts(run.state.model, run.data.tokenizer, prompts, seed, cast)
-    recorder.evaluation(loss, answers)
+    recorder.evaluation(loss)
     run.saver.mark_best(run.step, loss)
+
+
+def validation_loss(run: Run, interrupted: Callable[[], bool]) -> float | None:
+    """The validation loss in nats per token; None once `interrupted` says so, asked on the way."""
+    windows = run.config.eval_batches * run.config.batch_size
+    rank, ranks = distributed.rank, distributed.world_size
+    batches = run.data.val.evaluation(windows, run.micro_batch, rank, ranks)
+    batches = itertools.takewhile(lambda _: not interrupted(), batches)
+    total, count = evaluate(run.compiled, batches, run.cast)
+    if interrupted():
+        return None
+    return sum(distributed.gather(float(total))) / sum(distributed.gather(float(count)))
 
 
 def why_interrupted(error: Exception) -> str | None:
@@ -190,6 +222,18 @@ def why_interrupted(error: Exception) -> str | None:
     if distributed.connection_lost(error):
         return "another process of the run has ended"
     return None
+
+
+def already_finished(run: Run) -> int:
+    """Say what to do with a run that is at its end. Returns the exit status."""
+    print(
+        f"already finished, at step {run.step:,}. To train longer:\n  {continue_command(run)}"
+        f" --max_steps={2 * run.step}\nto generate:\n  {generate_command(run)}"
+    )
+    if not run.config.dry_run:
+        run.saver.begin()  # a crash may have come between the last save and what follows it
+        run.saver.close()
+    return 0
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -217,7 +261,7 @@ def start(argv: list[str]) -> int:
     distributed.init()
     status = train(settings.load(argv))
     with contextlib.suppress(RuntimeError):  # another process has ended already
-        distributed.gather(0)  # torchrun ends all processes soon after the first
+        distributed.barrier()  # torchrun ends all processes soon after the first
     return status
 
 

@@ -18,7 +18,7 @@ from benchmarks import ENVIRONMENT
 from command_line import local_path
 from config import Config
 from formats.data_folder import read_meta
-from training.trainer import largest_divisor
+from training.run import largest_divisor
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

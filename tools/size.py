@@ -75,7 +75,7 @@ def time_size(config: Config, hours: float) -> Size:
     text = run.data.train.windows * config.block_size
     batch = config.tokens_per_step
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
-    tokens, parameters = steps * batch, run.state.model.num_parameters()
+    tokens, parameters = steps * batch, run.model.num_parameters()
     config = replace(config, max_steps=max(1, round(steps)), epochs=None, checkpoint_dir=None)
     return Size(config, parameters, tokens, tokens / text, steps * step_s / 3600)
 

@@ -7,6 +7,7 @@ Knows no model, and of a run only its folder.
 """
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -136,6 +137,21 @@ def locked(folder: Path):
 
 
 # -- what they exchange ----------------------------------------------------------------------------
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    gather(0)
+
+
+def on_main(method: Callable) -> Callable:
+    """A method that the first process runs; in the others it does nothing."""
+
+    @functools.wraps(method)
+    def wrapped(*arguments):
+        return method(*arguments) if is_main else None
+
+    return wrapped
 
 
 def gather(value: float) -> list[float]:

@@ -1,63 +1,61 @@
-"""The optimiser of a run, and one step with it.
+"""The optimiser of a run: AdamW, or with Muon for the matrices of the blocks; clipping, an update.
 
-Knows parameters, gradients and the settings that it names; no data and no files.
+Knows parameters, gradients, the settings that it names, and the processes that share Muon's work;
+no data and no files.
 """
 
 import torch
-from torch.profiler import record_function
 
 import hardware
 from model import num_fused
-from training import muon
+from training import distributed
 
 
-def make_optimizer(model: torch.nn.Module, config, device: torch.device) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: torch.nn.Module, config, device: torch.device, decay: float
+) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2017), or with Muon for the matrices of the blocks.
 
-    A group's learning rate is the step's times its `scale`. config: a Config.
+    A group's `initial_lr` is its peak learning rate. decay: the share of the matrices' weights that
+    a step at the peak takes away; as PyTorch multiplies a group's weight_decay by its learning
+    rate, groups of other rates have other weight_decay. config: a Config.
     """
-    options = {
-        "lr": config.learning_rate,
-        "betas": (config.beta1, config.beta2),
-        "eps": 1e-8,
-        "fused": device.type in ("cuda", "cpu"),
-    }
-    if config.optimizer == "muon":
-        return muon.Muon(muon_groups(model, config, device), **options)
-    return torch.optim.AdamW(adamw_groups(by_kind(model), config, config.weight_decay), **options)
-
-
-def adamw_groups(kinds: dict[str, list], config, weight_decay: float) -> list[dict]:
-    """Embeddings, other matrices, vectors; vectors alone have no weight decay."""
-    scale = embedding_scale(config)
-    groups = [
-        # AdamW decays by the learning rate times weight_decay: by as much as the other matrices.
-        {"params": kinds["embedding"], "scale": scale, "weight_decay": weight_decay / scale},
-        {"params": kinds["matrix"] + kinds["head"], "scale": 1.0, "weight_decay": weight_decay},
-        {"params": kinds["vector"], "scale": 1.0, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def muon_groups(model, config, device: torch.device) -> list[dict]:
-    """The blocks' matrices, a group per shape; the rest for AdamW, with as much weight decay."""
     kinds = by_kind(model)
-    scale = config.muon_lr / config.learning_rate
-    groups = adamw_groups(kinds | {"matrix": []}, config, config.weight_decay * scale)
+    embedding_lr = config.embedding_lr
+    if embedding_lr is None:
+        embedding_lr = config.learning_rate
+    groups = [
+        {"params": kinds["embedding"], "lr": embedding_lr, "decay": decay},
+        {"params": kinds["matrix"] + kinds["head"], "lr": config.learning_rate, "decay": decay},
+        {"params": kinds["vector"], "lr": config.learning_rate, "decay": 0.0},
+    ]
+    if config.optimizer == "muon":
+        groups[1]["params"] = kinds["head"]
+        groups += muon_groups(model, kinds["matrix"], config, device, decay)
+    groups = [group for group in groups if group["params"]]
+    for group in groups:
+        share = group.pop("decay")
+        group["weight_decay"] = share / group["lr"] if group["lr"] else 0.0
+        group["initial_lr"] = group["lr"]
+    make = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    fused = device.type in ("cuda", "cpu")
+    return make(groups, betas=(config.beta1, config.beta2), eps=1e-8, fused=fused)
+
+
+def muon_groups(model, matrices: list, config, device: torch.device, decay: float) -> list[dict]:
+    """The blocks' matrices, a group per shape."""
     options = {
-        "scale": scale,
+        "lr": config.muon_lr,
+        "decay": decay,
         "momentum": config.muon_momentum,
-        "weight_decay": config.weight_decay,
         # On a GPU 16 bits are many times as fast as float32, on a CPU that has them twice.
         "dtype": hardware.find_dtype(device, config.dtype),
     }
     names = {p: name for name, p in model.named_parameters()}
     by_shape = {}
-    for p in kinds["matrix"]:
+    for p in matrices:
         by_shape.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
-    for (fused, _), params in by_shape.items():
-        groups.append({"params": params, "num_fused": fused} | options)
-    return groups
+    return [{"params": p, "num_fused": fused} | options for (fused, _), p in by_shape.items()]
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
@@ -84,13 +82,6 @@ def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
     return [names[p] for group in optimizer.param_groups for p in group["params"]]
 
 
-def embedding_scale(config) -> float:
-    """The embeddings' learning rate over that of the rest."""
-    if config.embedding_lr is None:
-        return 1.0
-    return config.embedding_lr / config.learning_rate
-
-
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
     """Allocate the optimiser's state, as its first step would."""
     for group in optimizer.param_groups:
@@ -104,27 +95,137 @@ def reserve_state(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[p] = {"step": step} | averages
 
 
-@record_function("optimizer")
-def optimizer_step(model, optimizer, scaler, lr: float, grad_clip: float) -> torch.Tensor:
-    """Clip the gradients, take the step, clear them. Returns their norm before clipping.
-
-    The norm stays on the device; one that is not finite leaves weights and optimiser as they are.
-    Fused AdamW takes that decision and the clipping factor as tensors, so nothing waits for the
-    device.
-    """
+def set_learning_rates(optimizer: torch.optim.Optimizer, multiplier: float) -> None:
+    """Give each group its peak learning rate times `multiplier`."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group["scale"]
+        group["lr"] = group["initial_lr"] * multiplier
+
+
+def clip_gradients(model, optimizer, scaler, grad_clip: float) -> torch.Tensor:
+    """Let the next update take gradients of a norm of at most grad_clip (0: of any).
+
+    Returns their norm before, a scalar on the device. Fused optimisers take the factor as a tensor,
+    and whether to skip the update, as the norm is not finite: nothing waits for the device.
+    """
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
-    fused = optimizer.defaults["fused"] and not scaler.is_enabled()
-    if fused:
+    if is_fused(optimizer, scaler):
         optimizer.grad_scale = (norm / grad_clip).clamp(min=1.0) if grad_clip else None
         optimizer.found_inf = 1.0 - norm.isfinite().float()
     elif grad_clip:
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), grad_clip, norm)
-    if fused or scaler.is_enabled() or norm.isfinite():
+    return norm
+
+
+def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
+    """Step along the gradients, and clear them.
+
+    Where their norm is not finite, weights and optimiser stay as they are.
+    """
+    if is_fused(optimizer, scaler) or scaler.is_enabled() or norm.isfinite():
         scaler.step(optimizer)
         scaler.update()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+
+
+def is_fused(optimizer, scaler) -> bool:
+    """True if the optimiser itself clips and skips; with float16 the GradScaler needs that."""
+    return optimizer.defaults["fused"] and not scaler.is_enabled()
+
+
+# -- Muon ------------------------------------------------------------------------------------------
+
+
+class Muon(torch.optim.AdamW):
+    """Muon for groups of parameters with `num_fused`, AdamW for the others.
+
+    Muon makes the momentum of a matrix orthogonal before it steps along it: Jordan et al., 2024,
+    https://kellerjordan.github.io/posts/muon.
+
+    A group of Muon's holds parameters of one shape, each `num_fused` matrices on top of each other
+    (3 for query, key and value), and has `lr`, Nesterov `momentum`, decoupled `weight_decay`, and
+    `dtype`, in which matrices are made orthogonal.
+
+    As in fused AdamW, gradients are divided by the tensor `grad_scale`, and where the tensor
+    `found_inf` is 1 a step changes neither weights nor momentum; nothing waits for the device.
+    """
+
+    grad_scale = None  # clip_gradients() and GradScaler set these two
+    found_inf = None
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.momenta = {}  # the first parameter of a group: the group's stack
+
+    @torch.no_grad()
+    def step(self):
+        """Change the parameters along their gradients, `p.grad`."""
+        groups = self.param_groups
+        for group in groups:
+            if "num_fused" in group:
+                self.step_matrices(group)
+        self.param_groups = [group for group in groups if "num_fused" not in group]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+
+    def step_matrices(self, group):
+        """Muon's step for one group, as one stack of matrices [N, R, C]."""
+        momentum = self.reserve_momentum(group)
+        beta, lr = group["momentum"], group["lr"]
+        R, C = momentum.shape[1:]
+        gradient = torch.cat([p.grad.view(-1, R, C) for p in group["params"]])
+        good = torch.ones((), device=momentum.device)
+        if self.grad_scale is not None:
+            gradient /= self.grad_scale
+        if self.found_inf is not None:
+            gradient.masked_fill_(self.found_inf.bool(), 0)
+            good -= self.found_inf
+
+        momentum.lerp_(gradient, (1 - beta) * good)
+        update = gradient.lerp_(momentum, beta)  # Nesterov's look ahead
+        update = orthogonalize(update, group["dtype"])
+        length = lr * max(1.0, R / C) ** 0.5 * good
+        update = update.mul(length.view(1))  # a factor of no dimension would be rounded to 16 bits
+        weights = [p.view(-1, R, C) for p in group["params"]]
+        if group["weight_decay"]:
+            torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * good)
+        torch._foreach_sub_(weights, update.split(group["num_fused"]))
+
+    def reserve_momentum(self, group) -> torch.Tensor:
+        """A group's momentum, [N, R, C], of which each parameter's state is a part."""
+        params, fused = group["params"], group["num_fused"]
+        if params[0] not in self.momenta:
+            rows, columns = params[0].shape
+            stack = params[0].new_zeros(fused * len(params), rows // fused, columns)
+            self.momenta[params[0]] = stack
+            for p, part in zip(params, stack.split(fused), strict=True):
+                self.state[p] = {"momentum_buffer": part.view_as(p)}
+        return self.momenta[params[0]]
+
+
+def orthogonalize(x: torch.Tensor, dtype=torch.float32) -> torch.Tensor:
+    """Matrices with their singular values brought near 1. x: [N, R, C]; returns it in `dtype`.
+
+    Several processes split the matrices between them.
+    """
+    norm = x.norm(dim=(1, 2), keepdim=True) + 1e-7
+    x = (x / norm).to(dtype)  # rounded only now: float16 has no numbers as small as momentum
+    if x.size(1) > x.size(2):
+        return distributed.split_across_ranks(newton_schulz, x.mT).mT
+    return distributed.split_across_ranks(newton_schulz, x)
+
+
+def newton_schulz(x):
+    """Five steps of the iteration in x's dtype. x: [N, rows, columns], no taller than wide.
+
+    The quintic's slope at zero is steep: all but the smallest singular values are then between 0.7
+    and 1.2, near enough.
+    """
+    for _ in range(5):
+        gram = torch.bmm(x, x.mT)
+        quintic = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, quintic, x, beta=3.4445)
+    return x

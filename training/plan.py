@@ -21,13 +21,12 @@ from config import Config
 from formats import files, run_folder
 from formats.mirror import address_of
 from hardware import Device
-from model import GPTConfig
+from model import GPT, GPTConfig
 from training import RunError, distributed
 from training.dataset import GPU_SHARE
-from training.low_memory import loss_chunks
-from training.optimizer import optimizer_step
+from training.fit import fit, loss_chunks
+from training.optimizer import clip_gradients, set_learning_rates, update_weights
 from training.run import Run
-from training.state import State
 from training.step import forward_backward
 
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
@@ -44,7 +43,7 @@ STEPS = 20  # the most that are timed
 
 def banner(run: Run) -> str:
     """Device, model, data, step, start, run and checkpoints, a line each."""
-    c, model, done = run.config, run.state.model, run.step
+    c, model, done = run.config, run.model, run.step
     lines = {
         "device": describe_device(run),
         "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
@@ -59,7 +58,7 @@ def banner(run: Run) -> str:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = describe_checkpoints(run)
     text = "\n".join(f"{name:12}{line}" for name, line in lines.items())
-    return run.start.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
+    return run.changes + text + "".join(f"\nwarning     {w}" for w in warnings(run))
 
 
 def warnings(run: Run) -> list[str]:
@@ -74,7 +73,7 @@ def warnings(run: Run) -> list[str]:
             f"batch_size = {c.batch_size} is more than the {run.data.train.windows:,} sequences of"
             " the training data: each step repeats them; use more text, or lower batch_size"
         )
-    tokens, parameters = run.data.train.length, run.state.model.num_parameters()
+    tokens, parameters = run.data.train.length, run.model.num_parameters()
     if parameters > OVERFITS * tokens and not c.init_from:
         found.append(
             f"{tokens:,} tokens of text for {parameters:,} parameters: the model will overfit; use"
@@ -95,7 +94,7 @@ def describe_device(run: Run) -> str:
     compiled = "compiled" if run.compiles else "not compiled"
     text = f"{count}{run.device.name}, {run.versions()['dtype']}, {compiled}"
     if run.device.type == "cuda":
-        text += f", {run.trainer.attention_backend()} attention"
+        text += f", {run.attention_backend()} attention"
     unused = hardware.unused_gpus(run.device.torch, distributed.world_size)
     return f"{text}; {unused}" if unused else text
 
@@ -114,7 +113,7 @@ def describe_data(run: Run) -> str:
 
 def describe_step(run: Run) -> str:
     """The tokens of an optimiser step, and its micro-batch."""
-    c, micro_batch, local_batch = run.config, run.trainer.micro_batch, run.trainer.local_batch
+    c, micro_batch, local_batch = run.config, run.micro_batch, run.local_batch
     text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
         text += f", micro-batches of {micro_batch} sequences"
@@ -148,7 +147,7 @@ def plan(run: Run) -> Iterator[str]:
 
 def size_table(run: Run) -> list[str]:
     """Parameters, operations and steps."""
-    c, model, steps = run.config, run.state.model, run.schedule.steps_left
+    c, model, steps = run.config, run.model, run.schedule.steps_left
     flops, tokens = model.flops_per_token(), c.tokens_per_step
     return [
         f"parameters     {model.num_parameters():,}",
@@ -168,18 +167,20 @@ def steps_per_epoch(run: Run) -> str:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def memory(config: Config, state: State, micro_batch: int, device: Device) -> dict[str, int]:
+def memory(
+    config: Config, model: GPT, optimizer: torch.optim.Optimizer, micro_batch: int, device: Device
+) -> dict[str, int]:
     """Bytes of training at its peak, by what they hold.
 
     Weights and gradients are 4 bytes per parameter. The copies of weights for 16-bit products count
     as activations.
     """
-    parameters = state.model.num_parameters()
+    parameters = model.num_parameters()
     needed = {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
-        "optimizer": checkpoint_bytes(state) - 4 * parameters,
-        "activations": activations(config, state.model.config, micro_batch, device),
+        "optimizer": checkpoint_bytes(optimizer) - 4 * parameters,
+        "activations": activations(config, model.config, micro_batch, device),
     }
     if device.dtype.itemsize == 2:
         needed["activations"] += 2 * parameters
@@ -214,10 +215,10 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     return int(micro_batch * shape.block_size * (layers + logits))
 
 
-def checkpoint_bytes(state: State) -> int:
+def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
     total = 0
-    for group in state.optimizer.param_groups:
+    for group in optimizer.param_groups:
         tensors = 2 if "num_fused" in group else 3
         total += 4 * tensors * sum(p.numel() for p in group["params"])
     return total
@@ -228,8 +229,8 @@ def memory_table(run: Run) -> list[str]:
     columns = ("weights", "gradients", "optimizer", "activations", "peak")
     lines = [f"{'memory':15}{'micro-batch':>14}{''.join(f'{name:>13}' for name in columns)}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        if run.trainer.local_batch % micro_batch == 0:
-            needed = memory(run.config, run.state, micro_batch, run.device)
+        if run.local_batch % micro_batch == 0:
+            needed = memory(run.config, run.model, run.optimizer, micro_batch, run.device)
             cells = "".join(f"{si(needed[name], 'B'):>13}" for name in columns)
             lines.append(f"{'':15}{micro_batch:>14}{cells}")
     return lines
@@ -240,16 +241,19 @@ def largest_micro_batch(run: Run, device: Device) -> int:
     room = 0.92 * device.memory
     if run.data.train.bytes <= GPU_SHARE * device.memory:
         room -= run.data.train.bytes  # dataset.find_location puts the tokens there
-    batch = run.trainer.local_batch
+    batch = run.local_batch
     for size in range(batch, 0, -1):
-        if batch % size == 0 and memory(run.config, run.state, size, device)["peak"] < room:
+        if (
+            batch % size == 0
+            and memory(run.config, run.model, run.optimizer, size, device)["peak"] < room
+        ):
             return size
     return 0
 
 
 def check_ram(run: Run) -> None:
     """Raises MemoryError where a CPU lacks the memory: Linux would end the process instead."""
-    needed = memory(run.config, run.state, 1, run.device)
+    needed = memory(run.config, run.model, run.optimizer, 1, run.device)
     free = hardware.free_ram() or math.inf
     to_come = needed["peak"] - needed["weights"]  # these are there
     with memory_everywhere():  # the processes look at different moments
@@ -277,7 +281,7 @@ def memory_everywhere():
 def disk_space(run: Run) -> tuple[int, int, Path]:
     """The most that checkpoints will add, what is free, both in bytes, and the folder."""
     kept = run.config.keep_last + 2  # the best too, and the one that is being written
-    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.state)
+    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.optimizer)
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     return more, shutil.disk_usage(folder).free, folder
 
@@ -290,14 +294,14 @@ def check_disk(run: Run) -> None:
     if not distributed.is_main:
         return
     try:
-        files.check_room(run.folder, checkpoint_bytes(run.state), "choose a larger disk")
+        files.check_room(run.folder, checkpoint_bytes(run.optimizer), "choose a larger disk")
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
 
 
 def disk_table(run: Run) -> list[str]:
     c = run.config
-    size = checkpoint_bytes(run.state)
+    size = checkpoint_bytes(run.optimizer)
     more, free, folder = disk_space(run)
     return [
         f"a checkpoint   {si(size, 'B')}; {c.keep_last} and the best are kept, one is being "
@@ -314,7 +318,7 @@ def hours_table(run: Run) -> list[str]:
     count = distributed.world_size
     who = "of its peak" if count == 1 else f"of the peak of {count} GPUs"
     lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} {who}{hint}"]
-    flops = run.state.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
+    flops = run.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:
         device = from_data_sheet(name)
         hours = flops / (device.peak_flops * UTILISATION * count) / 3600
@@ -370,20 +374,22 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
     memory, and MemoryError where that of any process runs out.
     """
-    c, state, trainer = run.config, run.state, run.trainer
+    c, optimizer, scaler = run.config, run.optimizer, run.scaler
     if run.device.type == "cpu":
-        limit, size = max(1, min(trainer.micro_batch, TOKENS // c.block_size)), 1
+        limit, size = max(1, min(run.micro_batch, TOKENS // c.block_size)), 1
     else:
-        trainer.prepare(run.compiles)
-        size = limit = trainer.micro_batch
+        fit(run)
+        size = limit = run.micro_batch
+    set_learning_rates(optimizer, 0.0)
     forward_s, update_s = [], []
     begun = time.perf_counter()
     while len(update_s) < STEPS:
         x, y = run.data.train.batch(0, size, c.seed)
         with memory_everywhere(), timed(run.device.torch, forward_s):
-            forward_backward(trainer.forward, x, y, size, trainer.cast, state.scaler)
+            forward_backward(run.compiled, x, y, size, run.cast, scaler)
         with timed(run.device.torch, update_s):
-            optimizer_step(state.model, state.optimizer, state.scaler, 0.0, c.grad_clip)
+            norm = clip_gradients(run.model, optimizer, scaler, c.grad_clip)
+            update_weights(optimizer, scaler, norm)
         if size < limit and distributed.gather(forward_s[-1])[0] < LONG_S:
             size, forward_s, update_s = min(2 * size, limit), [], []
             begun = time.perf_counter()
@@ -391,7 +397,7 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
             break
     # The first of each warms up.
     forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))
-    return forward * trainer.local_batch / size + update, size
+    return forward * run.local_batch / size + update, size
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ not what they do.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from torch.autograd import DeviceType
 from torch.profiler import profile, schedule
 
 import hardware
+from training import distributed
+from training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
 WARMUP, STEPS = 3, 5
@@ -45,6 +48,17 @@ class Profiler:
         seconds = seconds_by_part(finished.key_averages())
         text = f"{table(seconds)}\nfor chrome://tracing or ui.perfetto.dev: {self.path}"
         self.done(text, seconds)
+
+
+def open_profiler(run: Run, done: Callable) -> Profiler | None:
+    """The profiler of a run that is to have one. done: as for Profiler."""
+    if not run.config.profile or not distributed.is_main:
+        return None
+    if run.schedule.steps_left < PROFILED_STEPS:
+        left = run.schedule.steps_left
+        print(f"no profile: it takes {PROFILED_STEPS} steps, {left} are left")
+        return None
+    return Profiler(run.folder, run.device.torch, done)
 
 
 def seconds_by_part(averages) -> dict[str, float]:

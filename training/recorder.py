@@ -59,10 +59,9 @@ class Recorder:
 
     # -- the log ----------------------------------------------------------------------------------
 
+    @distributed.on_main
     def begin(self) -> None:
         """Write the settings, the log up to this step, and a record of this start."""
-        if not distributed.is_main:
-            return
         run = self.run
         run_folder.record(run.folder, run.config.recorded(), run.id)
         if not run.step and run_folder.has_saved(run.folder):
@@ -75,7 +74,7 @@ class Recorder:
             **run.versions(),
             "python": platform.python_version(),
             "commit": commit(),
-            "parameters": run.state.model.num_parameters(),
+            "parameters": run.model.num_parameters(),
             "total_steps": run.schedule.total_steps,
             "data": {
                 "dir": run.config.data_dir,
@@ -85,18 +84,17 @@ class Recorder:
         }
         self.record(start)
 
+    @distributed.on_main
     def record(self, values: dict) -> None:
         """Add a record to the log, with step, time and cost.
 
         One that the disk does not take is written with the next; the first of them is reported.
         """
-        if not distributed.is_main:
-            return
-        counters, cost = self.run.state.counters, self.run.clock.cost
+        counters, cost = self.run.counters, self.run.clock.cost
         record = {
             "step": counters.step,
             **values,
-            "elapsed_s": round(counters.elapsed_s, 3),
+            "elapsed_s": round(self.run.clock.elapsed_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
         self.unwritten.append(record)
@@ -111,7 +109,7 @@ class Recorder:
 
     def halved(self, before: int) -> None:
         """Record and print that the memory does not take micro-batches of `before` sequences."""
-        size = self.run.trainer.micro_batch
+        size = self.run.micro_batch
         self.record({"event": "out of memory", "micro_batch": size})
         print(
             f"out of memory with a micro-batch of {before} sequences; training with {size}, and the"
@@ -123,17 +121,17 @@ class Recorder:
     def step(self, seconds: float) -> None:
         """Record and show this step. seconds: of training, since the last record."""
         run, step = self.run, self.run.step
-        loss, norm, bad_steps = run.trainer.pop_loss()
+        loss, norm, bad_steps = run.losses.pop()
         speed = (step - self.logged_step) * run.config.tokens_per_step / seconds
         mfu = None
         if peak := run.device.peak_flops:
-            mfu = speed * run.state.model.flops_per_token() / (peak * distributed.world_size)
+            mfu = speed * run.model.flops_per_token() / (peak * distributed.world_size)
         self.record(
             {
                 "tokens": run.tokens,
                 "epoch": round(run.epoch, 6),
                 "loss": loss,
-                "lr": run.trainer.lr,
+                "lr": run.learning_rate,
                 "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens_per_second": round(speed, 1),
                 "mfu": round(mfu, 4) if mfu else None,
@@ -177,15 +175,17 @@ class Recorder:
             parts.append(f"{duration(tokens_left / speed)} left")
         return parts
 
-    def evaluation(self, val_loss: float, answers: list[dict]) -> None:
+    @distributed.on_main
+    def evaluation(self, val_loss: float) -> None:
         """Record and show an evaluation, with the answers to sample_prompts under it.
 
         val_loss: in nats per token.
         """
-        run = self.run
+        run, c = self.run, self.run.config
+        answers = answer_prompts(run.model, run.data.tokenizer, c.sample_prompts, c.seed, run.cast)
         best = math.inf if run.saver.best is None else run.saver.best
         best = min(best, val_loss)  # in this order NaN is passed over
-        bits = run.data.meta.bits_per_byte(val_loss, run.config.loss_on)
+        bits = run.data.meta.bits_per_byte(val_loss, c.loss_on)
         if answers:
             self.record({"samples": answers})
         values = {"val_loss": val_loss, "bits_per_byte": bits}
@@ -225,14 +225,13 @@ class Recorder:
             step = f"step {self.run.step:,} is saved in {self.run.folder}"
         print(f"\n{reason}: {step}. To continue:\n  {continue_command(self.run)}")
 
+    @distributed.on_main
     def summary(self, ending: str) -> None:
         """Print the last lines of a run: its figures, and what to do with it."""
-        if not distributed.is_main:
-            return
         run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         self.bar.close()
         line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
-        line += f"{duration(run.state.counters.elapsed_s)} of training"
+        line += f"{duration(run.clock.elapsed_s)} of training"
         if cost:
             line += f", cost {cost:.2f}"
         print(f"\n{line}")

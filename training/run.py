@@ -1,29 +1,95 @@
-"""The parts of one training run, and the state.json of its checkpoints."""
+"""One training run: its parts, how far it is, and the state.json of its checkpoints.
 
-from dataclasses import asdict, dataclass
+train.py builds it and says what happens with it.
+"""
+
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend
 
+import hardware
 from config import Config
 from hardware import Device
-from training import distributed
+from model import GPT
+from training import RunError, distributed
 from training.dataset import Data
 from training.optimizer import parameter_names
 from training.saver import Saver
-from training.schedule import Clock, Schedule
-from training.start import Start
-from training.state import State
-from training.trainer import Trainer
+from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
+
+
+@dataclass
+class Progress:
+    """How far a run is; saved with every checkpoint, as "progress".
+
+    sequences: drawn from the training data so far, which is the position in the data order.
+    elapsed_s: seconds of training, compilation included, evaluation and saving not.
+    running_s: seconds of everything over all starts, which a rented machine bills.
+    sums: LossSums.tolist().
+    """
+
+    step: int = 0
+    sequences: int = 0
+    elapsed_s: float = 0.0
+    running_s: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+
+
+class LossSums:
+    """Losses and bad steps, summed up on the device, so that nothing waits for it.
+
+    loss_sum and good_steps: since restart(). bad_in_a_row: bad steps up to now; most_in_a_row: the
+    most there were in this start of the run, so that none is missed between two looks. bad_total:
+    in all. grad_norm: of the last step's gradients.
+    """
+
+    def __init__(self, values: list[float], device: torch.device):
+        self.sums = torch.tensor(values, device=device)
+        self.loss_sum, self.good_steps, self.bad_in_a_row, self.bad_total = self.sums.unbind()
+        self.most_in_a_row = torch.zeros_like(self.bad_in_a_row)
+        self.grad_norm = torch.zeros_like(self.loss_sum)
+
+    def add(self, loss: torch.Tensor, grad_norm: torch.Tensor, good: torch.Tensor) -> None:
+        """Count a step. loss, grad_norm: scalars. good: bool; a bad step has changed no weights."""
+        bad = (~good).float()
+        self.loss_sum += torch.where(good, loss, 0.0)
+        self.good_steps += 1 - bad
+        self.bad_in_a_row += 1
+        self.bad_in_a_row *= bad  # back to 0 after a good step
+        self.most_in_a_row = torch.maximum(self.most_in_a_row, self.bad_in_a_row)
+        self.bad_total += bad
+        self.grad_norm = grad_norm
+
+    def pop(self) -> tuple[float | None, float, int]:
+        """Mean loss since the last call, norm of the last gradients, bad steps in all.
+
+        The loss is None where no step was good. Waits for the device.
+        """
+        loss_sum, good_steps, _, bad_total = self.tolist()
+        self.loss_sum.zero_()
+        self.good_steps.zero_()
+        loss = loss_sum / good_steps if good_steps else None
+        return loss, float(self.grad_norm), int(bad_total)
+
+    def tolist(self) -> list[float]:
+        """The four that a checkpoint keeps, in their order; waits for the device."""
+        return self.sums.tolist()
 
 
 @dataclass
 class Run:
-    """Built by training/setup.py, used by train.py.
+    """What a run is made of.
 
-    id: by which it is known under any name; the same in all its checkpoints. compiles: whether the
-    model is to be compiled. obstacle: why it cannot be, though it should, or "". log: the records
-    up to this step.
+    id: by which it is known under any name; the same in all its checkpoints. log: the records up to
+    this step. changes: of settings since the checkpoint from which it continues, as a table.
+    compiles: whether the model is to be compiled. obstacle: why it cannot be, though it should, or
+    "". learning_rate: of the last step.
+
+    micro_batch: sequences in one forward, a divisor of local_batch. compiled: the model, which
+    fit() compiles. ddp: that one, or where there are several processes the one whose backward
+    averages their gradients.
     """
 
     id: str
@@ -31,27 +97,80 @@ class Run:
     folder: Path
     device: Device
     data: Data
-    start: Start
-    state: State
+    model: GPT
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    counters: Counters
+    losses: LossSums
     schedule: Schedule
-    trainer: Trainer
     clock: Clock
     saver: Saver
+    log: list[dict]
+    changes: str
     compiles: bool
     obstacle: str
-    log: list[dict]
+    learning_rate: float = 0.0
+
+    def __post_init__(self):
+        self.micro_batch = largest_divisor(
+            self.local_batch, self.config.micro_batch_size or self.local_batch
+        )
+        self.compiled = self.ddp = self.model  # until fit()
 
     @property
     def step(self) -> int:
-        return self.state.counters.step
+        return self.counters.step
 
     @property
     def tokens(self) -> int:
-        return self.state.counters.sequences * self.config.block_size
+        return self.counters.sequences * self.config.block_size
 
     @property
     def epoch(self) -> float:
-        return self.state.counters.sequences / self.data.train.windows
+        return self.counters.sequences / self.data.train.windows
+
+    @property
+    def finished(self) -> bool:
+        return self.schedule.done and not self.schedule.evaluation_due
+
+    @property
+    def local_batch(self) -> int:
+        """Sequences per step of this process."""
+        return self.config.batch_size // distributed.world_size
+
+    def cast(self):
+        """An autocast context in the run's precision."""
+        return hardware.autocast(self.device.torch, self.device.dtype)
+
+    def attention_backend(self) -> str:
+        """PyTorch's choice of an attention kernel: cudnn, flash, efficient or math."""
+        shape = self.model.config
+        size = (1, shape.n_head, shape.block_size, shape.head_dim)
+        q = torch.empty(size, dtype=self.device.dtype, device=self.device.torch, requires_grad=True)
+        chosen = torch._fused_sdp_choice(q, q, q, dropout_p=shape.dropout, is_causal=True)
+        return SDPBackend(chosen).name.removesuffix("_ATTENTION").lower()
+
+    def check_finite(self) -> None:
+        """Raises RunError after MAX_BAD_STEPS steps in a row with NaN or infinity."""
+        if self.scaler.is_enabled() and self.scaler.get_scale() < 1e-3:
+            raise RunError(
+                f"the gradients overflow float16 at any scale, up to step {self.step:,}. Try dtype"
+                " = float32, or a lower learning_rate"
+            )
+        in_a_row = int(self.losses.most_in_a_row)
+        if in_a_row < MAX_BAD_STEPS:
+            return
+        advice = ""
+        if self.attention_backend() == "cudnn":
+            advice = (
+                ". First run the same command with the environment variable"
+                " TORCH_CUDNN_SDPA_DEPRIORITIZED=1: cuDNN's attention may be the cause"
+            )
+        raise RunError(
+            f"{in_a_row} steps in a row, up to step {self.step:,}, had a NaN or infinite loss or"
+            " gradient; all were skipped. Try a lower learning_rate (now"
+            f" {self.config.learning_rate}) or a longer warmup_steps, and look at the data{advice}"
+        )
 
     def versions(self) -> dict:
         """PyTorch, processes, device and precision, for log and checkpoints."""
@@ -67,9 +186,13 @@ class Run:
 
         The tensors are those that training changes, not copies.
         """
-        model, optimizer = self.state.model, self.state.optimizer
-        progress = asdict(self.state.counters)
-        progress |= {"sums": self.trainer.counts.tolist(), "running_s": self.clock.running_s}
+        progress = Progress(
+            step=self.step,
+            sequences=self.counters.sequences,
+            elapsed_s=self.clock.elapsed_s,
+            running_s=self.clock.running_s,
+            sums=self.losses.tolist(),
+        )
         description = {
             "run": {"id": self.id},
             "step": self.step,
@@ -77,15 +200,20 @@ class Run:
             "epoch": self.epoch,
             "best_val_loss": self.saver.best,
             "seed": self.config.seed,
-            "progress": progress,
-            "model": asdict(model.config),
+            "progress": asdict(progress),
+            "model": asdict(self.model.config),
             "data": self.data.meta.identity(),
             "settings": self.config.recorded(),
             "versions": self.versions(),
         }
         optimizer_state = {
-            "optimizer": optimizer.state_dict(),
-            "names": parameter_names(model, optimizer),
-            "scaler": self.state.scaler.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "names": parameter_names(self.model, self.optimizer),
+            "scaler": self.scaler.state_dict(),
         }
-        return description, model.state_dict(), optimizer_state
+        return description, self.model.state_dict(), optimizer_state
+
+
+def largest_divisor(whole: int, limit: int) -> int:
+    """The largest divisor of `whole` up to `limit`; 1 at least."""
+    return next(n for n in range(max(1, min(whole, limit)), 0, -1) if whole % n == 0)

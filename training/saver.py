@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from formats import files, run_folder
 from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.run_folder import CheckpointError
-from training import RunError, warn
+from training import RunError, distributed, warn
 
 LAST_UPLOAD_S = 120  # seconds that the end of a run gives its mirror
 PAUSE_S = 2  # seconds between the tries
@@ -27,6 +28,8 @@ PAUSE_S = 2  # seconds between the tries
 
 class Saver:
     """Saves one step at a time. A save that fails is reported, and training continues.
+
+    Only the first process of a run saves; the methods do nothing in the others.
 
     saved_step: the last step that is on the disk whole; 0 if there is none. losses: {step:
     validation loss} of the run's evaluations. best_step, best: the lowest of them whose step is on
@@ -47,13 +50,15 @@ class Saver:
         self.best_step = self.best = None  # until begin()
         self.disk = threading.Lock()  # of whoever writes or deletes in the folder
         self.thread = ThreadPoolExecutor(1)
-        self.writing = self.job = None  # the newest write of the thread, and its newest job
+        self.writing = None  # the newest write of the thread
+        self.job = None  # its newest job of any kind
         self.failure = ""  # why the last save failed
 
     @property
     def busy(self) -> bool:
         return self.job is not None and not self.job.done()
 
+    @distributed.on_main
     def begin(self) -> None:
         """Tidy up what earlier starts left, and upload what they could not."""
         run_folder.set_aside(self.folder, self.saved_step)
@@ -61,10 +66,11 @@ class Saver:
         # Starts the thread, for which there may be no memory later.
         self.job = self.thread.submit(self._follow_up)
 
-    def save(self, snapshot: tuple[dict, dict, dict]) -> None:
-        """Copy the state of a step, Run.snapshot(), and start writing it."""
+    @distributed.on_main
+    def save(self, snapshot: Callable) -> None:
+        """Copy the state of this step, which Run.snapshot gives, and start writing it."""
         self.wait()
-        copy = self._copy(snapshot)
+        copy = self._copy(snapshot())
         if copy:
             self.writing = self.thread.submit(self._write, *copy)
             self.job = self.thread.submit(self._follow_up)
@@ -76,6 +82,7 @@ class Saver:
             self._report_failure(snapshot[0]["step"], error)
             return None
 
+    @distributed.on_main
     def mark_best(self, step: int, val_loss: float) -> None:
         """Name this step in best.json, once it is written, if its loss is the lowest so far."""
         if val_loss < (math.inf if self.best is None else self.best):
@@ -87,10 +94,11 @@ class Saver:
         for job in filter(None, (self.writing, self.job)):
             job.result()
 
-    def finish(self, step: int, snapshot) -> None:
+    @distributed.on_main
+    def finish(self, step: int, snapshot: Callable) -> None:
         """Return once this step is on the disk, and best.json too. Raises RunError if it cannot be.
 
-        snapshot: Run.snapshot, called if the step is still to be saved. No upload delays it.
+        snapshot: as for save(), called if the step is still to be saved. No upload delays it.
         """
         if self.writing:
             self.writing.result()
@@ -105,6 +113,7 @@ class Saver:
                 f" {self.last_checkpoint()}. Fix that, and start the same command again"
             )
 
+    @distributed.on_main
     def close(self) -> None:
         """Finish what is to be done on this disk, and give the mirror two minutes at most."""
         last = self.thread.submit(self._follow_up, time.monotonic() + LAST_UPLOAD_S)

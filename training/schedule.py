@@ -6,12 +6,12 @@ Functions of settings, counters and the clock. Knows no model and no files.
 import contextlib
 import math
 import time
+from dataclasses import dataclass
 
 import torch
 
 import hardware
 from config import Config
-from training.state import Counters
 
 DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
 DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/results.md
@@ -19,34 +19,56 @@ MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
 LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
 
 
-def learning_rate_at(step: int, total_steps: int, config) -> float:
-    """The learning rate of step `step` (from 0): a linear warm-up, then down to min_lr.
+@dataclass
+class Counters:
+    """How far a run is: its step, and the sequences drawn from the training data so far.
+
+    The latter is the position in the data order.
+    """
+
+    step: int = 0
+    sequences: int = 0
+
+
+def count_steps(config: Config, counters: Counters, windows: int) -> int:
+    """The step at which the run ends. windows: sequences per epoch."""
+    ends = []
+    if config.max_steps is not None:
+        ends.append(config.max_steps)
+    if config.epochs is not None:
+        left = config.epochs * windows - counters.sequences
+        ends.append(counters.step + max(0, math.ceil(left / config.batch_size)))
+    return min(ends)
+
+
+def lr_multiplier(step: int, total_steps: int, config) -> float:
+    """The learning rate of step `step` (from 0) over the peak: a linear warm-up, then down.
 
     Down by a cosine, or by a straight line over the last half of the steps (wsd: warm-up, stable,
     decay); the last step has min_lr. config: anything with learning_rate, min_lr (None: a tenth of
     that; 0 for wsd), warmup_steps and lr_schedule.
     """
-    wsd, high, low = config.lr_schedule == "wsd", config.learning_rate, final_rate(config)
+    low = final_multiplier(config)
     if step < config.warmup_steps:
-        return high * (step + 1) / config.warmup_steps
-    if wsd:
+        return (step + 1) / config.warmup_steps
+    if config.lr_schedule == "wsd":
         left = (total_steps - 1 - step) / max(1, DECAY_FRACTION * total_steps)
-        return low + (high - low) * min(1.0, left)
+        return low + (1 - low) * min(1.0, left)
     done = (step - config.warmup_steps) / max(1, total_steps - 1 - config.warmup_steps)
-    return low + (high - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def final_rate(config) -> float:
-    """The learning rate of the last step. config: as in learning_rate_at."""
-    if config.min_lr is not None:
-        return config.min_lr
-    return 0.0 if config.lr_schedule == "wsd" else config.learning_rate / 10
+def final_multiplier(config) -> float:
+    """The learning rate of the last step over the peak. config: as in lr_multiplier."""
+    if config.min_lr is None:
+        return 0.0 if config.lr_schedule == "wsd" else 0.1
+    return config.min_lr / config.learning_rate if config.min_lr else 0.0
 
 
 def full_rate_steps(total_steps: int, config) -> float:
-    """The learning rates of all steps summed up, in steps at the peak.
+    """The run's sum of learning rates, in steps at the peak.
 
-    In closed form, as a run may have 1e9 steps. config: as in learning_rate_at.
+    In closed form, as a run may have 1e9 steps. config: as in lr_multiplier.
     """
     warmup = min(config.warmup_steps, total_steps)
     rising = warmup * (warmup + 1) / 2 / max(1, config.warmup_steps)
@@ -57,22 +79,26 @@ def full_rate_steps(total_steps: int, config) -> float:
         above = later - falling + falling * (falling - 1) / 2 / decay
     else:
         above = later / 2 if later > 1 else later  # a cosine's mean is 0
-    low = final_rate(config) / config.learning_rate
+    low = final_multiplier(config)
     return rising + low * later + (1 - low) * above
 
 
-def weight_decay_at(total_steps: int, epochs: float, config) -> float:
-    """The setting weight_decay; where it is None, the one that suits a run of so many epochs.
+def matrix_lr(config) -> float:
+    """The peak learning rate of the blocks' matrices."""
+    return config.muon_lr if config.optimizer == "muon" else config.learning_rate
 
-    Summed over the run, each step's times that step's learning rate, that one is
-    DECAY_PER_REPEAT for each epoch after the first.
+
+def peak_decay(total_steps: int, epochs: float, config) -> float:
+    """The share of the matrices' weights that decays in a step at the peak learning rate.
+
+    weight_decay times that rate; where the setting is None, what suits a run of so many epochs:
+    summed over the run, DECAY_PER_REPEAT for each epoch after the first.
     """
     if config.weight_decay is not None:
-        return config.weight_decay
-    peak = config.muon_lr if config.optimizer == "muon" else config.learning_rate
+        return config.weight_decay * matrix_lr(config)
     in_all = DECAY_PER_REPEAT * max(0.0, epochs - 1)
-    steps = max(full_rate_steps(total_steps, config), in_all)  # rate times decay is at most 1
-    return in_all / (peak * steps) if in_all else 0.0
+    steps = max(full_rate_steps(total_steps, config), in_all)  # a step decays all at most
+    return in_all / steps if in_all else 0.0
 
 
 class Schedule:
@@ -98,8 +124,8 @@ class Schedule:
         return max(0, self.total_steps - self.counters.step)
 
     @property
-    def learning_rate(self) -> float:
-        return learning_rate_at(self.counters.step, self.total_steps, self.config)
+    def lr_multiplier(self) -> float:
+        return lr_multiplier(self.counters.step, self.total_steps, self.config)
 
     @property
     def evaluation_due(self) -> bool:
@@ -144,13 +170,20 @@ def is_due(interval: int, step: int) -> bool:
 class Clock:
     """Seconds of training, without evaluation and saving; seconds of everything, and their cost.
 
-    started: time.monotonic() when the program began.
+    elapsed_s: the former, running_s: the latter, over all starts of the run. started:
+    time.monotonic() when this one began.
     """
 
-    def __init__(self, config: Config, counters: Counters, device: torch.device, started: float):
-        self.config, self.counters = config, counters
-        self.device, self.started = device, started
-        self.before = counters.running_s
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        started: float,
+        elapsed_s: float = 0.0,
+        running_s: float = 0.0,
+    ):
+        self.config, self.device, self.started = config, device, started
+        self.elapsed_s, self.before = elapsed_s, running_s
         self.unlogged = 0.0
         self.start()
 
@@ -161,7 +194,7 @@ class Clock:
         """Count what has passed since start(), once the device has done its work."""
         hardware.synchronize(self.device)
         passed = time.perf_counter() - self.mark
-        self.counters.elapsed_s += passed
+        self.elapsed_s += passed
         self.unlogged += passed
         self.start()
 
@@ -180,7 +213,6 @@ class Clock:
 
     @property
     def running_s(self) -> float:
-        """Seconds that the run has taken in all, over all its starts."""
         return self.before + time.monotonic() - self.started
 
     @property

@@ -4,14 +4,7 @@
 schedule. What does not fit is an error in a sentence.
 """
 
-import math
-import os
-import shutil
-import sys
-import sysconfig
-import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,18 +20,14 @@ from model import GPT
 from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
 from training.dataset import Data, Dataset
+from training.fit import apply_memory_options, compiler_obstacle, should_compile
 from training.induction import add_induction_head
-from training.low_memory import apply_memory_options
 from training.optimizer import make_optimizer
 from training.recorder import without_unknown_characters
-from training.run import Run
+from training.run import LossSums, Run
 from training.saver import Saver
-from training.schedule import Clock, Schedule, weight_decay_at
-from training.start import Checkpoint, NewRun, Start, find_start
-from training.state import Counters, State
-from training.trainer import Trainer
-
-COMPILERS = {"win32": "cl", "darwin": "clang++"}  # that torch.compile calls for a CPU; else g++
+from training.schedule import Clock, Counters, Schedule, count_steps, peak_decay
+from training.start import Start, find_start
 
 
 def build(config: Config) -> Run:
@@ -46,45 +35,71 @@ def build(config: Config) -> Run:
 
     Raises ConfigError, DataError, CheckpointError, DeviceError or RunError for what does not fit.
     """
-    started, given = time.monotonic(), config
-    folder = Path(config.checkpoint_dir)
+    started, given, folder = time.monotonic(), config, Path(config.checkpoint_dir)
     device = open_device(config)
-    start = find_start(config)
-    config = start.settings(config)
-    data = open_data(config, device)
-    config = without_unknown_characters(config, data.tokenizer)
-    start.check(config, data)
-    log, val_losses = read_past(folder, start.counters.step)
-    schedule = make_schedule(config, start.counters, data, log)
-    try:
-        state = open_model(config, data, device, start, schedule)
-    except CheckpointError:
-        gone = isinstance(start, Checkpoint) and not start.folder.exists()
-        if not gone or distributed.world_size > 1:
-            raise
-        return build(given)  # as a dry run, while a training process saves and rotates
-    check_same_on_all_ranks(config, schedule, data.meta)
-    compiles = should_compile(config, state.model, device, schedule)
+    meta = read_meta(config.data_dir)
+    tokenizer = Tokenizer.load(tokenizer_file(config.data_dir, meta))
+    config = without_unknown_characters(config, tokenizer)
+    start = find_start(config, meta, tokenizer)
+    config, progress = start.config, start.progress
+    data = open_data(config, meta, tokenizer, device)
+
+    counters = Counters(progress.step, progress.sequences)
+    total_steps = count_steps(config, counters, data.train.windows)
+    epochs = total_steps * config.batch_size / data.train.windows
+    decay = peak_decay(total_steps, epochs, config)
+    model, optimizer, scaler = open_model(start, device, decay)
+    if not load(start, model, optimizer, scaler):
+        return build(given)
+
+    log, val_losses = read_past(folder, progress.step)
+    evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
+    compiles = should_compile(config, model, device, total_steps)
     obstacle = compiler_obstacle(device.type) if compiles else ""
-    return Run(
+    mirror = None
+    if config.mirror and distributed.is_main:
+        mirror = Mirror(address_of(config.mirror, folder))
+    run = Run(
         id=run_folder.run_id(folder) or run_folder.new_id(),
         config=config,
         folder=folder,
         device=device,
         data=data,
-        start=start,
-        state=state,
-        schedule=schedule,
-        trainer=Trainer(config, device, data, state, schedule),
-        clock=Clock(config, state.counters, device.torch, started),
-        saver=make_saver(config, data, state, val_losses),
+        model=model,
+        optimizer=optimizer,
+        scaler=scaler,
+        counters=counters,
+        losses=LossSums(progress.sums, device.torch),
+        schedule=Schedule(config, counters, total_steps, evaluated, data.val is not None),
+        clock=Clock(config, device.torch, started, progress.elapsed_s, progress.running_s),
+        saver=Saver(
+            folder, config.keep_last, tokenizer.to_json(), mirror, progress.step, val_losses
+        ),
+        log=log,
+        changes=start.changes,
         compiles=compiles and not obstacle,
         obstacle=obstacle,
-        log=log,
     )
+    check_same_on_all_ranks(run)
+    return run
 
 
-# -- device and data -------------------------------------------------------------------------------
+def load(start: Start, model: GPT, optimizer, scaler) -> bool:
+    """Copy what a run starts from into its own tensors.
+
+    False where the checkpoint has gone: as in a dry run, while a training process saves and
+    rotates. Several processes decide together.
+    """
+    gone = False
+    if start.load:
+        try:
+            start.load(model, optimizer, scaler)
+        except CheckpointError:
+            gone = start.checkpoint is not None and not start.checkpoint.exists()
+            if not gone:
+                raise
+    (gone,) = distributed.all_reduce_max(gone)
+    return not gone
 
 
 def open_device(config: Config) -> Device:
@@ -111,10 +126,8 @@ def open_device(config: Config) -> Device:
     return hardware.look_up(device, config.dtype)
 
 
-def open_data(config: Config, device: Device) -> Data:
-    """The prepared folder: its tokenizer and its splits, val None where it holds no tokens."""
-    meta = read_meta(config.data_dir)
-    tokenizer = Tokenizer.load(tokenizer_file(config.data_dir, meta))
+def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) -> Data:
+    """The splits of the prepared folder; val is None where it holds no tokens."""
     if config.loss_on == "assistant":
         check_masked(config.data_dir, meta)
     options = (config.block_size, device.torch, config.loss_on)
@@ -124,98 +137,20 @@ def open_data(config: Config, device: Device) -> Data:
     return Data(meta, tokenizer, train, val)
 
 
-# -- model -----------------------------------------------------------------------------------------
-
-
 def open_model(
-    config: Config, data: Data, device: Device, start: Start, schedule: Schedule
-) -> State:
-    """Model, optimiser and counters, as in `start` or new."""
+    start: Start, device: Device, decay: float
+) -> tuple[GPT, torch.optim.Optimizer, torch.amp.GradScaler]:
+    """Model, optimiser and scaler in the shape of `start`, new. decay: as for make_optimizer."""
+    config = start.config
     torch.manual_seed(config.seed)
-    model = GPT(start.shape(config, data.meta.vocab_size), config.zero_init)
-    if isinstance(start, NewRun) and config.induction_init:
+    model = GPT(start.shape, config.zero_init)
+    if start.load is None and config.induction_init:
         add_induction_head(model)
     apply_memory_options(model, config, device)
     model = model.to(device.torch)
-    epochs = schedule.total_steps * config.batch_size / data.train.windows
-    decay = weight_decay_at(schedule.total_steps, epochs, config)
-    optimizer = make_optimizer(model, replace(config, weight_decay=decay), device.torch)
+    optimizer = make_optimizer(model, config, device.torch, decay)
     scaler = torch.amp.GradScaler(device.type, enabled=device.dtype == torch.float16)
-    state = State(model, optimizer, scaler, schedule.counters)
-    start.load(state)
-    return state
-
-
-def should_compile(config: Config, model: GPT, device: Device, schedule: Schedule) -> bool:
-    """The setting `compile`; without one, True if the run is long enough to repay it.
-
-    On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
-    after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
-    steps. PyTorch's compiler for mps is a prototype.
-    """
-    if config.compile is not None:
-        return config.compile
-    tokens = schedule.total_steps * config.tokens_per_step
-    flops = tokens * model.flops_per_token() / distributed.world_size
-    return flops > {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
-
-
-def compiler_obstacle(device: str) -> str:
-    """Why torch.compile cannot work on this machine, in a sentence; "" where nothing is known.
-
-    Looks at what it needs before it takes half a minute to find out. device: its type.
-    """
-    names = [os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")]
-    folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include"))]
-    folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
-    if device == "cuda" and sys.platform == "linux":  # Triton passes paths with blanks on
-        names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
-    elif device != "cpu":
-        return ""
-    if not any(map(shutil.which, names)):
-        return f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return (
-            f"Python's headers are not in {sysconfig.get_path('include')}; on Debian: apt-get"
-            " install python3-dev"
-        )
-    for folder in folders:
-        if " " in str(folder):
-            return (
-                f"{folder} has a blank in its path, which compilers take for two paths; move the"
-                " environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to another folder"
-            )
-    return ""
-
-
-# -- schedule and saves ----------------------------------------------------------------------------
-
-
-def make_schedule(config: Config, counters: Counters, data: Data, log: list[dict]) -> Schedule:
-    """Where the run ends, and what is due on the way. log: what was evaluated already."""
-    total_steps = count_steps(config, counters, data.train.windows)
-    evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
-    return Schedule(config, counters, total_steps, evaluated, data.val is not None)
-
-
-def count_steps(config: Config, counters: Counters, windows: int) -> int:
-    """The step at which the run ends. windows: sequences per epoch."""
-    ends = []
-    if config.max_steps is not None:
-        ends.append(config.max_steps)
-    if config.epochs is not None:
-        left = config.epochs * windows - counters.sequences
-        ends.append(counters.step + max(0, math.ceil(left / config.batch_size)))
-    return min(ends)
-
-
-def make_saver(config: Config, data: Data, state: State, val_losses: dict[int, float]) -> Saver:
-    """The saver of the run's folder; it writes nothing before begin()."""
-    folder, mirror = Path(config.checkpoint_dir), None
-    if config.mirror and distributed.is_main:
-        mirror = Mirror(address_of(config.mirror, folder))
-    tokenizer_json, step = data.tokenizer.to_json(), state.counters.step
-    return Saver(folder, config.keep_last, tokenizer_json, mirror, step, val_losses)
+    return model, optimizer, scaler
 
 
 def read_past(folder: Path, step: int) -> tuple[list[dict], dict[int, float]]:
@@ -231,19 +166,19 @@ def read_past(folder: Path, step: int) -> tuple[list[dict], dict[int, float]]:
     return log, {step: loss for step, loss in evaluated.items() if loss is not None}
 
 
-def check_same_on_all_ranks(config: Config, schedule: Schedule, meta: Meta) -> None:
+def check_same_on_all_ranks(run: Run) -> None:
     """Raises RunError unless all processes see the same settings, checkpoint, log and data."""
     seen = {
-        "settings": config.recorded() | {"checkpoint_dir": None, "data_dir": None},
-        "step": schedule.counters.step,
-        "evaluated": schedule.evaluated,
-        "total_steps": schedule.total_steps,
-        "data": meta.identity(),
+        "settings": run.config.recorded() | {"checkpoint_dir": None, "data_dir": None},
+        "step": run.step,
+        "evaluated": run.schedule.evaluated,
+        "total_steps": run.schedule.total_steps,
+        "data": run.data.meta.identity(),
     }
     checksum = int(files.fingerprint(seen)[:12], 16)
     if len(set(distributed.gather(checksum))) > 1:
         raise RunError(
             "the processes of this run do not see the same settings, checkpoint or data; several "
-            f"machines need {config.checkpoint_dir} and {config.data_dir} on a shared disk, or "
+            f"machines need {run.folder} and {run.config.data_dir} on a shared disk, or "
             "copies on each"
         )

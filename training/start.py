@@ -1,13 +1,14 @@
 """Where a run starts: new weights, a checkpoint of its own, or the weights of init_from.
 
-`find_start` chooses. Each kind gives the settings, with the model's shape taken over, says what
-does not fit, and loads its state. A difference is an error in a sentence.
+`find_start` chooses, takes the model's shape over, and says what does not fit: a difference is an
+error in a sentence.
 """
 
 import math
 import sys
-from collections.abc import Collection
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from os.path import abspath
 from pathlib import Path
 from shlex import quote
@@ -18,171 +19,45 @@ from formats.address import AddressError
 from formats.data_folder import Meta, read_meta
 from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
-from model import GPTConfig
+from model import GPT, GPTConfig
+from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
-from training.dataset import Data
 from training.optimizer import reserve_state
-from training.state import Counters, State
+from training.run import Progress
 
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # changes of these settings are not listed
 
 
-class NewRun:
-    """A run that begins with new weights."""
+@dataclass
+class Start:
+    """Where a run starts.
 
-    changes = ""
+    config: the settings, with the shape of what it starts from. shape: of the model. progress: of
+    the checkpoint. load(model, optimizer, scaler): copies what was saved into them; None for new
+    weights. changes: of settings since the checkpoint, as a table. checkpoint: its folder.
+    """
 
-    def __init__(self):
-        self.counters = Counters()
-
-    def settings(self, config: Config) -> Config:
-        """The settings, with the shape of what the run starts from where it was not given."""
-        return config
-
-    def check(self, config: Config, data: Data) -> None:
-        """Raises an error where settings or data do not fit. config: from settings()."""
-        c = config
-        if c.induction_init and not (c.arch == "qwen3" and c.zero_init and c.n_layer > 1):
-            raise ConfigError(
-                "induction_init needs arch = qwen3, zero_init = True and n_layer of at least 2; set"
-                " induction_init = False"
-            )
-
-    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
-        """The model's shape. vocab_size: of the tokenizer."""
-        return model_shape(config, vocab_size)
-
-    def load(self, state: State) -> None:
-        """Copy what was saved into the run's state."""
+    config: Config
+    shape: GPTConfig
+    progress: Progress = field(default_factory=Progress)
+    load: Callable | None = None
+    changes: str = ""
+    checkpoint: Path | None = None
 
 
-class Checkpoint:
-    """A step of the same run. saved: the content of its state.json."""
-
-    def __init__(self, folder: Path, saved: dict):
-        self.folder, self.saved = folder, saved
-        self.trained = pretrained.read_shape(folder, saved)
-        self.counters = Counters(**saved["progress"])
-        self.changes = ""
-        self.differences = []
-
-    def settings(self, config: Config) -> Config:
-        shape = shape_settings(self.trained)
-        self.differences = differences(config, shape, config.given, "the checkpoint")
-        return replace(config, **shape)
-
-    def check(self, config: Config, data: Data) -> None:
-        saved, now = self.saved["settings"], config.recorded()
-        fixed = {name: saved.get(name, now[name]) for name in ("seed", "optimizer")}
-        if config.init_from and abspath(config.init_from) != abspath(saved.get("init_from") or ""):
-            fixed["init_from"] = saved.get("init_from")
-        self.differences += differences(config, fixed, fixed, "the checkpoint")
-        other = other_data(self.saved["data"], data.meta, "the checkpoint")
-        if self.differences:
-            raise CheckpointError(
-                f"{self.folder} cannot be continued with these settings; revert them, or choose"
-                " another checkpoint_dir:\n" + "\n".join(self.differences + other)
-            )
-        if other:
-            same_tokenizer = "tokenizer_sha256" not in other[0]
-            raise CheckpointError(
-                f"{self.folder} continues only on the data that it was trained on:\n{other[0]}\n"
-                + on_other_data(self.folder.parent, config.data_dir if same_tokenizer else None)
-            )
-        self.changes = changed_settings(saved, now)
-
-    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
-        return replace(self.trained, dropout=config.dropout)
-
-    def load(self, state: State) -> None:
-        """Copy weights and the optimiser's state into the run's own.
-
-        The optimiser's are matched by the parameters' names, and its settings stay as set. Its
-        state is copied into tensors of our own: fused AdamW writes out of bounds where a moment has
-        another shape than its parameter. Raises CheckpointError for what does not fit.
-        """
-        tensors = pretrained.load_tensors(self.folder / "model.pt")
-        pretrained.fill(state.model, tensors, self.folder)
-        path, parameters = self.folder / "optimizer.pt", dict(state.model.named_parameters())
-        saved = pretrained.load_tensors(path)
-        reserve_state(state.optimizer)
-        try:
-            for number, name in enumerate(saved["names"]):
-                values = saved["optimizer"]["state"][number]
-                for kind, own in state.optimizer.state[parameters[name]].items():
-                    own.copy_(values[kind])
-            if saved["scaler"] and state.scaler.is_enabled():
-                state.scaler.load_state_dict(saved["scaler"])
-        except (LookupError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{path} does not fit the model ({type(error).__name__}: {error}); remove"
-                f" {self.folder} to continue from an older one"
-            ) from None
-
-
-class Weights:
-    """The weights of init_from, with which a new run begins."""
-
-    changes = ""
-
-    def __init__(self, found: pretrained.Pretrained):
-        self.found = found
-        self.counters = Counters()
-
-    def settings(self, config: Config) -> Config:
-        """A shorter context is fine: of learned positions the first are kept."""
-        trained = shape_settings(self.found.config)
-        if "block_size" in config.given and config.block_size < trained["block_size"]:
-            trained["block_size"] = config.block_size
-        differ = differences(config, trained, config.given, "the weights")
-        if differ:
-            raise CheckpointError(
-                f"init_from = {self.found.path} has another shape; leave out these settings to take"
-                " its own (block_size may be shorter), or start from scratch:\n" + "\n".join(differ)
-            )
-        return replace(config, **trained)
-
-    def check(self, config: Config, data: Data) -> None:
-        """Weights without a tokenizer need a vocabulary of the data's size, or padded a little."""
-        found, tokenizer = self.found, data.tokenizer
-        padding = found.config.vocab_size - tokenizer.vocab_size
-        fits = 0 <= padding < 64
-        if found.tokenizer:
-            fits = found.tokenizer.same_as(tokenizer)
-        if not fits:
-            how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
-            if padding == 0:
-                how = "other tokens for the same ids"
-            raise CheckpointError(
-                f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
-                " prepare the text with theirs:\n"
-                f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
-                " data/NAME"
-            )
-
-    def shape(self, config: Config, vocab_size: int) -> GPTConfig:
-        """The vocabulary stays that of the weights: new rows would take probability from theirs."""
-        return replace(self.found.config, block_size=config.block_size, dropout=config.dropout)
-
-    def load(self, state: State) -> None:
-        tensors = self.found.cut_to(state.model.config.block_size)
-        pretrained.fill(state.model, tensors, self.found.path)
-
-
-Start = NewRun | Checkpoint | Weights
-
-
-def find_start(config: Config) -> Start:
+def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     """The newest whole step of the run, on the disk or in the mirror; else init_from; else new.
 
-    Prints what was passed over. Raises CheckpointError where `resume` forbids what is there, and
-    where all of it is damaged; AddressError and RunError as fetch_from_mirror does.
+    Prints what was passed over. Raises CheckpointError where `resume` forbids what is there, where
+    all of it is damaged, and where settings or data do not fit; AddressError and RunError as
+    fetch_from_mirror does.
     """
     run = Path(config.checkpoint_dir)
     if distributed.is_main and not config.dry_run:
+        run_folder.delete_partial(run)  # a kill leaves up to a whole checkpoint
         run_folder.part_from_original(run)
     problems = fetch_from_mirror(config, run)
-    distributed.gather(0)  # the first process fetches
+    distributed.barrier()  # the first process fetches
     if config.resume == "never" and run_folder.steps(run):
         raise CheckpointError(
             f"{run} already holds a run, and resume = never: choose another checkpoint_dir, or"
@@ -192,7 +67,7 @@ def find_start(config: Config) -> Start:
     for problem in [*problems, *damaged]:
         print(f"skipping damaged checkpoint: {problem}")
     if folder:
-        return Checkpoint(folder, saved)
+        return from_checkpoint(config, folder, saved, meta)
     if problems or damaged:
         raise CheckpointError(
             f"no checkpoint in {run} is whole; to start from scratch, choose another checkpoint_dir"
@@ -200,15 +75,124 @@ def find_start(config: Config) -> Start:
     if config.resume == "must":
         there = run_folder.what_is_there(run)
         raise CheckpointError(f"resume = must, but there is no checkpoint at {run}; {there}")
-    if not config.init_from:
-        return NewRun()
+    if config.init_from:
+        return from_weights(config, meta, tokenizer)
+    return from_scratch(config, meta.vocab_size)
+
+
+def from_scratch(config: Config, vocab_size: int) -> Start:
+    """New weights. vocab_size: of the tokenizer."""
+    c = config
+    if c.induction_init and not (c.arch == "qwen3" and c.zero_init and c.n_layer > 1):
+        raise ConfigError(
+            "induction_init needs arch = qwen3, zero_init = True and n_layer of at least 2; set"
+            " induction_init = False"
+        )
+    return Start(config, model_shape(config, vocab_size))
+
+
+def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> Start:
+    """A step of the same run. saved: the content of its state.json."""
+    trained = pretrained.read_shape(folder, saved)
+    shape = shape_settings(trained)
+    differ = differences(config, shape, config.given, "the checkpoint")
+    config = replace(config, **shape)
+    before, now = saved["settings"], config.recorded()
+    fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer")}
+    if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
+        fixed["init_from"] = before.get("init_from")
+    differ += differences(config, fixed, fixed, "the checkpoint")
+    other = other_data(saved["data"], meta, "the checkpoint")
+    if differ:
+        raise CheckpointError(
+            f"{folder} cannot be continued with these settings; revert them, or choose another"
+            " checkpoint_dir:\n" + "\n".join(differ + other)
+        )
+    if other:
+        same_tokenizer = "tokenizer_sha256" not in other[0]
+        raise CheckpointError(
+            f"{folder} continues only on the data that it was trained on:\n{other[0]}\n"
+            + on_other_data(folder.parent, config.data_dir if same_tokenizer else None)
+        )
+    return Start(
+        config,
+        shape=replace(trained, dropout=config.dropout),
+        progress=Progress(**saved["progress"]),
+        load=partial(load_checkpoint, folder),
+        changes=changed_settings(before, now),
+        checkpoint=folder,
+    )
+
+
+def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
+    """Copy weights and the optimiser's state into the run's own.
+
+    The optimiser's are matched by the parameters' names, and its settings stay as set. Its state is
+    copied into tensors of our own: fused AdamW writes out of bounds where a moment has another
+    shape than its parameter. Raises CheckpointError for what does not fit.
+    """
+    pretrained.fill(model, pretrained.load_tensors(folder / "model.pt"), folder)
+    path, parameters = folder / "optimizer.pt", dict(model.named_parameters())
+    saved = pretrained.load_tensors(path)
+    reserve_state(optimizer)
     try:
-        return Weights(pretrained.load(config.init_from))
+        for number, name in enumerate(saved["names"]):
+            values = saved["optimizer"]["state"][number]
+            for kind, own in optimizer.state[parameters[name]].items():
+                own.copy_(values[kind])
+        if saved["scaler"] and scaler.is_enabled():
+            scaler.load_state_dict(saved["scaler"])
+    except (LookupError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} does not fit the model ({type(error).__name__}: {error}); remove {folder} to"
+            " continue from an older one"
+        ) from None
+
+
+def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
+    """The weights of init_from, with which a new run begins.
+
+    A shorter context is fine: of learned positions the first are kept. The vocabulary stays theirs:
+    new rows would take probability from it. Weights without a tokenizer need a vocabulary of the
+    data's size, or padded a little.
+    """
+    try:
+        found = pretrained.load(config.init_from)
     except CheckpointError as error:
         raise CheckpointError(
             f"init_from = {config.init_from}: {error}\nGive the weights to start from as"
             " --init_from=RUN, a run, a folder in Hugging Face's format or an address"
         ) from None
+    trained = shape_settings(found.config)
+    if "block_size" in config.given and config.block_size < trained["block_size"]:
+        trained["block_size"] = config.block_size
+    differ = differences(config, trained, config.given, "the weights")
+    if differ:
+        raise CheckpointError(
+            f"init_from = {found.path} has another shape; leave out these settings to take its own"
+            " (block_size may be shorter), or start from scratch:\n" + "\n".join(differ)
+        )
+    config = replace(config, **trained)
+    padding = found.config.vocab_size - tokenizer.vocab_size
+    fits = 0 <= padding < 64
+    if found.tokenizer:
+        fits = found.tokenizer.same_as(tokenizer)
+    if not fits:
+        how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
+        if padding == 0:
+            how = "other tokens for the same ids"
+        raise CheckpointError(
+            f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
+            " prepare the text with theirs:\n"
+            f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
+            " data/NAME"
+        )
+    shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
+
+    def load(model: GPT, optimizer, scaler) -> None:
+        pretrained.fill(model, found.cut_to(shape.block_size), found.path)
+
+    return Start(config, shape, load=load)
 
 
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:

@@ -1,16 +1,25 @@
-"""Forward and backward over a batch, the loss over a validation split, and compiling for both.
+"""What a training step and an evaluation compute.
 
 Functions of a model, tensors and plain values; they know no run, no files and no settings.
 """
 
-import copy
-from pathlib import Path
+import contextlib
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+import hardware
+from formats import files
 from model import IGNORE
+from training import RunError, distributed
+
+
+def seed_dropout(seed: int, step: int) -> None:
+    """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
+    # Odd multiples, as a CPU's generator takes the lower 32 bits alone.
+    number = seed * 0x9E3779B97F4A7C15 + step + distributed.rank * 0xBF58476D1CE4E5B9
+    torch.manual_seed(number % 2**63)
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=None) -> torch.Tensor:
@@ -37,12 +46,22 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
     return total
 
 
-def data_parallel(model) -> DistributedDataParallel:
-    """The model with its gradients averaged over all processes."""
-    # Each process computes the same buffers: without this they were sent in every step.
-    buffers = [name for name, _ in model.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+@contextlib.contextmanager
+def updating(step: int):
+    """An update of the weights, after which `step` is complete.
+
+    An error in it may leave them between two steps. It becomes a RunError, after which nothing is
+    saved, where a run would save the step before: memory that runs out, a process that ends.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not (hardware.out_of_memory(error) or distributed.connection_lost(error)):
+            raise
+        raise RunError(
+            f"step {step:,} could not be completed ({files.error_message(error)}); the same command"
+            " continues from the last checkpoint"
+        ) from None
 
 
 def evaluate(model, batches, cast):
@@ -65,32 +84,3 @@ def evaluate(model, batches, cast):
     if dropout:
         model.train()
     return total, count
-
-
-def compile_layers(model):
-    """A model with the weights of `model` whose layers, and head with the loss, are compiled.
-
-    Layers of one kind compile once, which halves the time to the first step. Each layer's gradients
-    are ready as soon as its backward is done, so several processes send them while the next
-    layer's runs.
-    """
-    compiled = copy.copy(model)
-    layers = [torch.compile(block, dynamic=False) for block in model.h]
-    compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
-    compiled.head = torch.compile(model.head, dynamic=False)
-    return compiled
-
-
-def delete_empty_code() -> bool:
-    """Delete the empty files in the cache of torch.compile; returns whether there were any.
-
-    A kill leaves a library empty that is being linked, and a power cut any file. Each later
-    compilation would load it, and fail.
-    """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
-
-    code = [path for kind in ("so", "py") for path in Path(cache_dir()).rglob(f"*.{kind}")]
-    empty = [path for path in code if not path.stat().st_size]
-    for path in empty:
-        path.unlink(missing_ok=True)
-    return bool(empty)

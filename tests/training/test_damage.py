@@ -52,7 +52,7 @@ def continued(folder):
     run = small_run(folder / "data", folder / "run", "--max_steps=20")
     run.saver.begin()
     run.saver.wait()
-    return run.step, run.state.model.state_dict()
+    return run.step, run.model.state_dict()
 
 
 @pytest.mark.parametrize("name", FILES)

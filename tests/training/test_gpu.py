@@ -17,10 +17,10 @@ from formats.data_folder import read_meta
 from model import GPT
 from tests.conftest import losses, run_script, train_command
 from tests.training.conftest import small_run, start, torchrun, wait_until
-from train import train
+from train import train, training_step
 from training import dataset, plan, profiling
 from training.dataset import Dataset
-from training.low_memory import apply_memory_options
+from training.fit import apply_memory_options, fit
 from training.setup import build
 from training.start import model_shape
 
@@ -62,7 +62,7 @@ def at_most(size):
 
 def weights(run):
     """A copy of a run's weights."""
-    return {name: w.clone() for name, w in run.state.model.state_dict().items()}
+    return {name: w.clone() for name, w in run.model.state_dict().items()}
 
 
 def same(a, b):
@@ -146,11 +146,11 @@ def test_batches_are_the_same_wherever_the_tokens_are(char_data, monkeypatch):
 def test_a_step_does_not_wait_for_the_gpu(chat_data, tmp_path, monkeypatch, settings, place):
     keep_tokens(monkeypatch, place)
     run = build(settings_for(chat_data, tmp_path, *settings.split()))
-    assert run.trainer.prepare(run.compiles) is None
-    run.trainer.step()
+    assert fit(run) is None
+    training_step(run)
     with no_waiting():
         for _ in range(3):
-            run.trainer.step()
+            training_step(run)
         assert len(list(run.data.val.evaluation(8, 4))) == 2
 
 
@@ -158,30 +158,30 @@ def test_a_step_does_not_wait_for_the_gpu(chat_data, tmp_path, monkeypatch, sett
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimizer):
     run = build(settings_for(char_data, tmp_path, f"--dtype={dtype}", f"--optimizer={optimizer}"))
-    run.trainer.step()
+    training_step(run)
     before = weights(run)
-    weight = run.state.model.lm_head.weight
+    weight = run.model.lm_head.weight
     with torch.no_grad():
         good = weight[0, 0].item()
         weight[0, 0] = float("nan")
     with no_waiting():
-        run.trainer.step()
+        training_step(run)
     with torch.no_grad():
         weight[0, 0] = good
     assert same(weights(run), before)
     for _ in range(5):  # float16's scaler may skip the first of them
-        run.trainer.step()
+        training_step(run)
     assert not same(weights(run), before)
     assert all(w.isfinite().all() for w in weights(run).values())
 
 
 def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     run = small_run(char_data, tmp_path, f"--device={DEVICE}")
-    run.trainer.step()
-    run.saver.save(run.snapshot())
+    training_step(run)
+    run.saver.save(run.snapshot)
     before = weights(run)
     for _ in range(5):
-        run.trainer.step()
+        training_step(run)
     run.saver.wait()
     saved = pretrained.load_tensors(tmp_path / "step_00000001" / "model.pt")
     assert same(saved, before)
@@ -206,11 +206,12 @@ def test_the_plan_foresees_the_memory_of_a_step(char_data, tmp_path, preset):
     settings = [f"config/{preset}.py", "--n_layer=4", "--batch_size=16"]
     paths = [f"--data_dir={char_data}", f"--checkpoint_dir={tmp_path}"]
     run = build(config.load([*settings, *paths]))
-    assert run.trainer.prepare(compiles=True) is None
+    run.compiles = True
+    assert fit(run) is None
     torch.cuda.reset_peak_memory_stats()
-    run.trainer.step()
+    training_step(run)
     taken = torch.cuda.max_memory_allocated()
-    planned = plan.memory(run.config, run.state, run.trainer.micro_batch, run.device)["peak"]
+    planned = plan.memory(run.config, run.model, run.optimizer, run.micro_batch, run.device)["peak"]
     assert taken < planned < 1.5 * taken
 
 
@@ -243,7 +244,7 @@ def test_a_resumed_run_ends_with_the_same_bits(char_data, tmp_path, repeatable, 
     train(settings_for(char_data, tmp_path / "whole", *settings))
     run = small_run(char_data, tmp_path / "part", *settings)
     for _ in range(20):
-        run.trainer.step()
+        training_step(run)
     run.saver.finish(run.step, run.snapshot)
     train(settings_for(char_data, tmp_path / "part", *settings))
     ends = [tmp_path / name / "step_00000040" / "model.pt" for name in ("whole", "part")]
@@ -271,8 +272,8 @@ def test_cudnns_attention_trains_as_the_others_do(char_data, tmp_path, arch):
         try:
             run = small_run(char_data, tmp_path / str(cudnn), f"--device={DEVICE}", *more)
             for _ in range(20):
-                run.trainer.step()
-            mean_losses[run.trainer.attention_backend()], _, _ = run.trainer.pop_loss()
+                training_step(run)
+            mean_losses[run.attention_backend()], _, _ = run.losses.pop()
         finally:
             torch.backends.cuda.enable_cudnn_sdp(True)
     if "cudnn" not in mean_losses:

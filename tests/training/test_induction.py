@@ -7,7 +7,7 @@ import config as settings
 from config import ConfigError
 from model import GPT, IGNORE, GPTConfig
 from training.induction import add_induction_head
-from training.start import NewRun
+from training.start import from_scratch
 
 TINY = {"vocab_size": 97, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 64}
 
@@ -44,4 +44,4 @@ def test_a_model_with_induction_heads_learns_to_copy_sooner():
 def test_a_new_run_without_the_layers_for_it_is_refused_and_an_older_one_continues(line):
     config = settings.load(line.split())  # the settings of a run, which a checkpoint may have
     with pytest.raises(ConfigError, match=r"induction_init needs .* induction_init = False"):
-        NewRun().check(config, None)
+        from_scratch(config, vocab_size=512)

@@ -11,10 +11,12 @@ from formats import run_folder
 from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_code, train_command, trained
 from tests.training.conftest import small_run
+from train import training_step
 from training import RunError, distributed
+from training.fit import try_step
 from training.recorder import Recorder
+from training.run import LossSums
 from training.schedule import MAX_BAD_STEPS
-from training.state import StepCounts
 
 # -- memory ---------------------------------------------------------------------------------------
 
@@ -104,9 +106,9 @@ def test_when_memory_runs_out_in_an_update_the_step_is_not_saved(char_data, tmp_
     def full(*_):
         raise error
 
-    run.state.optimizer.register_step_post_hook(full)
+    run.optimizer.register_step_post_hook(full)
     with pytest.raises(RunError, match=r"step 1 could not .* continues from the last checkpoint"):
-        run.trainer.step()
+        training_step(run)
     assert not issubclass(RunError, RuntimeError | MemoryError)
 
 
@@ -115,22 +117,28 @@ def test_when_memory_runs_out_in_an_update_the_step_is_not_saved(char_data, tmp_
 
 def set_weight(run, value):
     """Set one weight; returns what it was."""
-    weight = run.state.model.lm_head.weight
+    weight = run.model.lm_head.weight
     with torch.no_grad():
         before, weight[0, 0] = weight[0, 0].item(), value
     return before
 
 
+def add_bad_step(run):
+    """Count a step whose loss and gradients are NaN."""
+    nan = torch.tensor(math.nan)
+    run.losses.add(nan, nan, good=torch.tensor(False))
+
+
 def test_a_single_bad_step_is_skipped_and_counted(char_data, tmp_path, capsys):
     run = small_run(char_data, tmp_path / "run")
     recorder = Recorder(run)
-    before = {k: v.clone() for k, v in run.state.model.state_dict().items()}
+    before = {k: v.clone() for k, v in run.model.state_dict().items()}
     good = set_weight(run, math.nan)
-    run.trainer.step()
+    training_step(run)
     set_weight(run, good)
-    assert all(torch.equal(before[k], v) for k, v in run.state.model.state_dict().items())
-    run.trainer.check_finite()
-    run.trainer.step()
+    assert all(torch.equal(before[k], v) for k, v in run.model.state_dict().items())
+    run.check_finite()
+    training_step(run)
     recorder.step(seconds=1.0)
     assert "left, 1 skipped for NaN or infinity" in capsys.readouterr().out
     logged = run_folder.read_log(run.folder)[-1]
@@ -143,33 +151,33 @@ def test_many_bad_steps_in_a_row_end_the_run(char_data, tmp_path):
     run = small_run(char_data, tmp_path / "run")
     good = set_weight(run, math.nan)
     for _ in range(MAX_BAD_STEPS):
-        run.trainer.step()
+        training_step(run)
     set_weight(run, good)
-    run.trainer.step()  # a good one between the last and the look does not hide them
+    training_step(run)  # a good one between the last and the look does not hide them
     with pytest.raises(RunError, match=r"10 steps in a row, up to step 11.* learning_rate"):
-        run.trainer.check_finite()
+        run.check_finite()
 
 
 def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monkeypatch):
-    trainer = small_run(char_data, tmp_path / "run").trainer
-    trainer.counts = StepCounts([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
+    run = small_run(char_data, tmp_path / "run")
+    run.losses = LossSums([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
     for backend, named in ((SDPBackend.CUDNN_ATTENTION, True), (SDPBackend.MATH, False)):
         monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, b=backend, **__: b.value)
-        trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
+        add_bad_step(run)
         with pytest.raises(RunError) as error:
-            trainer.check_finite()
+            run.check_finite()
         assert ("variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == named
 
 
 def test_the_trial_has_the_gradients_that_several_processes_keep(char_data, tmp_path, monkeypatch):
-    trainer = small_run(char_data, tmp_path / "run").trainer
-    parameters, seen = list(trainer.state.model.parameters()), []
-    trainer.state.model.register_forward_pre_hook(
+    run = small_run(char_data, tmp_path / "run")
+    parameters, seen = list(run.model.parameters()), []
+    run.model.register_forward_pre_hook(
         lambda *_: seen.append(sum(p.grad.nbytes for p in parameters if p.grad is not None))
     )
     for world_size, times in ((1, 0), (2, 1)):
         monkeypatch.setattr(distributed, "world_size", world_size)
-        assert trainer.try_step() is None
+        assert try_step(run) is None
         assert seen[0] == times * sum(p.nbytes for p in parameters)
         assert all(p.grad is None for p in parameters)
         seen.clear()
@@ -179,7 +187,7 @@ def test_a_validation_loss_of_nan_is_never_the_best(char_data, tmp_path, capsys)
     run = small_run(char_data, tmp_path / "run")
     for best, shown in ((None, []), (2.5, ["best 2.5000"])):
         run.saver.best = best
-        Recorder(run).evaluation(math.nan, [])
+        Recorder(run).evaluation(math.nan)
         said = capsys.readouterr().out
         assert "validation loss nan" in said
         assert re.findall(r"best [\w.]+", said) == shown
@@ -188,13 +196,13 @@ def test_a_validation_loss_of_nan_is_never_the_best(char_data, tmp_path, capsys)
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
     saved = [0.0, 0.0, 13.0, 13.0]  # what a run has that was stopped in the midst of them
     run = small_run(char_data, tmp_path / "run")
-    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
-    run.trainer.step()
-    run.trainer.check_finite()
-    run.trainer.counts = StepCounts(saved, torch.device("cpu"))
-    run.trainer.counts.add(torch.tensor(math.nan), torch.tensor(False))
+    run.losses = LossSums(saved, torch.device("cpu"))
+    training_step(run)
+    run.check_finite()
+    run.losses = LossSums(saved, torch.device("cpu"))
+    add_bad_step(run)
     with pytest.raises(RunError, match="14 steps in a row"):
-        run.trainer.check_finite()
+        run.check_finite()
 
 
 # -- budgets --------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 from config import Config
 from hardware import Device
 from model import GPT, IGNORE, GPTConfig
-from training import low_memory
-from training.step import compile_layers
+from training import fit
+from training.fit import compile_layers
 
 SHAPE = {"vocab_size": 208, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}
 ARCHS = [{"arch": "gpt2", "dropout": 0.2}, {"arch": "qwen3", "tie_weights": False}]
@@ -47,7 +47,7 @@ def test_a_loss_in_chunks_is_the_same(arch):
     model, x, y = model_and_batch(**arch)
     plain = loss_and_gradients(model, x, y)
     names, logits = model.state_dict().keys(), model.eval()(x)
-    low_memory.use_chunked_loss(model, 5)
+    fit.use_chunked_loss(model, 5)
     assert torch.equal(model(x), logits)
     assert_same(plain, loss_and_gradients(model.train(), x, y))
     assert model.state_dict().keys() == names
@@ -57,13 +57,13 @@ def test_a_loss_in_chunks_is_the_same(arch):
 def test_checkpointed_activations_give_the_same_gradients(arch):
     model, x, y = model_and_batch(**arch)
     plain = loss_and_gradients(model, x, y)
-    low_memory.use_activation_checkpointing(model)
+    fit.use_activation_checkpointing(model)
     assert_same(plain, loss_and_gradients(model, x, y))
 
 
 def test_no_logits_are_kept_for_the_backward_pass():
     model, x, y = model_and_batch(vocab_size=4096)
-    low_memory.use_chunked_loss(model, 8)
+    fit.use_chunked_loss(model, 8)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         model(x, y)
@@ -75,8 +75,8 @@ def test_chunks_and_checkpoints_compile(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model, x, y = model_and_batch()
     plain = loss_and_gradients(model, x, y)
-    low_memory.use_chunked_loss(model, 4)
-    low_memory.use_activation_checkpointing(model)
+    fit.use_chunked_loss(model, 4)
+    fit.use_activation_checkpointing(model)
     model.zero_grad()
     loss = compile_layers(model)(x, y)
     loss.backward()
@@ -91,4 +91,4 @@ def test_the_loss_comes_in_chunks_where_its_logits_fill_the_gpu(gigabytes, micro
     memory = gigabytes and gigabytes * 10**9
     device = Device(torch.device("cuda"), torch.bfloat16, "a GPU", memory, None)
     config = Config(batch_size=64, micro_batch_size=micro_batch, block_size=512)
-    assert low_memory.loss_chunks(config, 32_000, device) == chunks
+    assert fit.loss_chunks(config, 32_000, device) == chunks

@@ -112,8 +112,8 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
     saver = run.saver
     for step, share in enumerate((0, 1, 0.5, 0.5, 0), start=1):
         store.failing = share
-        run.state.counters.step = step
-        saver.save(run.snapshot())
+        run.counters.step = step
+        saver.save(run.snapshot)
         saver.wait()
         store.failing = 0
         if step == 2:
@@ -131,11 +131,11 @@ def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
     run = small_run(char_data, tmp_path / "run", f"--mirror=s3://bucket/{tmp_path.name}")
     store.slow_s = 5
     store.arrived.clear()
-    run.state.counters.step = 1
-    run.saver.save(run.snapshot())
+    run.counters.step = 1
+    run.saver.save(run.snapshot)
     store.arrived.wait()
     began = time.monotonic()
-    run.state.counters.step = 2
+    run.counters.step = 2
     run.saver.finish(2, run.snapshot)
     run.saver.mark_best(2, 1.5)
     run.saver.close()
@@ -174,7 +174,7 @@ def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
     assert "model.pt is damaged" in said
     assert "optimizer.pt is missing" in said
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
-        find_start(Config(mirror=place, checkpoint_dir=str(empty)))
+        find_start(Config(mirror=place, checkpoint_dir=str(empty)), None, None)
 
 
 def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):

@@ -5,8 +5,9 @@ import torch
 
 from config import Config
 from model import GPT, GPTConfig
-from training.muon import Muon, orthogonalize
-from training.optimizer import make_optimizer
+from training.optimizer import Muon, make_optimizer, orthogonalize
+
+CPU = torch.device("cpu")
 
 
 def optimizer_of(params, **more):
@@ -103,16 +104,16 @@ def test_a_gradient_with_nan_changes_neither_weights_nor_momentum():
 )
 def test_every_parameter_has_one_group(shape, fused):
     model = GPT(GPTConfig(100, 16, 2, 2, 32, **shape))
-    made = make_optimizer(model, Config(optimizer="muon", dtype="bfloat16"), torch.device("cpu"))
+    made = make_optimizer(model, Config(optimizer="muon", dtype="bfloat16"), CPU, 0.002)
     groups = [group for group in made.param_groups if "num_fused" in group]
     found = [p for group in made.param_groups for p in group["params"]]
     assert len(found) == len(set(found)) == len(list(model.parameters()))
     assert [group["num_fused"] for group in groups] == fused
     for group in made.param_groups:
         muon = "num_fused" in group
-        assert group["scale"] == pytest.approx(0.02 / 3e-4 if muon else 1)
-        share = 0.1 * 0.02 if group["params"][0].dim() == 2 else 0  # of the weights at 3e-4
-        assert 3e-4 * group["scale"] * group["weight_decay"] == pytest.approx(share)
+        assert group["initial_lr"] == (0.02 if muon else 3e-4)
+        share = 0.002 if group["params"][0].dim() == 2 else 0  # of the weights, at the peak
+        assert group["initial_lr"] * group["weight_decay"] == pytest.approx(share)
     for group in groups:
         assert group["dtype"] == torch.bfloat16
         assert len(group["params"]) == 2  # one per layer

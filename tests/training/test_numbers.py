@@ -18,6 +18,7 @@ from formats import run_folder
 from formats.data_folder import read_meta
 from model import GPT
 from tests.training.conftest import small_run
+from train import training_step, validation_loss
 from training import distributed
 from training.plan import (
     banner,
@@ -32,6 +33,7 @@ from training.plan import (
     size_table,
 )
 from training.recorder import Recorder, answer_prompts
+from training.step import seed_dropout
 
 T, BATCH = 32, 8  # of small_run
 TOKENS = T * BATCH
@@ -69,11 +71,10 @@ def flops_per_token(model):
 
 def take_steps(run, count):
     """Take steps; returns the mean of their losses."""
-    taken = []
+    before, taken = run.losses.loss_sum.item(), run.losses.good_steps.item()
     for _ in range(count):
-        taken.append(run.trainer.gradients())
-        run.trainer.update(taken[-1])
-    return torch.stack(taken).mean().item()
+        training_step(run)
+    return (run.losses.loss_sum.item() - before) / (run.losses.good_steps.item() - taken)
 
 
 def windows_of(folder):
@@ -86,7 +87,7 @@ def windows_of(folder):
 
 def test_the_numbers_of_a_logged_step(run, little_data, clock, monkeypatch, capsys):
     run.device = dataclasses.replace(run.device, peak_flops=1e9)
-    flops = flops_per_token(run.state.model)
+    flops = flops_per_token(run.model)
     run.clock.started = 900.0
     recorder = Recorder(run)
     for count, step in ((3, 3), (2, 5)):  # the loss is a mean since the line before
@@ -113,14 +114,14 @@ def test_the_numbers_of_a_logged_step(run, little_data, clock, monkeypatch, caps
 
 
 def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, capsys):
-    run.clock.started, run.state.counters.elapsed_s = 900.0, 3725.0
+    run.clock.started, run.clock.elapsed_s = 900.0, 3725.0
     recorder, means = Recorder(run), []
     for part in range(2):  # the training loss is a mean since the evaluation before
         for _ in range(2):
             means.append(take_steps(run, 5))
             recorder.step(seconds=2.0)
         run.saver.best = 1.5 if part else None
-        recorder.evaluation(2.0, [])
+        recorder.evaluation(2.0)
     out = capsys.readouterr().out
     epoch = 20 * BATCH / windows_of(little_data)
     val = read_meta(little_data).splits["val"]
@@ -161,7 +162,7 @@ def test_a_run_that_ends_no_better_than_guessing_says_so(run, little_data, capsy
 
 def test_a_resumed_run_goes_on_with_its_clocks_and_its_means(run, little_data, clock):
     before = take_steps(run, 3)
-    run.state.counters.elapsed_s = 50.0
+    run.clock.elapsed_s = 50.0
     run.clock.started = 900.0
     run.saver.finish(run.step, run.snapshot)
     clock(2000.0)
@@ -184,24 +185,29 @@ def test_gradients_are_clipped_and_their_norm_before_is_logged(
 ):
     run = small_run(little_data, tmp_path / "run", *more)
     with torch.no_grad():
-        run.state.model.ln_f.weight.mul_(20)  # so that they are large
+        run.model.ln_f.weight.mul_(20)  # so that they are large
     recorder = Recorder(run)
-    loss = run.trainer.gradients()
-    norm = torch.cat([p.grad.flatten() for p in run.state.model.parameters()]).norm().item()
-    run.trainer.update(loss)
+    norms = []
+    for p in run.model.parameters():  # as the backward leaves them
+        p.register_post_accumulate_grad_hook(lambda p: norms.append(p.grad.norm()))
+    training_step(run)
+    norm = torch.stack(norms).norm().item()
     recorder.step(seconds=1.0)
     assert run_folder.read_log(run.folder)[-1]["grad_norm"] == pytest.approx(norm, rel=1e-3)
     assert norm > 2
-    moments = [state["exp_avg"] for state in run.state.optimizer.state.values()]
+    moments = [state["exp_avg"] for state in run.optimizer.state.values()]
     clipped = torch.cat([moment.flatten() for moment in moments]).norm() / 0.1  # AdamW's 1 - beta1
     assert clipped == pytest.approx(largest, rel=1e-3)
 
 
 def test_a_step_whose_gradients_alone_are_nan_counts_as_bad(run):
+    def spoil(p):
+        p.grad[0] = math.nan
+
     recorder, good = Recorder(run), take_steps(run, 1)
-    loss = run.trainer.gradients()
-    run.state.model.ln_f.weight.grad[0] = math.nan
-    run.trainer.update(loss)
+    hook = run.model.ln_f.weight.register_post_accumulate_grad_hook(spoil)
+    training_step(run)
+    hook.remove()
     recorder.step(seconds=1.0)
     logged = run_folder.read_log(run.folder)[-1]
     assert (logged["bad_steps"], logged["grad_norm"]) == (1, None)
@@ -219,25 +225,25 @@ def test_a_validation_loss_is_the_mean_of_its_windows(run, little_data, batches,
     with torch.no_grad():
         for start in starts:
             x, y = ids[start : start + T], ids[start + 1 : start + T + 1]
-            logits = run.state.model.eval()(x[: len(y)][None])[0]
+            logits = run.model.eval()(x[: len(y)][None])[0]
             total += torch.nn.functional.cross_entropy(logits, y, reduction="sum").item()
             count += len(y)
-    run.state.model.train()
-    run.trainer.config = dataclasses.replace(run.config, eval_batches=batches)
-    run.trainer.micro_batch = 2
-    run.trainer.device = dataclasses.replace(run.device, dtype=torch.float32)
-    assert run.trainer.evaluate(lambda: False) == pytest.approx(total / count, rel=1e-4)
-    assert run.trainer.evaluate(lambda: True) is None
+    run.model.train()
+    run.config = dataclasses.replace(run.config, eval_batches=batches)
+    run.micro_batch = 2
+    run.device = dataclasses.replace(run.device, dtype=torch.float32)
+    assert validation_loss(run, lambda: False) == pytest.approx(total / count, rel=1e-4)
+    assert validation_loss(run, lambda: True) is None
 
 
 def test_samples_are_drawn_without_dropout(run):
-    model = GPT(dataclasses.replace(run.state.model.config, dropout=0.8))
+    model = GPT(dataclasses.replace(run.model.config, dropout=0.8))
     for p in model.parameters():  # so that what dropout leaves out decides
         torch.nn.init.normal_(p)
     answers = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        cast = run.trainer.cast
+        cast = run.cast
         answers.append(answer_prompts(model, run.data.tokenizer, ["The "], 7, cast))
         assert model.training
     assert answers[0] == answers[1]
@@ -246,10 +252,8 @@ def test_samples_are_drawn_without_dropout(run):
 def test_dropout_is_another_in_each_step_process_and_run(run, monkeypatch):
     drawn = []
     for seed, rank, step in ((7, 0, 0), (7, 1, 0), (7, 0, 1), (8, 0, 0), (7, 0, 0)):
-        run.trainer.config = dataclasses.replace(run.config, dropout=0.1, seed=seed)
         monkeypatch.setattr(distributed, "rank", rank)
-        run.state.counters.step = step
-        run.trainer.seed_dropout()
+        seed_dropout(seed, step)
         drawn.append(torch.rand(3).tolist())
     assert drawn[4] == drawn[0]
     assert len({str(numbers) for numbers in drawn}) == 4
@@ -260,7 +264,7 @@ def test_dropout_is_another_in_each_step_process_and_run(run, monkeypatch):
 
 def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data, tmp_path):
     meta, printed = read_meta(little_data), banner(run)
-    parameters = sum(p.numel() for p in run.state.model.parameters())
+    parameters = sum(p.numel() for p in run.model.parameters())
     train, val = (meta.splits[name].tokens for name in ("train", "val"))
     assert f"{parameters:,} parameters, 2 layers x 32, context 32, vocabulary" in printed
     assert f"{train:,} tokens in RAM; {val:,} for validation" in printed
@@ -283,7 +287,7 @@ def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
 
 
 def test_the_plan_counts_operations_memory_and_disk(run):
-    model = run.state.model
+    model = run.model
     parameters, flops = sum(p.numel() for p in model.parameters()), flops_per_token(model)
     run.device = dataclasses.replace(run.device, dtype=torch.float32)
     run.schedule.counters.step = 10  # 30 are left
@@ -342,8 +346,8 @@ def test_the_least_memory_in_which_a_plan_fits_the_batch(
     little_data, tmp_path, name, settings, token
 ):
     run = small_run(little_data, tmp_path / "run", settings)
-    parameters = sum(p.numel() for p in run.state.model.parameters())
-    activations = BATCH * T * (token + 2 * 2 * run.state.model.config.vocab_size)
+    parameters = sum(p.numel() for p in run.model.parameters())
+    activations = BATCH * T * (token + 2 * 2 * run.model.config.vocab_size)
     activations += 2 * parameters  # the weights in 16 bits
     peak = 12 * parameters + max(4 * parameters, activations)  # no gradients are added up
 
@@ -357,8 +361,8 @@ def test_the_least_memory_in_which_a_plan_fits_the_batch(
 def test_the_hours_of_a_plan_are_the_operations_at_two_fifths_of_the_peak(little_data, tmp_path):
     long = ["--max_steps=1000000000", "--cost_per_hour=2"]
     run = small_run(little_data, tmp_path / "run", *long)
-    run.state.counters.step = 250_000_000
-    seconds = 7.5e8 * TOKENS * flops_per_token(run.state.model) / 0.4
+    run.counters.step = 250_000_000
+    seconds = 7.5e8 * TOKENS * flops_per_token(run.model) / 0.4
     table = "\n".join(hours_table(run))
     for name, tflops in (("T4", 65), ("A100", 312), ("H100", 989)):
         took = seconds / (tflops * 1e12)
@@ -376,7 +380,7 @@ def test_a_trial_counts_all_micro_batches_and_one_update(
 ):
     more = [f"--micro_batch_size={micro_batch}", "--max_steps=100000", "--cost_per_hour=36"]
     run = small_run(little_data, tmp_path / "run", *more)
-    run.state.counters.step = 25_000
+    run.counters.step = 25_000
     clock(step=a_look)
     assert measure(run) == (pytest.approx(seconds), micro_batch)
     shown = measured_here(run)

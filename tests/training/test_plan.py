@@ -1,5 +1,6 @@
 """training/plan.py: what --dry_run prints, and what it computes for GPUs that are not here."""
 
+import dataclasses
 import re
 
 import pytest
@@ -12,8 +13,7 @@ from tests.training.conftest import small_run
 from training import distributed
 from training.optimizer import make_optimizer
 from training.plan import banner, from_data_sheet, hours_table, memory
-from training.start import NewRun
-from training.state import Counters, State
+from training.start import model_shape
 
 
 def planned(vocab_size, *arguments):
@@ -21,8 +21,8 @@ def planned(vocab_size, *arguments):
     c = config.load([*arguments])
     meta = torch.device("meta")
     with meta:
-        model = GPT(NewRun().shape(c, vocab_size))
-    return c, State(model, make_optimizer(model, c, meta), None, Counters())
+        model = GPT(model_shape(c, vocab_size))
+    return c, model, make_optimizer(model, c, meta, decay=0.0)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
@@ -44,7 +44,7 @@ def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
 def test_the_banner_knows_which_attention_pytorch_takes(char_data, tmp_path):
     for dropout, kernel in ((0.0, "flash"), (0.1, "math")):
         run = small_run(char_data, tmp_path / kernel, f"--dropout={dropout}")
-        assert run.trainer.attention_backend() == kernel
+        assert run.attention_backend() == kernel
 
 
 def test_the_plan_of_a_finished_run_says_that_it_is_finished(char_data, tmp_path):
@@ -58,7 +58,6 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
     run, hours = small_run(char_data, tmp_path, "--max_steps=1000000000", "--n_embd=512"), []
     for count, batch in ((1, 8), (4, 2)):
         monkeypatch.setattr(distributed, "world_size", count)
-        run.trainer.local_batch = batch
         head, row = hours_table(run)[:2]
         assert row.endswith(f"micro-batch {batch} in 16 GB"), row
         found = re.search(r"(\d+) h (\d+) min", row)
@@ -69,11 +68,12 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
 
 def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp_path):
     run, t4 = small_run(char_data, tmp_path, "--n_embd=256"), from_data_sheet("T4")
-    sequence = memory(run.config, run.state, 1000, t4)["activations"] / 1000
+    sequence = memory(run.config, run.model, run.optimizer, 1000, t4)["activations"] / 1000
 
     def fits(share, tokens=0.0):
         """Whether sequences for a share of T4's and V100's memory, both 16 GB, are one batch."""
-        run.trainer.local_batch = batch = int(share * t4.memory / sequence / 2) * 2
+        batch = int(share * t4.memory / sequence / 2) * 2
+        run.config = dataclasses.replace(run.config, batch_size=batch)
         run.data.train.bytes = int(tokens * t4.memory)
         rows = {row[:15].strip(): row for row in hours_table(run)}
         t4s, v100s = (f"micro-batch {batch} in 16 GB" in rows[name] for name in ("T4", "V100"))

@@ -16,19 +16,20 @@ from formats.run_folder import CheckpointError
 from tests.conftest import fails_clearly, train_small, trained
 from tests.power_cut import lay, power_cuts
 from tests.training.conftest import small_run, start, wait_until
+from train import training_step
 from training.recorder import Recorder
-from training.start import Checkpoint
+from training.start import load_checkpoint
 
 
 def counted(run, step):
     """The state as that of a step."""
-    run.state.counters.step = step
+    run.counters.step = step
     return run.snapshot()
 
 
 def save(run, step, val_loss=None):
     """Save the state as that of a step, and wait until it is written or has failed."""
-    run.saver.save(counted(run, step))
+    run.saver.save(lambda: counted(run, step))
     if val_loss is not None:
         run.saver.mark_best(step, val_loss)
     run.saver.wait()
@@ -49,10 +50,10 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
     run = small_run(char_data, tmp_path, "--tie_weights=True")
     moments = {}
     for step in (1, 2):
-        run.trainer.step()
-        run.saver.save(run.snapshot())
-        weight = run.state.model.wte.weight
-        moment = run.state.optimizer.state[weight]["exp_avg"]
+        training_step(run)
+        run.saver.save(run.snapshot)
+        weight = run.model.wte.weight
+        moment = run.optimizer.state[weight]["exp_avg"]
         moments[step] = (weight.detach().clone(), moment.clone())
         with torch.no_grad():
             weight.fill_(-1)
@@ -77,15 +78,14 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
 )
 def test_a_state_of_another_optimizer_is_refused(char_data, tmp_path, change):
     run = small_run(char_data, tmp_path)
-    run.trainer.step()
+    training_step(run)
     save(run, 1)
     folder = tmp_path / "step_00000001"
     saved = torch.load(folder / "optimizer.pt")
     change(saved["optimizer"]["state"][0])
     torch.save(saved, folder / "optimizer.pt")
-    start = Checkpoint(folder, run_folder.read_state(folder, ()))
     with pytest.raises(CheckpointError, match=r"optimizer.pt does not fit the model"):
-        start.load(run.state)
+        load_checkpoint(folder, run.model, run.optimizer, run.scaler)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(
     char_data, tmp_path, slow_disk
 ):
     run = small_run(char_data, tmp_path)
-    run.saver.save(counted(run, 1))
+    run.saver.save(lambda: counted(run, 1))
     run.saver.mark_best(1, 2.5)
     assert run.saver.busy
     assert not (tmp_path / "best.json").exists()
@@ -118,7 +118,7 @@ def test_the_last_save_and_the_tidying_of_the_one_before_it_do_not_meet(
     """As at a signal, next to the thread that deletes what the save before it left to delete."""
     run = small_run(char_data, tmp_path, "--keep_last=1")
     save(run, 1)
-    run.saver.save(counted(run, 2))
+    run.saver.save(lambda: counted(run, 2))
     run.saver.mark_best(2, 2.5)
     run.saver.finish(3, lambda: counted(run, 3))
     run.saver.close()
@@ -140,7 +140,7 @@ def test_a_save_that_fails_leaves_the_best_step_named_and_kept(char_data, tmp_pa
 
 def test_after_a_resume_a_worse_evaluation_is_no_new_best(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    run.trainer.step()
+    training_step(run)
     save(run, 1, 2.5)
     run.saver.close()
     again = small_run(char_data, tmp_path)
@@ -169,11 +169,11 @@ def test_after_a_power_cut_a_run_goes_on_from_a_whole_step_with_its_log_and_the_
         run.saver.begin()
         saved = []  # how many disks there were when each step was saved
         for step, loss in losses.items():
-            run.trainer.step()
+            training_step(run)
             recorder.record({"loss": loss})
             save(run, step)
             saved.append(len(disks))
-            recorder.evaluation(loss, [])
+            recorder.evaluation(loss)
             run.saver.mark_best(step, loss)
             run.saver.wait()
     assert len(disks) > 30
@@ -270,9 +270,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
 
 def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    run.saver.save(({"step": 1, "settings": {1}}, {}, {}))
+    run.saver.save(lambda: ({"step": 1, "settings": {1}}, {}, {}))
     with pytest.raises(TypeError, match="set is not JSON serializable"):
-        run.saver.save(counted(run, 2))
+        run.saver.save(lambda: counted(run, 2))
 
 
 def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
@@ -315,7 +315,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
 
 def test_a_checkpoint_counts_the_seconds_of_all_starts(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    run.trainer.step()
+    training_step(run)
     run.clock.before = 3600.0
     save(run, 1)
     again = small_run(char_data, tmp_path, "--max_hours=1")

@@ -21,9 +21,9 @@ from generating.load import open_checkpoint
 from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
 from training import distributed
+from training.fit import compiler_obstacle, fit, should_compile
 from training.plan import banner
-from training.setup import compiler_obstacle, count_steps, should_compile
-from training.state import Counters
+from training.schedule import Counters, count_steps
 
 # -- whole runs -----------------------------------------------------------------------------------
 
@@ -194,12 +194,12 @@ def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, l
     run = small_run(char_data, tmp_path)
     config = dataclasses.replace(run.config, compile=None)
     device = dataclasses.replace(run.device, torch=torch.device(kind))
-    step = run.state.model.flops_per_token() * config.tokens_per_step
+    step = run.model.flops_per_token() * config.tokens_per_step
     for flops, compiled in ((short, False), (long, True)):
-        run.schedule.total_steps = round(flops / step)
-        assert should_compile(config, run.state.model, device, run.schedule) == compiled
+        total_steps = round(flops / step)
+        assert should_compile(config, run.model, device, total_steps) == compiled
     monkeypatch.setattr(distributed, "world_size", 1000)  # each does so little of it
-    assert not should_compile(config, run.state.model, device, run.schedule)
+    assert not should_compile(config, run.model, device, total_steps)
 
 
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
@@ -278,7 +278,7 @@ def test_a_typo_in_the_model_shows_its_line_and_holds_no_memory(char_data, tmp_p
 
     monkeypatch.setattr(model.Attention, "forward", forward)
     with pytest.raises(AttributeError, match="c_atn") as error:
-        small_run(char_data, tmp_path).trainer.prepare(compiles=False)
+        fit(small_run(char_data, tmp_path))
     assert any("self.c_atn(x)" in str(entry.statement) for entry in error.traceback)
     assert seen[0]() is None
 

@@ -1,0 +1,248 @@
+"""What becomes of the model before the first step, so that steps are fast and fit the memory.
+
+It is compiled, and the micro-batch halved until a step fits; layers may be computed twice, and the
+loss without all the logits. None of it changes parameters, losses or checkpoints. model.py knows
+nothing of it.
+"""
+
+import copy
+import math
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import hardware
+from config import Config
+from formats import files
+from hardware import Device
+from model import GPT, IGNORE
+from training import RunError, distributed
+from training.optimizer import reserve_state
+from training.run import Run, largest_divisor
+from training.step import evaluate, forward_backward
+
+COMPILERS = {"win32": "cl", "darwin": "clang++"}  # that torch.compile calls for a CPU; else g++
+
+
+def fit(run: Run) -> str | None:
+    """Compile the model, and halve the micro-batch until a step fits the memory.
+
+    The batch of an optimiser step stays the same, so the losses do too. Sets run.compiled, run.ddp
+    and run.micro_batch. Returns why the model is not compiled, where that failed. Raises RunError
+    where one sequence is too much.
+    """
+    problem, retried = None, False
+    if run.compiles:
+        if run.device.type == "cpu" or distributed.world_size > 1:
+            run.compiled = compile_layers(run.model)
+        else:  # one graph is the fastest on a GPU that trains alone
+            run.compiled = torch.compile(run.model, dynamic=False)
+    while True:
+        error = try_step(run)
+        if error and not hardware.out_of_memory(error):
+            if run.compiled is run.model:
+                raise error
+            torch._dynamo.reset()
+            if not retried and delete_empty_code():
+                retried = True
+                continue
+            problem = f"torch.compile failed: {files.error_message(error)}"
+            run.compiled = run.model
+            continue
+        (no_memory,) = distributed.all_reduce_max(error is not None)
+        if not no_memory:
+            break
+        if run.micro_batch == 1:
+            raise RunError(too_small(run))
+        run.micro_batch = largest_divisor(run.local_batch, run.micro_batch // 2)
+    run.ddp = data_parallel(run.compiled) if distributed.world_size > 1 else run.compiled
+    return problem
+
+
+def try_step(run: Run) -> Exception | None:
+    """Try a forward and backward of two micro-batches, or one; returns the error, if any.
+
+    Changes no weights. With dropout, evaluations run another graph, which is tried too.
+    """
+    try:
+        reserve_state(run.optimizer)
+        if distributed.world_size > 1:  # DistributedDataParallel keeps the gradients' memory
+            for p in run.model.parameters():
+                p.grad = torch.zeros_like(p)
+        rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
+        x, y = run.data.train.batch(0, rows, run.config.seed)
+        forward_backward(run.compiled, x, y, size, run.cast, run.scaler)
+        if run.config.dropout:
+            evaluate(run.compiled, [(x[:size], y[:size])], run.cast)
+        hardware.synchronize(run.device.torch)
+        return None
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the attempt's tensors
+        return error
+    finally:
+        run.model.train()
+        run.model.zero_grad(set_to_none=True)
+        hardware.release_memory(run.device.torch)
+
+
+def too_small(run: Run) -> str:
+    """The message for one sequence that does not fit the memory."""
+    c = run.config
+    return (
+        f"out of memory on {run.device.name} with a single sequence of {c.block_size} tokens."
+        " End other programs that use the memory; or try activation_checkpointing = True; or"
+        f" begin a run with block_size = {c.block_size // 2}, or with a smaller n_layer"
+        f" ({c.n_layer}) or n_embd ({c.n_embd})"
+    )
+
+
+# -- compiling -------------------------------------------------------------------------------------
+
+
+def should_compile(config: Config, model: GPT, device: Device, total_steps: int) -> bool:
+    """The setting `compile`; without one, True if the run is long enough to repay it.
+
+    On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
+    after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
+    steps. PyTorch's compiler for mps is a prototype.
+    """
+    if config.compile is not None:
+        return config.compile
+    tokens = total_steps * config.tokens_per_step
+    flops = tokens * model.flops_per_token() / distributed.world_size
+    return flops > {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
+
+
+def compiler_obstacle(device: str) -> str:
+    """Why torch.compile cannot work on this machine, in a sentence; "" where nothing is known.
+
+    Looks at what it needs before it takes half a minute to find out. device: its type.
+    """
+    names = [os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")]
+    folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include"))]
+    folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
+    if device == "cuda" and sys.platform == "linux":  # Triton passes paths with blanks on
+        names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
+    elif device != "cpu":
+        return ""
+    if not any(map(shutil.which, names)):
+        return f"there is no compiler {' or '.join(names)}; on Debian: apt-get install g++"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return (
+            f"Python's headers are not in {sysconfig.get_path('include')}; on Debian: apt-get"
+            " install python3-dev"
+        )
+    for folder in folders:
+        if " " in str(folder):
+            return (
+                f"{folder} has a blank in its path, which compilers take for two paths; move the"
+                " environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to another folder"
+            )
+    return ""
+
+
+def compile_layers(model):
+    """A model with the weights of `model` whose layers, and head with the loss, are compiled.
+
+    Layers of one kind compile once, which halves the time to the first step. Each layer's gradients
+    are ready as soon as its backward is done, so several processes send them while the next
+    layer's runs.
+    """
+    compiled = copy.copy(model)
+    layers = [torch.compile(block, dynamic=False) for block in model.h]
+    compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
+    compiled.head = torch.compile(model.head, dynamic=False)
+    return compiled
+
+
+def delete_empty_code() -> bool:
+    """Delete the empty files in the cache of torch.compile; returns whether there were any.
+
+    A kill leaves a library empty that is being linked, and a power cut any file. Each later
+    compilation would load it, and fail.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
+
+    code = [path for kind in ("so", "py") for path in Path(cache_dir()).rglob(f"*.{kind}")]
+    empty = [path for path in code if not path.stat().st_size]
+    for path in empty:
+        path.unlink(missing_ok=True)
+    return bool(empty)
+
+
+def data_parallel(model) -> DistributedDataParallel:
+    """The model with its gradients averaged over all processes."""
+    # Each process computes the same buffers: without this they were sent in every step.
+    buffers = [name for name, _ in model.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+# -- less memory -----------------------------------------------------------------------------------
+
+
+def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
+    """Checkpoint activations where the settings say so; chunk the loss where memory demands it."""
+    if config.activation_checkpointing:
+        use_activation_checkpointing(model)
+    chunks = loss_chunks(config, model.config.vocab_size, device)
+    if chunks > 1:
+        use_chunked_loss(model, chunks)
+
+
+def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
+    """How many chunks head and loss are computed in: 8 where the logits fill a GPU, else 1."""
+    if not device.memory:
+        return 1
+    sequences = config.micro_batch_size or config.batch_size // distributed.world_size
+    logits = sequences * config.block_size * vocab_size
+    gradients_too = 2 * logits * device.dtype.itemsize
+    return 8 if gradients_too > device.memory / 6 else 1
+
+
+def use_activation_checkpointing(model: GPT) -> None:
+    """Keep each layer's input only, and compute the layer again for the backward pass.
+
+    Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". A step takes a third more
+    products of the layers.
+    """
+    options = {"use_reentrant": False, "preserve_rng_state": model.config.dropout > 0}
+
+    def checkpointed(plain, *inputs):
+        if not torch.is_grad_enabled():  # generation
+            return plain(*inputs)
+        return checkpoint(plain, *inputs, **options)
+
+    for block in model.h:
+        block.forward = partial(checkpointed, block.forward)
+
+
+def use_chunked_loss(model: GPT, chunks: int) -> None:
+    """Compute head and loss in this many chunks of the tokens, and again for the backward pass.
+
+    The logits of one chunk exist at a time.
+    """
+    plain = model.head
+
+    def head(x, targets):
+        if targets is None:
+            return plain(x, targets)
+        pairs = zip(x.flatten(0, 1).chunk(chunks), targets.flatten().chunk(chunks), strict=True)
+        total = sum(checkpoint(chunk_loss, x, y, use_reentrant=False) for x, y in pairs)
+        return total / (targets != IGNORE).sum().clamp(min=1)
+
+    def chunk_loss(x, targets):
+        logits = plain(x, None).float()
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+
+    model.head = head
