@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from formats import files, pretrained, run_folder
-from generate import main
+from formats.conversation import STOP
+from generate import explain, main
 from generating import terminal
 from generating.terminal import parse_args
 from generating.text import Completion
@@ -40,9 +41,9 @@ def test_a_seed_gives_the_same_texts_from_a_run_or_its_step(kind, request):
 
 
 def test_a_prompt_comes_from_standard_input_without_its_last_line_break(bpe_run):
-    result = generate(bpe_run, "--max_new_tokens", 5, "--json", stdin="The first\nline\r\n")
+    result = generate(bpe_run, "--max_new_tokens", 5, "--json", stdin="\ufeffThe first\nline\n\r\n")
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["prompt"] == "The first\nline"
+    assert json.loads(result.stdout)["prompt"] == "The first\nline\n"
     assert "an empty prompt" not in result.stderr
 
 
@@ -70,12 +71,30 @@ def test_json_has_a_line_for_each_continuation(reciting_run, capsys):
     assert lines == [short, short, long, long]
 
 
-def test_the_speed_is_that_of_all_continuations_until_the_last(byte_tokenizer):
+def test_the_speed_is_that_of_all_continuations_until_the_last(byte_tokenizer, capsys):
     completions = [Completion("", byte_tokenizer, 9, []) for _ in range(2)]
     for completion, ids in zip(completions, ([5, 5], [5, 5, 5]), strict=True):
         for second, next_id in enumerate(ids, 1):
             completion.add(next_id, float(second))
-    assert terminal.tokens_per_second(completions) == pytest.approx(5 / 3)
+    terminal.note_speed(completions)
+    assert capsys.readouterr().err == "[5 tokens, 1.7 tokens/s]\n"
+
+
+def test_a_text_is_printed_as_it_grows_one_below_the_other(byte_tokenizer, monkeypatch):
+    pipe = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, line_buffering=True, newline=""))
+    first, second = (Completion(prompt, byte_tokenizer, 2, []) for prompt in ("a", "x"))
+    printed = []
+
+    def growing():
+        for letters in ("by", "cz"):
+            for completion, letter in zip((first, second), letters, strict=True):
+                completion.add(byte_tokenizer.encode(letter)[0], 1.0)
+            yield [first, second]
+            printed.append(pipe.getvalue())
+
+    terminal.stream(growing(), chat=False)
+    assert printed == [b"ab", b"abc\n---\nxyz"]
 
 
 def test_json_is_whole_on_a_terminal_that_lacks_its_characters(byte_tokenizer, monkeypatch):
@@ -96,6 +115,14 @@ def test_a_run_means_its_best_step_at_an_address_too(tmp_path, capsys, monkeypat
     files.write_json(run / "best.json", {"step": 1, "val_loss": 0.5})
     for address in (run, run.as_uri()):
         assert continuation(address, capsys)[0] == " best."
+    assert "validation loss 0.5000" in summary(run, capsys)
+    assert "validation loss" not in summary(run / "step_00000002", capsys)
+
+
+def summary(run, capsys):
+    """What is noted about a checkpoint."""
+    main(["--checkpoint", str(run), "--prompt=The", "--max_new_tokens=1"])
+    return capsys.readouterr().err
 
 
 def continuation(run, capsys, *options):
@@ -130,7 +157,7 @@ def test_each_option_reaches_the_text(reciting_run, capsys, options, text, ended
 
 
 def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
-    texts = [continuation(reciting_run, capsys, *ANY, f"--seed={seed}")[0] for seed in (1, 1, 2)]
+    texts = [continuation(reciting_run, capsys, *ANY, f"--seed={seed}")[0] for seed in (0, 0, 2)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][:5] != REST[:5]
     unseeded = {continuation(reciting_run, capsys, *ANY) for _ in range(2)}
@@ -138,9 +165,10 @@ def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
 
 
 def changed(run, folder, where, value):
-    """A run in `folder` that is like another but for one weight of its head."""
+    """A run in `folder` that is like another but for one weight of its head, and for dropout."""
     weights = pretrained.load_run(run)
     weights.tensors["lm_head.weight"][where] = value
+    weights.state["model"]["dropout"] = 0.9  # in training alone
     del weights.state["sha256"]
     run_folder.save(folder, weights.state, weights.tensors, {}, weights.tokenizer.to_json())
     return folder
@@ -189,13 +217,16 @@ def test_the_defaults_are_those_of_the_help():
         "json": False,
         "device": "auto",
     }
+    assert parse_args(["--chat", "--stop=x"]).stop == ["x", STOP]
 
 
-def test_a_prompt_beyond_the_context_is_cut_with_a_note(char_run):
-    result = generate(char_run, "--prompt", "The name of " * 30, "--max_new_tokens", 40)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("The name of The")
-    assert "the model sees the last 32, its context" in result.stderr
+def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):
+    prompts = ["a" * 36, "a" * 37]
+    main(["--checkpoint", str(reciting_run), *(f"--prompt={prompt}" for prompt in prompts)])
+    shown = capsys.readouterr()
+    assert [text[:37] for text in shown.out.split("\n---\n")][1] == prompts[1]
+    assert shown.err.count("its context") == 1
+    assert "the prompt has 37 tokens; the model sees the last 36, its context" in shown.err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
@@ -280,6 +311,12 @@ def test_a_mistake_is_a_sentence(arguments, words, capsys):
     assert end.value.code == 2
     assert all(word in message for word in words)
     assert len(message.splitlines()) == 2  # the usage is one of them
+
+
+def test_memory_that_runs_out_is_a_sentence():
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(2**50)
+    assert "try fewer --num_samples" in explain(error.value)
 
 
 def test_a_missing_device_or_checkpoint_is_a_sentence(bpe_run, tmp_path):

@@ -65,7 +65,7 @@ def test_what_is_held_back_for_a_stop_text_comes_after_all(byte_tokenizer):
 
 def test_a_text_that_has_ended_grows_no_more(byte_tokenizer, monkeypatch):
     end, (a, b) = byte_tokenizer.eot_id, byte_tokenizer.encode("ab").tolist()
-    drawn = [[a, a], [end, b], [b, b]]
+    drawn = iter([[a, a], [end, b], [b, b], [a, a]])
     monkeypatch.setattr(decode, "generate", lambda *_, **settings: drawn)
     model = GPT(GPTConfig(258, 8, 1, 1, 8))
     started = time.perf_counter()
@@ -73,6 +73,15 @@ def test_a_text_that_has_ended_grows_no_more(byte_tokenizer, monkeypatch):
     assert long.seconds <= time.perf_counter() - started
     assert short.text == "a"
     assert long.text == "abb"
+    assert next(drawn) == [a, a]  # nobody waits for more
+
+
+def test_an_empty_prompt_is_the_start_of_a_document(byte_tokenizer):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(258, 32, 1, 2, 32, tie_weights=False)).eval()
+    *_, (row,) = complete(model, byte_tokenizer, [""], 9, temperature=0)
+    written = decode.generate(model, [[byte_tokenizer.eot_id]], 9, temperature=0)
+    assert row.ids == [i for (i,) in written] != []
 
 
 def test_padded_ids_are_never_written(byte_tokenizer):
