@@ -269,9 +269,12 @@ class WorkFolder:
 
     def _differences(self, settings, former_sources):
         """Describe how former work differs from this one; "" where it does not."""
+        compared = (settings | self.settings).keys() - {TEXT_BYTES}
+        if settings.get("on_error") == "stop":
+            compared.discard("on_error")  # nothing broken came up, so the bytes are the same
         found = [
             f"{name} was {settings.get(name)}, is now {self.settings.get(name)}"
-            for name in sorted((settings | self.settings).keys() - {TEXT_BYTES})
+            for name in sorted(compared)
             if settings.get(name) != self.settings.get(name)
         ]
         for before, source in itertools.zip_longest(former_sources, self.sources):
@@ -290,9 +293,6 @@ class WorkFolder:
         former = read_checked(path)
         is_known = former.get("format") == PLAN_FORMAT
         former = former if is_known else plan
-        if former["settings"]["on_error"] == "stop":
-            # Nothing broken came up to where it stopped, so the bytes are the same.
-            former["settings"]["on_error"] = self.settings["on_error"]
         changed = self._differences(former["settings"], former["sources"])
         if not is_known and (path.exists() or self.journal.exists()):
             changed = "an earlier version of this program began it, or plan.json is damaged"

@@ -153,6 +153,7 @@ def test_a_finished_dataset_is_kept_and_changes_are_named(tmp_path, tokenizer):
     before = (tmp_path / "out/meta.json").read_bytes()
     assert "finished already" in ok(again(tokenizer=tokenizer)).stdout
     assert "finished already" in ok(again(tokenizer=tokenizer, sample_bytes=1e6)).stdout
+    assert "finished already" in ok(again(tokenizer=tokenizer, on_error="skip")).stdout
     result = again(tokenizer=tokenizer, val_fraction=0.5)
     fails_clearly(result, "val_fraction was 0.1, is now 0.5", "--overwrite")
     fails_clearly(again(tokenizer="char"), "tokenizer was sha256", "is now char")
