@@ -267,8 +267,7 @@ def _is_letter(char):
 # -- what was probably not meant
 
 
-SHOWN_BEFORE = 30  # characters that the report shows before a place, and from it on
-SHOWN_AFTER = 60
+SHOWN_AFTER = 60  # characters from a place on that the report shows
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 CONTROLS = "control characters, such as NUL"
@@ -308,7 +307,7 @@ def notice(text: str, chunk: Chunk, options: Options, report: CleaningReport) ->
     for what, at, size in _found(text, chunk.kind):
         if what == DAMAGED and options.on_error == "replace":
             continue  # that is reported as what it was before
-        shown = text[max(0, at - SHOWN_BEFORE) : at + SHOWN_AFTER]
+        shown = text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]
         report.add(what, int(not chunk.start.inside), size, [shown])
 
 

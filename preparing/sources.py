@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.address import protocol_of, without_credentials
-from formats.files import sha256, write_text
+from formats.files import few, sha256, write_text
 from preparing import InputError, need, plural
 from preparing.foreign import foreign
 from preparing.remote import list_files
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
-MOST_ENDINGS = 5  # of skipped files that a message names
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -193,7 +192,7 @@ def _files_of_folder(folder):
             else:
                 known.append(path)
     known.sort()
-    counts = ", ".join(f"{n:,} {ending}" for ending, n in skipped.most_common(MOST_ENDINGS))
+    counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
     if any(ending.startswith(".") for ending in skipped):
         example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")

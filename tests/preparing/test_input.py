@@ -275,10 +275,9 @@ def test_zstd_with_a_long_window_and_several_frames(tmp_path):
 )
 def test_bad_arguments_are_named(tmp_path, flags, words):
     (tmp_path / "a.txt").write_text(prose()[:5000])
-    (tmp_path / "mine").mkdir()
-    for out in (tmp_path / "new/out", tmp_path / "mine"):
-        fails_clearly(prepare(tmp_path / "a.txt", out=out, **flags), words)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "mine"]
+    (tmp_path / "out").mkdir()
+    fails_clearly(prepare(tmp_path / "a.txt", out=tmp_path / "out", **flags), words)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "out"]
 
 
 def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
