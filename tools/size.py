@@ -89,6 +89,8 @@ def main(argv: list[str]) -> None:
     add("--out", type=local_path, help="preset to write; default: FOLDER/size.py")
     args, more = parser.parse_known_args(argv)
     path = args.out or Path(args.data, "size.py")
+    if path.suffix != ".py":
+        parser.error(f"--out {path}: the name must end in .py")
     if files.is_foreign(files.read_text(path), MARK):
         parser.error(f"{path} exists already, and tools.size did not write it; give another --out")
     config = settings.load([args.preset, f"--data_dir={args.data}", *more])

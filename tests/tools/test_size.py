@@ -111,3 +111,9 @@ def test_a_preset_of_the_users_is_not_replaced(bpe_data, tmp_path):
     result = run_script("-m", "tools.size", bpe_data, "--hours", 1, "--out", path)
     fails_clearly(result, "mine.py exists already", "--out")
     assert path.read_text() == "n_layer = 3\n"
+
+
+def test_a_preset_has_a_name_that_train_takes(bpe_data, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tools.size.main([str(bpe_data), "--hours", "1", "--out", str(tmp_path / "size.html")])
+    assert "size.html: the name must end in .py" in capsys.readouterr().err
