@@ -98,9 +98,10 @@ def parse(field: Field, text: str):
     if list in kinds and not word.startswith("["):
         return [text]
     try:
-        return ast.literal_eval(word.capitalize() if bool in kinds else word)
+        value = ast.literal_eval(word.capitalize() if bool in kinds else word)
     except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
         return text
+    return text if isinstance(value, tuple) else value  # as 1,000
 
 
 def convert(field: Field, value, where: str | Path):

@@ -88,6 +88,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--n_layer=six", ["n_layer = 'six'", "whole number"]),
         ("--n_layer=2.5", ["n_layer", "whole number"]),
         ("--n_layer=2000", ["n_layer = 2000", "from 1 to 1,000"]),
+        ("--max_steps=1,000", ["max_steps = '1,000'", "a whole number"]),
         ("--max_steps=0", ["a whole number from 1 to 1,000,000,000 or None"]),
         ("--learning_rate=-1", ["learning_rate = -1.0", "a number from 0"]),
         ("--epochs=0", ["epochs = 0.0", "a number from 1e-06"]),
