@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+# A character that a console lacks, as startup.set_up_streams lets it be shown.
+ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 EMPTY = "it is empty; is a variable in it not set?"
 # A user and password before the host of an address; what hf:// has there is a revision.
 LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
@@ -21,10 +23,14 @@ def place(text: str) -> str:
     """A path or address as shells, notebooks and presets leave it -> one that can be opened.
 
     Quotes and blanks around it go, unless something has that name, and ~ becomes the home folder,
-    which shells leave in --key=~/value. Raises ArgumentTypeError for nothing but blanks, as an
+    which shells leave in --key=~/value. A name that exists may be typed as a console shows it that
+    lacks its characters, as caf\\xe9. Raises ArgumentTypeError for nothing but blanks, as an
     empty variable leaves, and for a home folder that nobody has.
     """
     found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
+    unescaped = ESCAPE.sub(lambda escape: chr(int(escape[0][2:], 16)), found)
+    if not os.path.lexists(found) and os.path.lexists(unescaped):
+        found = unescaped
     if not found:
         raise argparse.ArgumentTypeError(EMPTY)
     if found.startswith("~") and Path(found).parent != Path() and not os.path.lexists(found):

@@ -32,6 +32,15 @@ def test_a_name_that_exists_stays_as_it_is(tmp_path, monkeypatch):
     assert place("s3://bucket/~/d") == "s3://bucket/~/d"
 
 
+@pytest.mark.parametrize("name", ["模型", "café", "\U0001f600", "\udcff.txt"])
+def test_a_name_is_taken_as_a_console_shows_it(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch()
+    shown = name.encode("ascii", "backslashreplace").decode()
+    assert place(f"./{shown}") == f"./{name}"
+    assert place("\\xe9nothing") == "\\xe9nothing"
+
+
 @pytest.mark.parametrize("typed", ["{}", "'{}'", " {}\r"])
 @pytest.mark.parametrize(
     ("line", "name"),
