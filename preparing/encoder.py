@@ -82,7 +82,10 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
         encoded = fast_bpe(tokenizer).encode(texts)
     except TokenizerError as error:
         place = f"{chunk.path}, from offset {chunk.start.offset:,}"
-        raise TokenizerError(f"{place}: {error}") from None
+        advice = (
+            "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
+        )
+        raise TokenizerError(f"{place}: {error}; {advice}") from None
     mask = None
     if any(document.turns for document in documents):
         masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
