@@ -272,6 +272,7 @@ IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
+TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML with its markup"
 JSON = "JSON, as plain text"
 NO_REPLY = "conversations in which the assistant says nothing"
@@ -281,6 +282,7 @@ ADVICE = {
     SPECIAL: "remove them, or write <|endoftext|> where a document ends",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
+    TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
@@ -293,6 +295,10 @@ TOKENS = (
         r"|(?:start|end)_of_turn>)"
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),
+)
+# Letters of the West, dashes and quotes; three letters of Cyrillic.
+MISREAD = re.compile(
+    "Ã[\x80-\xbf]|Â[\xa0-\xbf]|â€[\x80-\xbf™œ“”˜]|(?:[ÐÑ][\x80-\xbf€-™ŒœŠšŽžŸƒˆ˜‚„†‡‰‹›]){3}"
 )
 PAGE = re.compile(
     r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head)\b",
@@ -322,6 +328,10 @@ def _found(text, kind):
         yield CONTROLS, CONTROL_CHARACTER.search(text).start(), controls
     if "\ufffd" in text:
         yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
+    if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
+        misread = list(MISREAD.finditer(text))
+        if misread:
+            yield TWICE, misread[0].start(), sum(len(found[0].encode()) for found in misread)
     if PAGE.match(text):
         yield HTML, 0, len(data)
     if kind == "txt" and is_object(text.lstrip().partition("\n")[0]):

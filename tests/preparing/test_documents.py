@@ -53,6 +53,8 @@ NOTICED = {
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
     "a\0b\x1b[31mc\n\tand\r\n\f": ("control characters, such as NUL", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
+    "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
+    "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
     "<!DOCTYPE html>\n<p>Hello": ("HTML with its markup", 24),
     "<!-- saved -->\n<html><p>Hello": ("HTML with its markup", 29),
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
@@ -68,6 +70,7 @@ def test_text_that_was_probably_not_meant_is_kept_and_counted(tmp_path, text, no
 
 ORDINARY = (
     "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
+    " não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир"
 )
 
 
