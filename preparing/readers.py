@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -28,6 +29,8 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# How compressed files begin; zstd's may with a frame that is skipped.
+COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 
 
 def _escape(error):
@@ -94,6 +97,11 @@ def _look(source, raw, options):
 
     Leaves `raw` as it was.
     """
+    packed = raw.read(4)
+    raw.seek(0)
+    if source.compression and not re.match(COMPRESSED[source.compression], packed):
+        ending = source.path.rpartition(".")[2]
+        return source.kind, None, f"not compressed; let its name end without .{ending}"
     head = _opened(source, raw).read(CHUNK_BYTES)
     raw.seek(0)
     if source.kind == "parquet":

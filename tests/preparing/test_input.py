@@ -118,6 +118,8 @@ BAD = [
     ("a.jsonl", b'{"messages": [{"role": "user"}]}', "a message of the role 'user' without"),
     ("a.txt.gz", gzip.compress(prose().encode())[:-100], "a.txt.gz is cut off or damaged"),
     ("a.jsonl.zst", zstd.compress(prose().encode())[:-100], "a.jsonl.zst is cut off or damaged"),
+    ("a.txt.gz", b"Hello", "a.txt.gz: it is not compressed; let its name end without .gz"),
+    ("a.jsonl.zst", GOOD_LINE, "a.jsonl.zst: it is not compressed; let its name end without .zst"),
     ("a.parquet", b"PAR1 no table", "a.parquet cannot be read as parquet"),
     (
         "a.csv",
