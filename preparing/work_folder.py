@@ -378,8 +378,11 @@ def _given_tokenizer(name):
     if name in TOKENIZERS:
         return None
     meant = near(name.lower(), TOKENIZERS)
-    if meant and not os.path.lexists(name):
-        raise InputError(f"no tokenizer at {name}; did you mean --tokenizer {meant[0]}?")
+    if not os.path.lexists(name):
+        advice = "it must be on this disk: fetch its tokenizer.json first, and give that"
+        if meant:
+            advice = f"did you mean --tokenizer {meant[0]}?"
+        raise InputError(f"no tokenizer at {name}; {advice}")
     tokenizer = Tokenizer.load(name)
     if any(token["content"].isspace() for token in tokenizer.description["added_tokens"]):
         raise InputError(
