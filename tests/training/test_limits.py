@@ -2,15 +2,16 @@
 
 import math
 import re
+import shutil
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from formats import run_folder
+from formats import pretrained, run_folder
 from hardware import DeviceError
-from tests.conftest import fails_clearly, losses, run_code, train_command, trained
-from tests.training.conftest import small_run
+from tests.conftest import fails_clearly, losses, run_code, train_command, train_small, trained
+from tests.training.conftest import last_weights, small_run
 from train import training_step
 from training import RunError, distributed
 from training.fit import try_step
@@ -203,6 +204,40 @@ def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, 
     add_bad_step(run)
     with pytest.raises(RunError, match="14 steps in a row"):
         run.check_finite()
+
+
+@pytest.fixture
+def half_run(char_data, tmp_path):
+    """half_run(scale) is a run in float16 at step 10, with another scale of its gradients."""
+    trained(char_data, tmp_path, "--dtype=float16", "--max_steps=10")
+
+    def rescaled(scale):
+        step = tmp_path / "step_00000010"
+        state, tokenizer = run_folder.read_state(step), (step / "tokenizer.json").read_text()
+        del state["sha256"]
+        model, optimizer = (
+            pretrained.load_tensors(step / f"{n}.pt") for n in ("model", "optimizer")
+        )
+        optimizer["scaler"]["scale"] = scale
+        shutil.rmtree(step)
+        run_folder.save(tmp_path, state, model, optimizer, tokenizer)
+        return tmp_path
+
+    return rescaled
+
+
+def test_float16_continues_with_the_scale_of_its_gradients(char_data, half_run):
+    """With one at which all of them overflow, the next steps are skipped, and are no bad ones."""
+    run = half_run(2.0**90)
+    before = last_weights(run)
+    trained(char_data, run, "--dtype=float16", "--max_steps=20")
+    assert all(torch.equal(before[name], weight) for name, weight in last_weights(run).items())
+    assert not any(record.get("bad_steps") for record in run_folder.read_log(run))
+
+
+def test_gradients_that_overflow_float16_at_any_scale_end_the_run(char_data, half_run):
+    result = train_small(char_data, half_run(1e-4), "--dtype=float16", "--max_steps=20")
+    fails_clearly(result, "overflow float16 at any scale", "dtype = float32", status=1)
 
 
 # -- budgets --------------------------------------------------------------------------------------
