@@ -284,11 +284,6 @@ def wrong_rates(c) -> Iterator[str]:
     """Sentences on rates and prices. c: a Config."""
     if (c.min_lr or 0) > c.learning_rate:
         yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
-    if c.learning_rate == 0 and (c.optimizer == "muon" or c.weight_decay is None or c.embedding_lr):
-        yield (
-            "learning_rate = 0: muon_lr, embedding_lr and weight_decay = None follow its schedule"
-            " and need it above 0"
-        )
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
         yield (
             "embedding_lr needs tie_weights = False with arch = qwen3: tied, it would be the"

@@ -146,7 +146,7 @@ def test_a_step_that_is_evaluated_has_one_line(run, clock, capsys):
     take_steps(run, 10)
     recorder = Recorder(run)
     recorder.step(seconds=1.0)
-    recorder.evaluation(2.0, [])
+    recorder.evaluation(2.0)
     assert capsys.readouterr().out.count("step 10 of 40") == 1
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_ends_no_better_than_guessing_says_so(run, little_data, capsy
     run.saver.finish(run.step, run.snapshot)
     recorder, guessing = Recorder(run), math.log(read_meta(little_data).vocab_size)
     for loss, said in ((guessing - 0.01, False), (guessing + 0.01, True)):
-        recorder.evaluation(loss, [])
+        recorder.evaluation(loss)
         recorder.summary("finished")
         assert (f"no better than guessing ({guessing:.2f})" in capsys.readouterr().out) == said
 
@@ -314,9 +314,9 @@ def test_the_plan_counts_operations_memory_and_disk(run):
 
 
 def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, monkeypatch):
-    parameters = sum(p.numel() for p in run.state.model.parameters())
+    parameters = sum(p.numel() for p in run.model.parameters())
     run.device = dataclasses.replace(run.device, dtype=torch.float32)
-    activations = 4 * T * (2 * (2 * 32 + 14 * 32) + 2 * run.state.model.config.vocab_size)
+    activations = 4 * T * (2 * (2 * 32 + 14 * 32) + 2 * run.model.config.vocab_size)
     needed = 12 * parameters + activations  # moments and gradients; the weights are there
     monkeypatch.setattr(hardware, "free_ram", lambda: needed)
     check_ram(run)
@@ -325,7 +325,7 @@ def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, m
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):
-    in_all = 4 * 12 * sum(p.numel() for p in run.state.model.parameters())
+    in_all = 4 * 12 * sum(p.numel() for p in run.model.parameters())
     for free, warned in ((in_all, False), (in_all - 1, True)):
         usage = types.SimpleNamespace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)

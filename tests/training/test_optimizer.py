@@ -117,3 +117,11 @@ def test_every_parameter_has_one_group(shape, fused):
     for group in groups:
         assert group["dtype"] == torch.bfloat16
         assert len(group["params"]) == 2  # one per layer
+
+
+def test_a_learning_rate_of_0_leaves_the_other_rates_as_they_are():
+    model = GPT(GPTConfig(100, 16, 2, 2, 32, tie_weights=False))
+    config = Config(optimizer="muon", learning_rate=0.0, muon_lr=0.02, embedding_lr=0.3)
+    groups = make_optimizer(model, config, CPU, decay=0.002).param_groups
+    rates = {group["initial_lr"]: group["weight_decay"] for group in groups}
+    assert rates == {0.3: 0.002 / 0.3, 0.0: 0.0, 0.02: 0.002 / 0.02}
