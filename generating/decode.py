@@ -24,12 +24,12 @@ FIRST_LENGTH = 512  # positions in the cache of a CUDA graph, at first
 
 @torch.inference_mode()
 def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=None, **settings):
-    """Yield the next token id of every sequence, a list of B ints, max_new_tokens times; or NAN.
+    """Yield the next token id of every sequence, a list of B ints, max_new_tokens times.
 
     model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
     prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
     `apply_repetition_penalty`. decoder: a Decoder of this model for B sequences, to use it again;
-    None: a new one. settings: as in `sample`.
+    None: a new one. settings: as in `sample`. An id is NAN where the model computes no numbers.
 
     A sequence that has filled the context continues from its newer half: the model sees the last
     block_size / 2 tokens and all that follow, until the context is full again.
@@ -50,8 +50,7 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
             logits = apply_repetition_penalty(logits, seen, repetition_penalty)
         drawn = sample(logits, **settings)
         seen.scatter_(1, drawn[:, None], True)
-        # The only thing that is read from the device.
-        next_ids = drawn.where(finite, NAN).tolist()
+        next_ids = drawn.where(finite, NAN).tolist()  # all that is read from the device
         yield next_ids
         for sequence, next_id in zip(sequences, next_ids, strict=True):
             sequence.append(max(next_id, 0))

@@ -1,4 +1,7 @@
-"""A step folder -> a model ready to generate, with its tokenizer."""
+"""A step folder -> a model ready to generate, with its tokenizer.
+
+Knows checkpoints and devices; it generates nothing.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +52,10 @@ def open_checkpoint(
     return LoadedModel(folder.as_posix(), model, tokenizer, summary, state)
 
 
-def load_model(
-    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
-) -> tuple[GPT, Tokenizer, dict]:
-    """Model (evaluation mode, weights in `dtype`), tokenizer and state of a step folder.
+def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict]:
+    """Model (evaluation mode, weights in float32), tokenizer and state of a step folder.
 
     Raises CheckpointError for a folder that is not whole.
     """
-    weights = pretrained.load_run(folder)
-    model = weights.model().to(device, dtype).eval()
-    return model, weights.tokenizer, weights.state
+    found = pretrained.load_run(folder)
+    return found.model().to(device, torch.float32).eval(), found.tokenizer, found.state
