@@ -24,7 +24,7 @@ from formats.files import error_message
 from preparing import InputError, PrepareError, engines
 from preparing.arguments import Plan, parse
 from preparing.documents import UNUSABLE
-from preparing.encoder import encode_chunk
+from preparing.encoder import encode_chunks
 from preparing.summary import Progress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.work_folder import WorkFolder
@@ -65,7 +65,7 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
         megabytes = writer.position.on_disk / 1e6
         print(f"continuing after {megabytes:,.1f} MB of the input", file=sys.stderr)
     if not writer.split_by and not writer.is_full:
-        encode = functools.partial(encode_chunk, tokenizer, work.plan.options)
+        encode = functools.partial(encode_chunks, tokenizer, work.plan.options)
         total = work.most_bytes if math.isfinite(work.most_bytes) else work.input_size
         bar = Progress(total, "tokenising", writer.done)
         with work.map_text(encode, writer.position) as parts, bar:

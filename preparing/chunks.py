@@ -5,7 +5,7 @@ can cross. Knows neither files nor the command line.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizer_bpe import EOT, safe_cut
@@ -70,6 +70,24 @@ class Chunk:
     def whole(self) -> bool:
         """False for a part of a document."""
         return not (self.start.inside or self.end.inside)
+
+
+def together(chunks: Iterable[Chunk], most: int = CHUNK_BYTES) -> Iterator[list[Chunk]]:
+    """Lists of consecutive chunks, which are those of small files; a part of a document is alone.
+
+    most: bytes of a list, unless it has one chunk.
+    """
+    found = []
+    size = 0
+    for chunk in chunks:
+        size += chunk.size
+        if found and (size > most or not (found[-1].whole and chunk.whole)):
+            yield found
+            found = []
+            size = chunk.size
+        found.append(chunk)
+    if found:
+        yield found
 
 
 def cut_lines(buffer: bytearray, ended: bool) -> int:

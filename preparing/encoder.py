@@ -69,19 +69,24 @@ class Encoded:
         )
 
 
-def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encoded:
-    """Encode the documents of a chunk, as ids of the type on disk.
+def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -> Encoded:
+    """Encode the documents of chunks that go together, as ids of the type on disk.
 
     Raises InputError or TokenizerError, naming the file.
     """
-    documents, report = documents_of(chunk, options)
+    documents = []
+    report = CleaningReport()
+    for chunk in chunks:
+        found, left_out = documents_of(chunk, options)
+        documents += found
+        report.merge(left_out)
     if tokenizer.composes:  # so that it counts the text of the ids
         documents = [document.corrected(_composed, report) for document in documents]
     texts = [document.text for document in documents]
     try:
         encoded = fast_bpe(tokenizer).encode(texts)
     except TokenizerError as error:
-        place = f"{chunk.path}, from offset {chunk.start.offset:,}"
+        place = f"{chunks[0].path}, from offset {chunks[0].start.offset:,}"
         advice = (
             "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
         )
@@ -90,7 +95,8 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
     if any(document.turns for document in documents):
         masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
         mask = np.concatenate(list(masks))
-    end = np.array([tokenizer.eot_id] if chunk.whole else [], dtype_for(tokenizer.vocab_size))
+    whole = all(chunk.whole for chunk in chunks)
+    end = np.array([tokenizer.eot_id] if whole else [], dtype_for(tokenizer.vocab_size))
     parts = [part for ids in encoded for part in (ids, end)]
     data = [text.encode() for text in texts]
     return Encoded(
@@ -100,8 +106,8 @@ def encode_chunk(tokenizer: Tokenizer, options: Options, chunk: Chunk) -> Encode
         text_bytes=np.fromiter(map(len, data), np.int64),
         hashes=np.fromiter(map(hash64, data), np.uint64),
         report=report,
-        whole=chunk.whole,
-        end=chunk.end,
+        whole=whole,
+        end=chunks[-1].end,
     )
 
 

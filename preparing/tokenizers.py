@@ -4,6 +4,7 @@ How a tokenizer works is in tokenizer_bpe.py.
 """
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -150,7 +151,8 @@ def all_characters(work: WorkFolder) -> set[str]:
     return found
 
 
-def characters_of(options: Options, chunk: Chunk) -> tuple[set[str], int, Position]:
-    """The different characters of a chunk, the size of its text, where the next one begins."""
-    texts = [document.text for document in documents_of(chunk, options)[0]]
-    return set().union(*texts), sum(len(text.encode()) for text in texts), chunk.end
+def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:
+    """The different characters of chunks, the size of their text, where the next one begins."""
+    documents = itertools.chain.from_iterable(documents_of(chunk, options)[0] for chunk in chunks)
+    texts = [document.text for document in documents]
+    return set().union(*texts), sum(len(text.encode()) for text in texts), chunks[-1].end

@@ -35,7 +35,7 @@ from formats.files import (
 )
 from preparing import InputError, PrepareError
 from preparing.arguments import Plan
-from preparing.chunks import CHUNK_BYTES, Chunk, Position
+from preparing.chunks import CHUNK_BYTES, Chunk, Position, together
 from preparing.documents import CleaningReport, documents_of
 from preparing.engines import begin, map_in_order, map_on_cluster
 from preparing.readers import read_chunks
@@ -321,11 +321,13 @@ class WorkFolder:
 
     @contextlib.contextmanager
     def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
-        """Gives function(chunk) for each chunk of the text from `start` on, in order.
+        """Gives function(chunks) for the chunks of the text from `start` on, in order.
 
         Threads of this machine call it, or tasks of the Ray cluster.
         """
-        chunks = self.read(self.sources, start)
+        # Where text is limited, file by file: no more is judged than what may be written.
+        most = CHUNK_BYTES if math.isinf(self.most_bytes) else 0
+        chunks = together(self.read(self.sources, start), most)
         if self.plan.ray:
             yield map_on_cluster(function, chunks)
             return

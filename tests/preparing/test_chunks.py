@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preparing import InputError, chunks, readers
-from preparing.chunks import Options, Position
+from preparing.chunks import Options, Position, together
 from preparing.documents import Seen, documents_of, hash64
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
@@ -115,6 +115,22 @@ def test_reading_on_from_any_chunk_gives_the_same_chunks(tmp_path, monkeypatch, 
     for n in range(1, len(whole), 6):
         again = read(both, whole[n - 1].end)
         assert list(map(described, again)) == list(map(described, whole[n:]))
+
+
+def test_small_files_are_together_and_the_same_after_any_of_their_lists(tmp_path, monkeypatch):
+    chunks_of(1 << 12, monkeypatch)
+    for n, document in enumerate(DOCUMENTS):
+        (tmp_path / f"{n:03}.txt").write_text(document)
+    (tmp_path / "100.txt").write_text(prose()[:10_000])  # one document, in parts
+    whole = read(tmp_path)
+    found = list(together(whole, 1 << 12))
+    assert [chunk for chunks in found for chunk in chunks] == whole
+    assert all(len(chunks) == 1 or all(chunk.whole for chunk in chunks) for chunks in found)
+    sizes = [sum(chunk.size for chunk in chunks) for chunks in found]
+    assert max(sizes) <= 1 << 12 and len(found) < len(whole) / 3
+    for n in (1, len(found) // 2, len(found) - 1):
+        assert list(together(read(tmp_path, found[n - 1][-1].end), 1 << 12)) == found[n:]
+    assert [len(chunks) for chunks in together(whole, 0)] == [1] * len(whole)
 
 
 def test_reading_on_in_another_encoding_gives_the_same_chunks(tmp_path):

@@ -48,7 +48,11 @@ def mixed(tmp_path_factory):
     long = prose() * 20
     (folder / "b.txt").write_text(f"{long}\n{EOT}\n{long}", newline="\n")
     write_conversations(folder / "c.jsonl", conversations(1500))
-    inputs = (folder / "a.jsonl.gz", folder / "c.jsonl", folder / "b.txt")
+    small = folder / "small"
+    small.mkdir()
+    for n, text in enumerate(DOCUMENTS):
+        write(small / f"{n}.txt", "txt", [text])
+    inputs = (folder / "a.jsonl.gz", folder / "c.jsonl", small, folder / "b.txt")
     flags = {"clean": True, "vocab_size": 1000, "sample_bytes": 5e5}
     ok(prepare(*inputs, workers=2, out=folder / "whole", **flags))
     return inputs, flags, folder / "whole"
