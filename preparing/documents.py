@@ -56,10 +56,14 @@ class CleaningReport:
 
 @dataclass
 class Document:
-    """A document's text; of a conversation also its parts, as conversation.turns_of gives them."""
+    """A document's text; of a conversation also its parts, as conversation.turns_of gives them.
+
+    place: where its record begins, in words.
+    """
 
     text: str
     turns: list[str] = field(default_factory=list)
+    place: str = ""
 
     def corrected(
         self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
@@ -69,7 +73,8 @@ class Document:
         if text == self.text:
             return self
         unreported = CleaningReport()
-        return Document(text, [correct(part, unreported) for part in self.turns])
+        turns = [correct(part, unreported) for part in self.turns]
+        return Document(text, turns, self.place)
 
 
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
@@ -95,7 +100,11 @@ def _readable(chunk, options, report) -> Iterator[Document]:
     """The documents but those that are broken and to be skipped."""
     for place, offset, record in _records_of(chunk, report):
         try:
-            yield from _documents_in(record, offset, chunk, options, report)
+            for document in _documents_in(record, offset, chunk, options, report):
+                document.place = place
+                if chunk.kind == "txt":
+                    document.place += f", from offset {offset:,}"
+                yield document
         except InputError as error:
             problem = f"{place}: {error}"
             if options.on_error == "stop":

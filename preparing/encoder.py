@@ -83,14 +83,10 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
     if tokenizer.composes:  # so that it counts the text of the ids
         documents = [document.corrected(_composed, report) for document in documents]
     texts = [document.text for document in documents]
-    try:
+    if tokenizer.kind == "char":
+        encoded = [_characters(tokenizer, document) for document in documents]
+    else:
         encoded = fast_bpe(tokenizer).encode(texts)
-    except TokenizerError as error:
-        place = f"{chunks[0].path}, from offset {chunks[0].start.offset:,}"
-        advice = (
-            "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
-        )
-        raise TokenizerError(f"{place}: {error}; {advice}") from None
     mask = None
     if any(document.turns for document in documents):
         masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
@@ -113,6 +109,17 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
 
 def _composed(text, _):
     return unicodedata.normalize("NFC", text)
+
+
+def _characters(tokenizer, document):
+    """The ids of a document's characters. Raises TokenizerError for one that has no id."""
+    try:
+        return tokenizer.encode(document.text)
+    except TokenizerError as error:
+        advice = (
+            "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
+        )
+        raise TokenizerError(f"{document.place}: {error}; {advice}") from None
 
 
 def mask_of(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> np.ndarray:

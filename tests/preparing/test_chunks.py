@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from preparing import InputError, chunks, readers
 from preparing.chunks import Options, Position, together
 from preparing.documents import Seen, documents_of, hash64
+from preparing.encoder import encode_chunks
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from preparing.tokenizers import spread_sample
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, write
-from tokenizer_bpe import EOT, Tokenizer
+from tokenizer_bpe import EOT, Tokenizer, TokenizerError
 
 SPACES = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u2028", "\xa0", "\n    ", "\n\t"]
 WORDS = [*SPACES, "a", "word", "12", "'s", "don't", ".", "...", "。", "，", "你好", "é", "e\u0301"]
@@ -166,6 +167,14 @@ def test_seen_documents_are_known_again_after_a_restart(tmp_path):
     seen.save()  # the journal still has the former count
     seen = Seen(tmp_path / "seen.bin", count)
     assert seen.first(np.array([8, 9, 9], np.uint64)).tolist() == [False, True, False]
+
+
+def test_a_character_without_an_id_is_named_with_its_place(tmp_path):
+    (tmp_path / "a.txt").write_text(f"a\n{EOT}\nab\n{EOT}\nbax\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n{"text": "x"}\n')
+    for name, place in (("a.txt", "from offset 33"), ("b.jsonl", "line 2")):
+        with pytest.raises(TokenizerError, match=f"{name}, {place}: the character 'x'"):
+            encode_chunks(Tokenizer.characters("ab\n"), Options(), read(tmp_path / name))
 
 
 def test_preparing_does_without_torch():
