@@ -6,6 +6,7 @@ Face's `tokenizers`, so any tool of the field reads them. `tokenizers` (Rust) tr
 (Rust) encodes the same ids several times faster.
 """
 
+import functools
 import itertools
 import json
 import re
@@ -26,6 +27,7 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
+LONG_WORD = 1 << 16  # characters of a word that is encoded whole in a text of a million blanks
 UNKNOWN = 0xFFFFFFFF  # in a table of characters: no id
 OTHER = "choose another tokenizer, or train one with prepare_data.py"
 # The places at which text may be cut, see safe_cut.
@@ -200,7 +202,11 @@ class Tokenizer:
             ) from None
 
     def _encode_words(self, text):
-        """The ids of a text; where tiktoken's expressions give up, word by word."""
+        """The ids of a text; where tiktoken's expressions give up, word by word.
+
+        And such words in parts, of which equal ones are encoded once: whole, a million blanks take
+        more than a second.
+        """
         try:
             return self._tiktoken.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
@@ -209,9 +215,12 @@ class Tokenizer:
             import regex  # comes with tiktoken
 
             whole = _byte_pairs(*self._vocab, r"[\s\S]+", "")  # takes a text as one word
+            encode = functools.cache(
+                functools.partial(whole.encode_to_numpy, disallowed_special=())
+            )
             words = regex.findall(self.pattern, text)
-            ids = [whole.encode_to_numpy(word, disallowed_special=()) for word in words]
-            return np.concatenate(ids)
+            starts = ((word, at) for word in words for at in range(0, len(word), LONG_WORD))
+            return np.concatenate([encode(word[at : at + LONG_WORD]) for word, at in starts])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not valid UTF-8 come out as U+FFFD."""

@@ -45,6 +45,10 @@ def test_every_character_has_the_ids_of_tiktoken():
         assert_same(text)
 
 
+def test_a_record_of_blanks_does_not_stall():
+    assert_same("one", "x" + " " * 17_000_000 + "y", "\n" * 2_000_000 + "y")
+
+
 def test_other_ids_end_the_work_before_they_are_written():
     other = FastBPE(TOKENIZER)
     other.encoder = new_encoder(Tokenizer.train(TEXTS, 300))
