@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from formats import address
-from formats.address import AddressError, Folder, without_credentials
+from formats.address import AddressError, Folder, version_of, without_credentials
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -45,6 +45,12 @@ def test_a_web_server_lists_names_without_sizes(tmp_path):
 )
 def test_credentials_are_left_out_of_what_is_recorded(given, expected):
     assert without_credentials(given) == (expected or given)
+
+
+def test_a_version_is_what_changes_with_the_content_alone():
+    assert version_of({"mtime": 5.0, "LastModified": "noon", "ETag": "a1", "size": 3}) == "a1"
+    assert version_of({"mtime": 5.0, "ETag": None}) == "5.0"
+    assert version_of({"size": 3}) == ""
 
 
 def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path, monkeypatch):
