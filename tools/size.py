@@ -25,7 +25,7 @@ from formats import files
 from hardware import DeviceError
 from tools import command
 from training import RunError
-from training.plan import measure
+from training.plan import check_ram, measure
 from training.setup import build
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
@@ -67,10 +67,14 @@ def family(config: Config) -> list[Config]:
 
 
 def time_size(config: Config, hours: float) -> Size:
-    """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs."""
+    """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs.
+
+    Raises RunError or MemoryError where it does not fit the memory.
+    """
     run = build(
         replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])
     )
+    check_ram(run)
     step_s, _ = measure(run, TIMED_S)
     text = run.data.train.windows * config.block_size
     batch = config.tokens_per_step
@@ -99,8 +103,9 @@ def main(argv: list[str]) -> None:
     for member in family(config):
         try:
             sizes.append(time_size(member, args.hours))
-        except (MemoryError, RuntimeError) as error:
-            if not sizes or not hardware.out_of_memory(error):
+        except (MemoryError, RuntimeError, RunError) as error:
+            no_memory = isinstance(error, RunError) or hardware.out_of_memory(error)
+            if not sizes or not no_memory:
                 raise
             print(f"{member.n_layer} x {member.n_embd} does not fit the memory of this machine")
             break

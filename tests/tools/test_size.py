@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import config as settings
+import hardware
 import tools.size
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
@@ -103,6 +104,22 @@ def test_sizes_that_fit_the_memory_are_shown_when_a_larger_one_does_not(
     assert "does not fit the memory" in said
     assert "4 x 64 " in said
     assert (tmp_path / "a.py").exists()
+
+
+def test_a_size_for_which_linux_has_too_little_memory_is_not_tried(
+    bpe_data, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 30000 kB\n")
+    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
+    monkeypatch.setattr(tools.size, "WIDTHS", (64, 256))
+    (tmp_path / "p.py").write_text(PRESET)
+    command = [str(bpe_data), "--hours", "10", "--out", str(tmp_path / "a.py"), "--device=cpu"]
+    tools.size.main([*command, "--preset", str(tmp_path / "p.py"), "--batch_size=1"])
+    said = capsys.readouterr().out
+    assert "16 x 256 does not fit the memory" in said
+    assert "4 x 64 <<" in said
 
 
 def test_a_preset_of_the_users_is_not_replaced(bpe_data, tmp_path):

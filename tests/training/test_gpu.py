@@ -17,6 +17,7 @@ from formats.data_folder import read_meta
 from model import GPT
 from tests.conftest import losses, run_script, train_command
 from tests.training.conftest import small_run, start, torchrun, wait_until
+from tools import size
 from train import train, training_step
 from training import dataset, plan, profiling
 from training.dataset import Dataset
@@ -68,6 +69,20 @@ def weights(run):
 def same(a, b):
     """True if two dictionaries hold the same tensors, bit by bit, on any device."""
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
+
+
+def test_sizes_that_fit_a_gpu_are_shown_when_a_step_of_a_larger_one_does_not(
+    bpe_data, tmp_path, monkeypatch, capsys
+):
+    """The weights of 16 layers x 512 fit, 200 MB, and with gradients and moments they do not."""
+    monkeypatch.setattr(size, "WIDTHS", (64, 512))
+    family = ["--n_layer=2", "--n_embd=64", "--block_size=32", "--batch_size=1", "--compile=False"]
+    options = ["--hours", "10", "--out", str(tmp_path / "a.py"), "--epochs=1000"]
+    with at_most(300 << 20):
+        size.main([str(bpe_data), *options, *family, f"--device={DEVICE}"])
+    said = capsys.readouterr().out
+    assert "16 x 512 does not fit the memory" in said
+    assert "4 x 64 <<" in said
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
