@@ -276,10 +276,10 @@ def test_top_p_takes_no_more_tokens_than_reach_it():
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4}, {"top_p": 0.9999}])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
 def test_the_temperature_is_a_power_of_the_probabilities(settings, temperature):
     torch.manual_seed(0)
-    p = torch.tensor([0.1, 0.6, 0.1, 0.2])
+    p = torch.tensor([0.15, 0.3, 0.2, 0.35])
     drawn = sample(p.log().repeat(4000, 1), temperature=temperature, **settings)
     expected = p ** (1 / temperature)
     assert torch.allclose(drawn.bincount() / 4000, expected / expected.sum(), atol=0.03)
