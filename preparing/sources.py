@@ -83,7 +83,7 @@ def find_sources(inputs: list[str]) -> list[Source]:
             if source.size:
                 sources.setdefault(place, source)
     if not sources:
-        raise InputError(f"no text in {', '.join(inputs)}: the files are empty")
+        raise InputError(f"no text in {few(inputs)}: the files are empty")
     return list(sources.values())
 
 

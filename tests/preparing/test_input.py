@@ -144,7 +144,11 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
         flags = {"tokenizer": tokenizer, "out": tmp_path / "out"} | flags
         fails_clearly(prepare(given, **flags), *words)
 
+    for n in range(40):
+        (tmp_path / f"{n}.txt").touch()
     fails(tmp_path / "none.txt", "no such file", "none.txt")
+    with pytest.raises(InputError, match=r"4\.txt and 35 more: the files are empty"):
+        find_sources([f"{tmp_path}/{n}.txt" for n in range(40)])
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my [old] pictures"
     folder.mkdir()
