@@ -11,7 +11,7 @@ demo: .venv/main
 	@echo 'More of the same after: source .venv/bin/activate'
 
 test: .venv/dev .venv/llama_cpp
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 
 lint: .venv/dev
 	.venv/bin/ruff check .
