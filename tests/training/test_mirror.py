@@ -13,7 +13,7 @@ from formats.address import AddressError
 from formats.mirror import Mirror
 from formats.pretrained import resolve
 from formats.run_folder import CheckpointError
-from tests.conftest import ROOT, run_script, trained
+from tests.conftest import ROOT, run_script, train_command, trained
 from tests.torture import torture
 from tests.training.conftest import small_run
 from tests.training.store import Store
@@ -260,8 +260,9 @@ def test_what_was_trained_elsewhere_is_read_from_the_address(char_data, tmp_path
     assert there.returncode == 0, there.stderr
     assert there.stdout == here.stdout
     assert "fetching" in there.stderr
-    tuned = trained(char_data, tmp_path / "tuned", f"--init_from={where}/run", "--max_steps=1")
-    assert "the weights of" in tuned.stdout
+    tune = train_command(char_data, tmp_path / "tuned", f"--init_from={where}/run", "--max_steps=1")
+    tuned = run_script(ROOT / "train.py", *tune[1:], cwd=tmp_path)  # it keeps what it fetches there
+    assert "the weights of" in tuned.stdout, tuned.stderr
     again = trained(char_data, run, *settings)
     assert "already finished, at step 20" in again.stdout
 

@@ -128,6 +128,17 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
     assert len(list(part.glob("damaged_*"))) == 1
 
 
+def test_each_step_drops_other_activations(tmp_path):
+    """Text of one letter and weights that stay: nothing else differs between the steps."""
+    (tmp_path / "a.txt").write_text("a" * 5000)
+    data = prepare(tmp_path / "a.txt", tmp_path / "data", "--tokenizer", "char")
+    frozen = ["--learning_rate=1e-20", "--min_lr=0", "--dtype=float32", "--log_interval=1"]
+    for dropout, different in ((0.0, 1), (0.5, 5)):
+        run = tmp_path / f"run_{dropout}"
+        trained(data, run, *frozen, f"--dropout={dropout}", "--max_steps=5")
+        assert len(set(losses(run)[0].values())) == different
+
+
 def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_path):
     modern = ["--optimizer=muon", "--lr_schedule=wsd", "--arch=qwen3", "--zero_init=True"]
     modern += ["--tie_weights=False", "--induction_init=True"]
@@ -187,6 +198,8 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
     for epochs, max_steps, end in ((2.0, 30, 30), (2.0, 50, 50), (2.0, 500, 50), (None, 500, 500)):
         config = Config(epochs=epochs, max_steps=max_steps, batch_size=4)
         assert count_steps(config, counters, windows=100) == end
+    config = Config(epochs=2.0, batch_size=4)  # the last step may begin the epoch after
+    assert count_steps(config, counters, windows=99) == 50
 
 
 @pytest.mark.parametrize(("kind", "short", "long"), [("cpu", 8e12, 1e15), ("cuda", 1e14, 1e16)])
