@@ -79,7 +79,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args.modelfile = args.gguf and args.gguf.with_suffix(".Modelfile")
     for option, path in (("--out", args.out), ("--gguf", args.gguf), ("--gguf", args.modelfile)):
         if path and os.path.lexists(path):  # a link that leads nowhere, too
-            parser.error(f"{path} already exists; remove it, or choose another {option}")
+            parser.error(f"{path} already exists; choose another {option}")
     for file in (args.gguf, args.modelfile):
         if args.out and file and args.out.resolve().is_relative_to(file.resolve()):
             parser.error(f"--out {args.out} needs a name that {file} does not take")

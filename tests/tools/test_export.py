@@ -204,7 +204,7 @@ def test_padding_is_left_out_of_an_export():
         (["--gguf", "a.bin"], "must end in .gguf"),
         (["--out", "hf", "--gguf", "there.gguf"], "there.gguf already exists"),
         (["--gguf", "other.gguf"], "other.Modelfile already exists"),
-        (["--out", "there"], "there already exists"),
+        (["--out", "there"], "there already exists; choose another --out"),
         (["--gguf", "link.gguf"], "link.gguf already exists"),
         (["--out", "a.gguf", "--gguf", "./a.gguf"], "--out a.gguf needs a name that a.gguf"),
         (["--out", "a.Modelfile/hf", "--gguf", "a.gguf"], "that a.Modelfile does not take"),
