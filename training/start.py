@@ -181,9 +181,12 @@ def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
         how = f"{tokenizer.vocab_size:,} ids against {found.config.vocab_size:,}"
         if padding == 0:
             how = "other tokens for the same ids"
+        advice = "prepare the text with theirs"
+        if not found.tokenizer:
+            advice = f"put their tokenizer.json into {found.path}, and prepare the text with it"
         raise CheckpointError(
             f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
-            " prepare the text with theirs:\n"
+            f" {advice}:\n"
             f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
             " data/NAME"
         )

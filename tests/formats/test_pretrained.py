@@ -155,7 +155,8 @@ def test_contradictions_are_listed_and_other_tokenizers_explained(
     )
     fails_clearly(train(char_data, run, bpe_run), "another tokenizer", "--tokenizer")
     folder = saved(hf_model, tmp_path / "hf")
-    fails_clearly(train(char_data, run, folder), "another tokenizer", "512")
+    advice = f"512); put their tokenizer.json into {folder}, and prepare the text with it"
+    fails_clearly(train(char_data, run, folder), "another tokenizer", advice)
     fails_clearly(train(bpe_data, run, tmp_path), "no checkpoint at")
     assert not run.exists()
 
