@@ -15,6 +15,7 @@ from formats.data_folder import (
     dtype_for,
     read_meta,
     read_tokens,
+    tokenizer_file,
     write_meta,
 )
 
@@ -82,6 +83,14 @@ def test_a_missing_file_is_named(folder):
     (folder / "val.bin").unlink()
     with pytest.raises(DataError, match=r"val\.bin is missing, though .*meta\.json names it"):
         read_meta(folder)
+
+
+def test_a_tokenizer_that_did_not_make_the_data_is_refused(folder):
+    with pytest.raises(DataError, match=r"tokenizer\.json is missing"):
+        tokenizer_file(folder, read_meta(folder))
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="is not the tokenizer that made"):
+        tokenizer_file(folder, read_meta(folder))
 
 
 @pytest.mark.parametrize(
