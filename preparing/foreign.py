@@ -43,6 +43,7 @@ FORMATS = (
     ("an Arrow file", (".arrow", ".feather"), rb"ARROW1|\xff{4}", "save it as Parquet"),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
+BEGINNINGS = [re.compile(beginning, re.DOTALL) for _, _, beginning, _ in FORMATS]
 WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
@@ -51,8 +52,8 @@ def foreign(name: str, head: bytes = b"") -> str:
 
     name: in lower case, without the ending of a compression. head: its first bytes.
     """
-    for what, endings, beginning, remedy in FORMATS:
-        if name.endswith(endings) or (head and re.match(beginning, head, re.DOTALL)):
+    for (what, endings, _, remedy), beginning in zip(FORMATS, BEGINNINGS, strict=True):
+        if name.endswith(endings) or (head and beginning.match(head)):
             return f"{what}; {remedy}"
     return ""
 
