@@ -24,8 +24,8 @@ from preparing.documents import CleaningReport, Document, documents_of, hash64
 from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError
 
 COMPARED = 1 << 20  # characters of the first text that tiktoken encodes too
-# An encoder keeps the words that it has met, up to a byte for each byte of text: after this many
-# characters a new one takes its place.
+# An encoder keeps the words that it has met, up to a byte for each byte of text: each time after
+# this many characters a new one takes its place.
 RENEWED = 1 << 27
 
 
@@ -181,8 +181,7 @@ class FastBPE:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.encoder = new_encoder(tokenizer)
-        self.compared = 0  # characters
-        self.since_new = 0  # characters that this encoder has encoded
+        self.encoded = 0  # characters
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The token ids of each text, uint32 [tokens]. The texts have no lone surrogates."""
@@ -191,17 +190,15 @@ class FastBPE:
         found = self.encoder.encode_batch(texts, parallel=False).layout
         ends = found.offsets.data.tolist()
         ids = [found.content.data[first:last] for first, last in itertools.pairwise(ends)]
-        size = sum(map(len, texts))
-        if self.compared < COMPARED:
-            self.compared += size
-            if not all(map(np.array_equal, ids, map(self.tokenizer.encode, texts))):
-                raise PrepareError(
-                    "gigatoken gives this text other ids than tiktoken does; install its newest"
-                    " version (python -m pip install -U gigatoken), and the same command continues"
-                )
-        self.since_new += size
-        if self.since_new > RENEWED:
-            self.since_new = 0
+        compared = ids if self.encoded < COMPARED else []
+        if not all(map(np.array_equal, compared, map(self.tokenizer.encode, texts))):
+            raise PrepareError(
+                "gigatoken gives this text other ids than tiktoken does; install its newest"
+                " version (python -m pip install -U gigatoken), and the same command continues"
+            )
+        before = self.encoded // RENEWED
+        self.encoded += sum(map(len, texts))
+        if self.encoded // RENEWED > before:
             self.encoder = new_encoder(self.tokenizer)
         return ids
 
