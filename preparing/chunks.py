@@ -1,7 +1,7 @@
 """Chunks: the portions of about 1 MB in which text is read and encoded, and how to read them.
 
 Says where text may be cut: between lines or documents, or within a long document where no token
-can cross. Knows neither files nor the command line.
+can cross; and which small chunks go together. Knows neither files nor the command line.
 """
 
 import re
