@@ -40,10 +40,11 @@ def finished(little_data, tmp_path_factory):
     return folder, result.stdout + result.stderr
 
 
-def test_a_run_learns_and_logs_its_losses_when_it_should(finished):
+def test_a_run_learns_and_logs_its_losses_and_saves_when_it_should(finished):
     loss, val = losses(finished[0])
+    saves = [r["step"] for r in run_folder.read_log(finished[0]) if r.get("event") == "save"]
     assert list(loss) == list(range(4, 41, 4))
-    assert list(val) == [10, 20, 30, 40]
+    assert list(val) == saves == [10, 20, 30, 40]
     assert val[40] < val[10] < math.log(100)
 
 
@@ -155,14 +156,10 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
-@pytest.mark.parametrize(
-    ("name", "status", "eval_interval"),
-    [("SIGTERM", 143, 0), ("SIGTERM", 143, 1), ("SIGINT", 130, 0), ("SIGHUP", 129, 0)],
-)
-def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status, eval_interval):
-    """Where each step is evaluated, it comes in the middle of an evaluation."""
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     signum = getattr(signal, name)
-    endless = ["--max_steps=100000", f"--eval_interval={eval_interval}", "--eval_batches=0"]
+    endless = ["--max_steps=100000", "--eval_interval=0"]
     heard = {signum: signal.SIG_DFL}  # nohup and & have it ignored
     process = start(char_data, tmp_path, *endless, handlers=heard)
     wait_until(process, lambda: losses(tmp_path)[0])
@@ -172,6 +169,18 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status, eval_inter
     assert not err
     step = int(re.search(r"step ([\d,]+) is saved", out)[1].replace(",", ""))
     assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
+def test_a_signal_cuts_an_evaluation_short(char_data, tmp_path):
+    slow = ["--eval_batches=0", "--micro_batch_size=1", "--block_size=8", "--max_steps=100000"]
+    process = start(char_data, tmp_path, *slow)
+    wait_until(process, lambda: run_folder.steps(tmp_path))  # a save comes before an evaluation
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "step 10 is saved" in out
+    assert not losses(tmp_path)[1]
 
 
 def test_the_folder_of_a_run_stands_for_its_settings(finished, tmp_path):
