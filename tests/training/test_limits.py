@@ -170,18 +170,23 @@ def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monke
         assert ("variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == named
 
 
-def test_the_trial_has_the_gradients_that_several_processes_keep(char_data, tmp_path, monkeypatch):
+def test_the_trial_takes_the_memory_of_a_step(char_data, tmp_path, monkeypatch):
+    """The optimizer's state from its first forward on, and the gradients several processes keep."""
     run = small_run(char_data, tmp_path / "run")
-    parameters, seen = list(run.model.parameters()), []
-    run.model.register_forward_pre_hook(
-        lambda *_: seen.append(sum(p.grad.nbytes for p in parameters if p.grad is not None))
-    )
+    parameters, gradients, states = list(run.model.parameters()), [], []
+
+    def look(*_):
+        gradients.append(sum(p.grad.nbytes for p in parameters if p.grad is not None))
+        states.append([run.optimizer.state[p].get("exp_avg_sq") is not None for p in parameters])
+
+    run.model.register_forward_pre_hook(look)
     for world_size, times in ((1, 0), (2, 1)):
         monkeypatch.setattr(distributed, "world_size", world_size)
+        gradients.clear()
         assert try_step(run) is None
-        assert seen[0] == times * sum(p.nbytes for p in parameters)
+        assert gradients[0] == times * sum(p.nbytes for p in parameters)
         assert all(p.grad is None for p in parameters)
-        seen.clear()
+    assert all(states[0])
 
 
 def test_a_validation_loss_of_nan_is_never_the_best(char_data, tmp_path, capsys):
