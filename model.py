@@ -42,6 +42,8 @@ class GPTConfig:
     head_dim: int | None = None  # None: n_embd / n_head
     rope_theta: float = 10_000.0  # base of the rotary positions' wavelengths
 
+    NO_SHAPE = ("dropout",)  # the fields that a run may change, as no weight depends on them
+
     def __post_init__(self):
         if self.arch not in ("gpt2", "qwen3"):
             raise ValueError(f"arch = {self.arch!r}: must be gpt2 or qwen3")
@@ -67,6 +69,11 @@ class GPTConfig:
                     f"heads of {self.head_dim}: rotary positions need an even number; "
                     "change n_head or head_dim"
                 )
+
+    @property
+    def trains_otherwise(self) -> bool:
+        """True if training computes something else than an evaluation, with the same weights."""
+        return self.dropout > 0
 
 
 class RMSNorm(nn.RMSNorm):

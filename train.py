@@ -43,7 +43,7 @@ from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
 from training.schedule import LIMITS
 from training.setup import build
-from training.step import evaluate, forward_backward, seed_dropout, updating
+from training.step import evaluate, forward_backward, seed_dropout, unsaved_if_it_fails
 
 # What a user can mend; the exit status is 2.
 MISTAKES = (
@@ -73,9 +73,9 @@ def train(config: Config) -> int:
             return 0
         check_disk(run)
         recorder = Recorder(run)
+        recorder.begin()
+        run.saver.begin()
         try:
-            recorder.begin()
-            run.saver.begin()
             prepare(run, recorder)
             return run_to_its_end(run, recorder)
         finally:
@@ -85,9 +85,8 @@ def train(config: Config) -> int:
 
 def prepare(run: Run, recorder: Recorder) -> None:
     """Find the micro-batch that fits the memory, and compile the model with it."""
-    if run.schedule.done:
-        return
     run.clock.start()
+    run.compiles = run.compiles and not run.schedule.done  # not for the last evaluation alone
     if run.compiles:
         print("compiling ...", end=" ", flush=True)
     wanted = run.micro_batch
@@ -112,6 +111,8 @@ def run_to_its_end(run: Run, recorder: Recorder) -> int:
         ending, status = why_interrupted(error), 1
         if not ending:
             raise
+        if not distributed.is_main:  # it prints nowhere, and the others have not seen the error
+            distributed.print_error(f"process {distributed.rank}: {ending}")
     run.saver.finish(run.step, run.snapshot)
     if status:
         recorder.interrupted(ending)
@@ -131,12 +132,12 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
         signum, limit, save_due = distributed.all_reduce_max(
             stop.signum, clock.exceeded(), save_due
         )
-        if save_due:
-            with clock.paused():
-                schedule.mark_saved()
-                saver.save(run.snapshot)
         if signum:
             return signal.Signals(int(signum)).name, 128 + int(signum)
+        if save_due:  # before an evaluation too, as this step may be the best so far
+            with clock.paused():
+                schedule.mark_saved()
+                saver.save(run.step, run.snapshot)
         if schedule.evaluation_due:
             with clock.paused():
                 validate(run, stop, recorder)
@@ -158,7 +159,7 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
 
 
 def training_step(run: Run) -> None:
-    """One optimiser step: the next batch, its gradients, and the update. Waits for no device.
+    """One optimiser step: the next batch, its gradients, and the update.
 
     Several processes each take their share of the sequences.
     """
@@ -176,18 +177,17 @@ def training_step(run: Run) -> None:
     loss = forward_backward(run.ddp, x, y, run.micro_batch, run.cast, run.scaler, predictions)
     loss = distributed.all_reduce_mean(loss)
 
-    with updating(counters.step + 1), record_function("optimizer"):
+    with unsaved_if_it_fails(counters.step + 1), record_function("optimizer"):
         multiplier = run.schedule.lr_multiplier
         set_learning_rates(run.optimizer, multiplier)
         norm = clip_gradients(run.model, run.optimizer, run.scaler, c.grad_clip)
         update_weights(run.optimizer, run.scaler, norm)  # not where the norm is NaN or infinite
-
-    # A GradScaler skips steps until it has found its scale: these are not bad ones.
-    deciding = loss if run.scaler.is_enabled() else norm
-    run.losses.add(loss, norm, good=deciding.isfinite())
-    run.learning_rate = c.learning_rate * multiplier
-    counters.step += 1
-    counters.sequences += c.batch_size
+        # A GradScaler skips steps until it has found its scale: these are not bad ones.
+        deciding = loss if run.scaler.is_enabled() else norm
+        run.loss_sums.add(loss, norm, good=deciding.isfinite())
+        run.learning_rate = c.learning_rate * multiplier
+        counters.step += 1
+        counters.sequences += c.batch_size
 
 
 def validate(run: Run, stop: StopFlag, recorder: Recorder) -> None:
@@ -260,8 +260,9 @@ def start(argv: list[str]) -> int:
     sys.stdout, sys.stderr = startup.Output(sys.stdout), startup.Output(sys.stderr)
     distributed.init()
     status = train(settings.load(argv))
-    with contextlib.suppress(RuntimeError):  # another process has ended already
-        distributed.barrier()  # torchrun ends all processes soon after the first
+    if status != 1:  # after an error the others wait elsewhere, until this process has ended
+        with contextlib.suppress(RuntimeError):  # another process has ended already
+            distributed.barrier()  # torchrun ends all processes soon after the first
     return status
 
 

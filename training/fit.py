@@ -5,6 +5,7 @@ loss without all the logits. None of it changes parameters, losses or checkpoint
 nothing of it.
 """
 
+import contextlib
 import copy
 import math
 import os
@@ -17,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -57,7 +57,7 @@ def fit(run: Run) -> str | None:
                 retried = True
                 continue
             problem = f"torch.compile failed: {files.error_message(error)}"
-            run.compiled = run.model
+            run.compiles, run.compiled = False, run.model
             continue
         (no_memory,) = distributed.all_reduce_max(error is not None)
         if not no_memory:
@@ -72,7 +72,7 @@ def fit(run: Run) -> str | None:
 def try_step(run: Run) -> Exception | None:
     """Try a forward and backward of two micro-batches, or one; returns the error, if any.
 
-    Changes no weights. With dropout, evaluations run another graph, which is tried too.
+    Changes no weights. Where evaluations run another graph, it is tried too.
     """
     try:
         reserve_state(run.optimizer)
@@ -82,7 +82,7 @@ def try_step(run: Run) -> Exception | None:
         rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
         x, y = run.data.train.batch(0, rows, run.config.seed)
         forward_backward(run.compiled, x, y, size, run.cast, run.scaler)
-        if run.config.dropout:
+        if run.model.config.trains_otherwise:
             evaluate(run.compiled, [(x[:size], y[:size])], run.cast)
         hardware.synchronize(run.device.torch)
         return None
@@ -174,7 +174,11 @@ def delete_empty_code() -> bool:
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
 
     code = [path for kind in ("so", "py") for path in Path(cache_dir()).rglob(f"*.{kind}")]
-    empty = [path for path in code if not path.stat().st_size]
+    empty = []
+    for path in code:
+        with contextlib.suppress(FileNotFoundError):  # another run's temporary file
+            if not path.stat().st_size:
+                empty.append(path)
     for path in empty:
         path.unlink(missing_ok=True)
     return bool(empty)
@@ -241,8 +245,7 @@ def use_chunked_loss(model: GPT, chunks: int) -> None:
         total = sum(checkpoint(chunk_loss, x, y, use_reentrant=False) for x, y in pairs)
         return total / (targets != IGNORE).sum().clamp(min=1)
 
-    def chunk_loss(x, targets):
-        logits = plain(x, None).float()
-        return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+    def chunk_loss(x, targets):  # the sum
+        return plain(x[None], targets[None]) * (targets != IGNORE).sum()
 
     model.head = head

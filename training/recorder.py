@@ -12,18 +12,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 from tqdm import tqdm
 
 from command_line import duration
-from config import Config, ConfigError
 from formats import files, run_folder
 from generating.text import complete
 from model import GPT
-from tokenizer_bpe import Tokenizer, TokenizerError
+from tokenizer_bpe import Tokenizer
 from training import distributed, warn
 from training.loggers import Loggers
 from training.run import Run
@@ -41,7 +39,7 @@ class Recorder:
     def __init__(self, run: Run):
         self.run = run
         self.unwritten = []  # records that the disk did not take
-        self.losses = []  # since the last evaluation of this start
+        self.training_losses = []  # since the last evaluation of this start
         self.last_loss = 0.0  # of training or validation
         self.logged_step = run.step
         self.tokens_per_second = None
@@ -121,7 +119,8 @@ class Recorder:
     def step(self, seconds: float) -> None:
         """Record and show this step. seconds: of training, since the last record."""
         run, step = self.run, self.run.step
-        loss, norm, bad_steps = run.losses.pop()
+        summed = run.loss_sums.pop()
+        loss = summed["loss"]
         speed = (step - self.logged_step) * run.config.tokens_per_step / seconds
         mfu = None
         if peak := run.device.peak_flops:
@@ -130,19 +129,17 @@ class Recorder:
             {
                 "tokens": run.tokens,
                 "epoch": round(run.epoch, 6),
-                "loss": loss,
+                **summed,
                 "lr": run.learning_rate,
-                "grad_norm": norm if math.isfinite(norm) else None,
                 "tokens_per_second": round(speed, 1),
                 "mfu": round(mfu, 4) if mfu else None,
-                "bad_steps": bad_steps,
             }
         )
         self.logged_step, self.tokens_per_second = step, speed
         if loss is not None:
-            self.losses.append(loss)
+            self.training_losses.append(loss)
             self.last_loss = loss
-        self.show_step(loss, mfu, bad_steps)
+        self.show_step(loss, mfu, summed["bad_steps"])
 
     def show_step(self, loss: float | None, mfu: float | None, bad_steps: int) -> None:
         """Show the step on the progress bar; where there is none, on a line now and then."""
@@ -192,13 +189,13 @@ class Recorder:
         # Last, as it marks the evaluation as complete.
         self.record(values if math.isfinite(val_loss) else dict.fromkeys(values))
         parts = []
-        if self.losses:
-            parts.append(f"training loss {statistics.mean(self.losses):.4f}")
+        if self.training_losses:
+            parts.append(f"training loss {statistics.mean(self.training_losses):.4f}")
         parts += [f"validation loss {val_loss:.4f}", f"{bits:.3f} bits per byte"]
         if math.isfinite(best):
             parts.append(f"best {best:.4f}")
         parts += self.pace()
-        self.losses.clear()
+        self.training_losses.clear()
         self.last_loss = val_loss
         tqdm.write(f"{self.position()}, epoch {run.epoch:.2f}: {', '.join(parts)}")
         if answers:
@@ -283,25 +280,6 @@ def generate_command(run: Run) -> str:
 
 
 # -- samples ---------------------------------------------------------------------------------------
-
-
-def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
-    """The settings with those of sample_prompts that the tokenizer can encode; prints the others.
-
-    The prompts of a preset are in English, and a text at character level may lack its letters.
-    Raises ConfigError for one on the command line.
-    """
-    known = []
-    for prompt in config.sample_prompts:
-        try:
-            tokenizer.encode(prompt)
-            known.append(prompt)
-        except TokenizerError as error:
-            problem = f"sample_prompts: {prompt!r}: {error}"
-            if "sample_prompts" in config.typed:
-                raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
-            print(f"{problem}; the run goes without it. --sample_prompts=TEXT sets another")
-    return replace(config, sample_prompts=known)
 
 
 def answer_prompts(

@@ -3,6 +3,7 @@
 train.py builds it and says what happens with it.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
 
 @dataclass
 class Progress:
-    """How far a run is; saved with every checkpoint, as "progress".
+    """How far a run is in a checkpoint: "progress" of its state.json.
 
     sequences: drawn from the training data so far, which is the position in the data order.
     elapsed_s: seconds of training, compilation included, evaluation and saving not.
@@ -62,16 +63,21 @@ class LossSums:
         self.bad_total += bad
         self.grad_norm = grad_norm
 
-    def pop(self) -> tuple[float | None, float, int]:
-        """Mean loss since the last call, norm of the last gradients, bad steps in all.
+    def pop(self) -> dict:
+        """For the log: the mean loss since the last call, the last norm, the bad steps in all.
 
-        The loss is None where no step was good. Waits for the device.
+        The loss is None where no step was good, the norm where it is not finite. Waits for the
+        device.
         """
         loss_sum, good_steps, _, bad_total = self.tolist()
         self.loss_sum.zero_()
         self.good_steps.zero_()
-        loss = loss_sum / good_steps if good_steps else None
-        return loss, float(self.grad_norm), int(bad_total)
+        norm = float(self.grad_norm)
+        return {
+            "loss": loss_sum / good_steps if good_steps else None,
+            "grad_norm": norm if math.isfinite(norm) else None,
+            "bad_steps": int(bad_total),
+        }
 
     def tolist(self) -> list[float]:
         """The four that a checkpoint keeps, in their order; waits for the device."""
@@ -101,7 +107,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     counters: Counters
-    losses: LossSums
+    loss_sums: LossSums
     schedule: Schedule
     clock: Clock
     saver: Saver
@@ -157,7 +163,7 @@ class Run:
                 f"the gradients overflow float16 at any scale, up to step {self.step:,}. Try dtype"
                 " = float32, or a lower learning_rate"
             )
-        in_a_row = int(self.losses.most_in_a_row)
+        in_a_row = int(self.loss_sums.most_in_a_row)
         if in_a_row < MAX_BAD_STEPS:
             return
         advice = ""
@@ -191,7 +197,7 @@ class Run:
             sequences=self.counters.sequences,
             elapsed_s=self.clock.elapsed_s,
             running_s=self.clock.running_s,
-            sums=self.losses.tolist(),
+            sums=self.loss_sums.tolist(),
         )
         description = {
             "run": {"id": self.id},

@@ -31,9 +31,10 @@ class Saver:
 
     Only the first process of a run saves; the methods do nothing in the others.
 
-    saved_step: the last step that is on the disk whole; 0 if there is none. losses: {step:
-    validation loss} of the run's evaluations. best_step, best: the lowest of them whose step is on
-    the disk, which best.json names; None if there is none.
+    saved_step: the last step that is on the disk whole; 0 if there is none. val_losses:
+    {step: validation loss} of the evaluations before this start, and of those in it that were the
+    best so far. best_step, best: the lowest of them whose step is on the disk, which best.json
+    names; None if there is none.
     """
 
     def __init__(
@@ -43,10 +44,10 @@ class Saver:
         tokenizer_json: str,
         mirror: Mirror | None,
         saved_step: int,
-        losses: dict[int, float],
+        val_losses: dict[int, float],
     ):
         self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
-        self.mirror, self.saved_step, self.losses = mirror, saved_step, losses
+        self.mirror, self.saved_step, self.val_losses = mirror, saved_step, val_losses
         self.best_step = self.best = None  # until begin()
         self.disk = threading.Lock()  # of whoever writes or deletes in the folder
         self.thread = ThreadPoolExecutor(1)
@@ -67,26 +68,26 @@ class Saver:
         self.job = self.thread.submit(self._follow_up)
 
     @distributed.on_main
-    def save(self, snapshot: Callable) -> None:
+    def save(self, step: int, snapshot: Callable) -> None:
         """Copy the state of this step, which Run.snapshot gives, and start writing it."""
         self.wait()
-        copy = self._copy(snapshot())
+        copy = self._copy(step, snapshot)
         if copy:
             self.writing = self.thread.submit(self._write, *copy)
             self.job = self.thread.submit(self._follow_up)
 
-    def _copy(self, snapshot):
+    def _copy(self, step, snapshot):
         try:
-            return copy_to_ram(snapshot)
+            return copy_to_ram(snapshot())
         except (RuntimeError, MemoryError) as error:
-            self._report_failure(snapshot[0]["step"], error)
+            self._report_failure(step, error)
             return None
 
     @distributed.on_main
     def mark_best(self, step: int, val_loss: float) -> None:
         """Name this step in best.json, once it is written, if its loss is the lowest so far."""
         if val_loss < (math.inf if self.best is None else self.best):
-            self.losses = self.losses | {step: val_loss}
+            self.val_losses = self.val_losses | {step: val_loss}
             self.job = self.thread.submit(self._follow_up)
 
     def wait(self) -> None:
@@ -103,7 +104,7 @@ class Saver:
         if self.writing:
             self.writing.result()
         if self.saved_step < step:
-            copy = self._copy(snapshot())
+            copy = self._copy(step, snapshot)
             if copy:
                 self._write(*copy)
         self._mark_best()
@@ -169,7 +170,7 @@ class Saver:
         """Let best.json name the best of the steps that are on the disk."""
         with self.disk, contextlib.suppress(OSError):  # the next save marks it again
             there = {run_folder.step_of(folder) for folder in run_folder.steps(self.folder)}
-            losses = {step: loss for step, loss in self.losses.items() if step in there}
+            losses = {step: loss for step, loss in self.val_losses.items() if step in there}
             self.best_step = min(losses, key=losses.get, default=None)
             self.best = losses.get(self.best_step)
             run_folder.write_best(self.folder, self.best_step, self.best)

@@ -5,6 +5,7 @@ schedule. What does not fit is an error in a sentence.
 """
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,13 +18,12 @@ from formats.mirror import Mirror, address_of
 from formats.run_folder import CheckpointError
 from hardware import Device, DeviceError
 from model import GPT
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 from training import RunError, distributed
 from training.dataset import Data, Dataset
 from training.fit import apply_memory_options, compiler_obstacle, should_compile
 from training.induction import add_induction_head
 from training.optimizer import make_optimizer
-from training.recorder import without_unknown_characters
 from training.run import LossSums, Run
 from training.saver import Saver
 from training.schedule import Clock, Counters, Schedule, count_steps, peak_decay
@@ -69,7 +69,7 @@ def build(config: Config) -> Run:
         optimizer=optimizer,
         scaler=scaler,
         counters=counters,
-        losses=LossSums(progress.sums, device.torch),
+        loss_sums=LossSums(progress.sums, device.torch),
         schedule=Schedule(config, counters, total_steps, evaluated, data.val is not None),
         clock=Clock(config, device.torch, started, progress.elapsed_s, progress.running_s),
         saver=Saver(
@@ -124,6 +124,25 @@ def open_device(config: Config) -> Device:
     # NCCL sets itself up now, while the GPU has memory for it, and finds two processes on one GPU.
     distributed.all_reduce_mean(first)
     return hardware.look_up(device, config.dtype)
+
+
+def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
+    """The settings with those of sample_prompts that the tokenizer can encode; prints the others.
+
+    The prompts of a preset are in English, and a text at character level may lack its letters.
+    Raises ConfigError for one on the command line.
+    """
+    known = []
+    for prompt in config.sample_prompts:
+        try:
+            tokenizer.encode(prompt)
+            known.append(prompt)
+        except TokenizerError as error:
+            problem = f"sample_prompts: {prompt!r}: {error}"
+            if "sample_prompts" in config.typed:
+                raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
+            print(f"{problem}; the run goes without it. --sample_prompts=TEXT sets another")
+    return replace(config, sample_prompts=known)
 
 
 def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) -> Data:

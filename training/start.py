@@ -98,7 +98,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     differ = differences(config, shape, config.given, "the checkpoint")
     config = replace(config, **shape)
     before, now = saved["settings"], config.recorded()
-    fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer")}
+    fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer", "loss_on")}
     if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
         fixed["init_from"] = before.get("init_from")
     differ += differences(config, fixed, fixed, "the checkpoint")
@@ -116,7 +116,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
         )
     return Start(
         config,
-        shape=replace(trained, dropout=config.dropout),
+        shape=replace(trained, **changeable(config)),
         progress=Progress(**saved["progress"]),
         load=partial(load_checkpoint, folder),
         changes=changed_settings(before, now),
@@ -190,7 +190,7 @@ def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
             f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
             " data/NAME"
         )
-    shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
+    shape = replace(found.config, block_size=config.block_size, **changeable(config))
 
     def load(model: GPT, optimizer, scaler) -> None:
         pretrained.fill(model, found.cut_to(shape.block_size), found.path)
@@ -264,9 +264,14 @@ def model_shape(config: Config, vocab_size: int) -> GPTConfig:
 
 
 def shape_settings(shape: GPTConfig) -> dict:
-    """The settings that a model's shape fixes: all of them but dropout."""
+    """The settings that a model's shape fixes."""
     values = asdict(shape).items()
-    return {name: v for name, v in values if name in SETTINGS and name != "dropout"}
+    return {name: v for name, v in values if name in SETTINGS and name not in GPTConfig.NO_SHAPE}
+
+
+def changeable(config: Config) -> dict:
+    """The fields of a model's config that a run may change."""
+    return {name: getattr(config, name) for name in GPTConfig.NO_SHAPE}
 
 
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:

@@ -25,8 +25,9 @@ def seed_dropout(seed: int, step: int) -> None:
 def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=None) -> torch.Tensor:
     """Gradients of the mean loss over a batch, `micro_batch` sequences at a time.
 
-    x, y: int64 [B, T]. Returns that loss, a scalar on the device. predictions: how many targets
-    count in the batch, where several processes share one the mean of theirs; None: all of them.
+    x, y: int64 [B, T]. Returns that loss, a scalar on the device. predictions: the number by which
+    the summed loss is divided. Of several processes it is the mean of their numbers, as their
+    gradients are averaged. None: every target counts.
     """
     if predictions is None:
         predictions = y.numel()
@@ -47,11 +48,11 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
 
 
 @contextlib.contextmanager
-def updating(step: int):
-    """An update of the weights, after which `step` is complete.
+def unsaved_if_it_fails(step: int):
+    """Around the update of the weights that completes `step`.
 
-    An error in it may leave them between two steps. It becomes a RunError, after which nothing is
-    saved, where a run would save the step before: memory that runs out, a process that ends.
+    An error in it may leave them between two steps. Where memory runs out or another process ends,
+    a run saves the step before: here that error becomes a RunError, after which nothing is saved.
     """
     try:
         yield
@@ -67,13 +68,13 @@ def updating(step: int):
 def evaluate(model, batches, cast):
     """The summed loss in nats over batches, and how many predictions it is the sum of.
 
-    Both are scalars on the device, so that nothing waits for it here; 0 where there is no batch.
+    Both are scalars on the device, so that nothing waits for it here; without a batch, 0.
     batches: pairs of inputs and targets, as Dataset.evaluation yields them. Runs with gradients
     enabled but never uses them, so that the compiled forward is the one of training, with its
     memory and no second compilation.
     """
-    dropout = model.config.dropout
-    if dropout:
+    trains_otherwise = model.config.trains_otherwise
+    if trains_otherwise:
         model.eval()
     total, count = 0, 0
     for x, y in batches:
@@ -81,6 +82,6 @@ def evaluate(model, batches, cast):
         with cast():
             total = total + model(x, y).detach() * predictions
         count = count + predictions
-    if dropout:
+    if trains_otherwise:
         model.train()
     return total, count

@@ -193,7 +193,7 @@ def test_a_step_with_nan_leaves_the_weights(char_data, tmp_path, dtype, optimize
 def test_a_save_holds_its_step_while_training_continues(char_data, tmp_path):
     run = small_run(char_data, tmp_path, f"--device={DEVICE}")
     training_step(run)
-    run.saver.save(run.snapshot)
+    run.saver.save(run.step, run.snapshot)
     before = weights(run)
     for _ in range(5):
         training_step(run)
@@ -288,7 +288,7 @@ def test_cudnns_attention_trains_as_the_others_do(char_data, tmp_path, arch):
             run = small_run(char_data, tmp_path / str(cudnn), f"--device={DEVICE}", *more)
             for _ in range(20):
                 training_step(run)
-            mean_losses[run.attention_backend()], _, _ = run.losses.pop()
+            mean_losses[run.attention_backend()], _, _ = run.loss_sums.pop()
         finally:
             torch.backends.cuda.enable_cudnn_sdp(True)
     if "cudnn" not in mean_losses:

@@ -12,7 +12,7 @@ from formats import pretrained, run_folder
 from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_code, train_command, train_small, trained
 from tests.training.conftest import last_weights, small_run
-from train import training_step
+from train import prepare, training_step
 from training import RunError, distributed
 from training.fit import try_step
 from training.recorder import Recorder
@@ -99,6 +99,20 @@ def test_when_memory_runs_out_the_steps_so_far_are_saved(char_data, tmp_path):
     assert "continues at step 5" in again.stdout
 
 
+def test_a_run_that_lacks_only_its_last_evaluation_finds_what_fits(char_data, tmp_path):
+    run = small_run(char_data, tmp_path / "run", "--compile=True")
+    run.schedule.total_steps = run.step  # the evaluation of step 0 is due
+
+    def full(model, arguments):
+        if len(arguments[0]) > 2:
+            raise MemoryError
+
+    run.model.register_forward_pre_hook(full)
+    prepare(run, Recorder(run))
+    assert run.micro_batch == 2
+    assert run.compiled is run.model  # it would not be worth the time
+
+
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError("CUDA out of memory")])
 def test_when_memory_runs_out_in_an_update_the_step_is_not_saved(char_data, tmp_path, error):
     """A run saves after a RuntimeError or MemoryError, which leave the weights of a whole step."""
@@ -127,7 +141,7 @@ def set_weight(run, value):
 def add_bad_step(run):
     """Count a step whose loss and gradients are NaN."""
     nan = torch.tensor(math.nan)
-    run.losses.add(nan, nan, good=torch.tensor(False))
+    run.loss_sums.add(nan, nan, good=torch.tensor(False))
 
 
 def test_a_single_bad_step_is_skipped_and_counted(char_data, tmp_path, capsys):
@@ -161,7 +175,7 @@ def test_many_bad_steps_in_a_row_end_the_run(char_data, tmp_path):
 
 def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monkeypatch):
     run = small_run(char_data, tmp_path / "run")
-    run.losses = LossSums([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
+    run.loss_sums = LossSums([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
     for backend, named in ((SDPBackend.CUDNN_ATTENTION, True), (SDPBackend.MATH, False)):
         monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, b=backend, **__: b.value)
         add_bad_step(run)
@@ -202,10 +216,10 @@ def test_a_validation_loss_of_nan_is_never_the_best(char_data, tmp_path, capsys)
 def test_a_run_continues_after_the_cause_of_many_bad_steps_is_mended(char_data, tmp_path):
     saved = [0.0, 0.0, 13.0, 13.0]  # what a run has that was stopped in the midst of them
     run = small_run(char_data, tmp_path / "run")
-    run.losses = LossSums(saved, torch.device("cpu"))
+    run.loss_sums = LossSums(saved, torch.device("cpu"))
     training_step(run)
     run.check_finite()
-    run.losses = LossSums(saved, torch.device("cpu"))
+    run.loss_sums = LossSums(saved, torch.device("cpu"))
     add_bad_step(run)
     with pytest.raises(RunError, match="14 steps in a row"):
         run.check_finite()

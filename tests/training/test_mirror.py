@@ -113,7 +113,7 @@ def test_a_mirror_that_fails_half_the_time_or_for_a_while_is_caught_up_with(
     for step, share in enumerate((0, 1, 0.5, 0.5, 0), start=1):
         store.failing = share
         run.counters.step = step
-        saver.save(run.snapshot)
+        saver.save(run.step, run.snapshot)
         saver.wait()
         store.failing = 0
         if step == 2:
@@ -132,7 +132,7 @@ def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
     store.slow_s = 5
     store.arrived.clear()
     run.counters.step = 1
-    run.saver.save(run.snapshot)
+    run.saver.save(run.step, run.snapshot)
     store.arrived.wait()
     began = time.monotonic()
     run.counters.step = 2

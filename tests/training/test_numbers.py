@@ -71,10 +71,10 @@ def flops_per_token(model):
 
 def take_steps(run, count):
     """Take steps; returns the mean of their losses."""
-    before, taken = run.losses.loss_sum.item(), run.losses.good_steps.item()
+    before, taken = run.loss_sums.loss_sum.item(), run.loss_sums.good_steps.item()
     for _ in range(count):
         training_step(run)
-    return (run.losses.loss_sum.item() - before) / (run.losses.good_steps.item() - taken)
+    return (run.loss_sums.loss_sum.item() - before) / (run.loss_sums.good_steps.item() - taken)
 
 
 def windows_of(folder):

@@ -149,6 +149,15 @@ def test_when_a_process_dies_in_an_update_the_last_checkpoint_counts(char_data, 
     assert [run_folder.step_of(p) for p in run_folder.steps(tmp_path / "run")] == [4]
 
 
+def test_when_memory_runs_out_in_one_process_all_end_and_the_step_is_saved(char_data, tmp_path):
+    full = "if len(calls) > 300: raise MemoryError"
+    hooked = (register_module_forward_pre_hook, full)
+    first, second = run_with_hook(char_data, tmp_path, *hooked, "--eval_interval=0")
+    assert (first.returncode, second.returncode) == (1, 1), (first, second)
+    assert re.search(r"another process of the run has ended: step \d+ is saved", first.stdout)
+    assert second.stderr == "process 1: memory ran out\n"
+
+
 def test_a_dry_run_ends_where_one_process_is_slower_than_the_other(char_data, tmp_path):
     """Each forward of the trial ends in its own time, and the updates wait for each other."""
     slow = "len(calls) == 1 and time.sleep(1)"

@@ -17,8 +17,8 @@ from training.recorder import (
     Recorder,
     answer_prompts,
     samples,
-    without_unknown_characters,
 )
+from training.setup import without_unknown_characters
 
 
 def test_the_same_weights_give_the_same_answers_and_training_goes_on():

@@ -29,7 +29,7 @@ def counted(run, step):
 
 def save(run, step, val_loss=None):
     """Save the state as that of a step, and wait until it is written or has failed."""
-    run.saver.save(lambda: counted(run, step))
+    run.saver.save(step, lambda: counted(run, step))
     if val_loss is not None:
         run.saver.mark_best(step, val_loss)
     run.saver.wait()
@@ -51,7 +51,7 @@ def test_a_save_holds_the_state_of_its_moment_and_tied_weights_once(char_data, t
     moments = {}
     for step in (1, 2):
         training_step(run)
-        run.saver.save(run.snapshot)
+        run.saver.save(run.step, run.snapshot)
         weight = run.model.wte.weight
         moment = run.optimizer.state[weight]["exp_avg"]
         moments[step] = (weight.detach().clone(), moment.clone())
@@ -103,7 +103,7 @@ def test_the_best_is_marked_once_it_is_written_and_training_does_not_wait(
     char_data, tmp_path, slow_disk
 ):
     run = small_run(char_data, tmp_path)
-    run.saver.save(lambda: counted(run, 1))
+    run.saver.save(1, lambda: counted(run, 1))
     run.saver.mark_best(1, 2.5)
     assert run.saver.busy
     assert not (tmp_path / "best.json").exists()
@@ -118,7 +118,7 @@ def test_the_last_save_and_the_tidying_of_the_one_before_it_do_not_meet(
     """As at a signal, next to the thread that deletes what the save before it left to delete."""
     run = small_run(char_data, tmp_path, "--keep_last=1")
     save(run, 1)
-    run.saver.save(lambda: counted(run, 2))
+    run.saver.save(2, lambda: counted(run, 2))
     run.saver.mark_best(2, 2.5)
     run.saver.finish(3, lambda: counted(run, 3))
     run.saver.close()
@@ -270,9 +270,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_save_leaves_no_half_of_it(
 
 def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
-    run.saver.save(lambda: ({"step": 1, "settings": {1}}, {}, {}))
+    run.saver.save(1, lambda: ({"step": 1, "settings": {1}}, {}, {}))
     with pytest.raises(TypeError, match="set is not JSON serializable"):
-        run.saver.save(lambda: counted(run, 2))
+        run.saver.save(2, lambda: counted(run, 2))
 
 
 def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
