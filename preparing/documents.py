@@ -141,7 +141,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     if chunk.kind == "jsonl":
         try:
-            record = parse_json(record)
+            record = parse_json(record.removeprefix("\ufeff"))  # files with marks, put together
         except ValueError as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):

@@ -71,6 +71,11 @@ GOOD = {
     "an object": ("a.json", '{"text": "a",\n "id": 1}', ["a"]),
     "UTF-16 JSON": ("a.json", '[{"text": "ä"}]'.encode("utf-16"), ["ä"]),
     "UTF-32 JSON lines": ("a.jsonl", '{"text": "ä"}\n{"text": "b"}'.encode("utf-32"), ["ä", "b"]),
+    "byte order marks of files that were put together": (
+        "a.jsonl",
+        b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}',
+        ["a", "b"],
+    ),
     "a byte order mark before JSON": (
         "a.json",
         b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}',
