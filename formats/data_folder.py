@@ -92,10 +92,16 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_meta(folder: str | Path, meta: Meta) -> None:
     """Write meta.json whole or not at all: its presence means that the folder is finished."""
-    values = dataclasses.asdict(
-        meta, dict_factory=lambda fields: {name: v for name, v in fields if v is not None}
-    )
+    splits = {
+        name: dataclasses.asdict(split, dict_factory=_without_none)
+        for name, split in meta.splits.items()
+    }
+    values = _without_none(vars(meta).items()) | {"splits": splits}
     write_json(Path(folder) / "meta.json", values | {"sha256": fingerprint(values)})
+
+
+def _without_none(fields):
+    return {name: value for name, value in fields if value is not None}
 
 
 def read_meta(folder: str | Path) -> Meta:

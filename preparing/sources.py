@@ -6,6 +6,7 @@ the Hugging Face hub's: repositories and files are those of the hub's own file l
 public code quotes them. docs/data.md has their sizes.
 """
 
+import functools
 import glob
 import http.client
 import os
@@ -77,9 +78,14 @@ def find_sources(inputs: list[str]) -> list[Source]:
     is missing, empty or cannot be read.
     """
     sources = {}
+    real_folder = functools.cache(os.path.realpath)  # of many files there are few folders
     for given in inputs or standard_library():
         for source in _sources_of(given):
-            place = source.path if source.is_remote else os.path.realpath(source.path)
+            place = source.path
+            if not source.is_remote:
+                folder, name = os.path.split(place)
+                linked = os.path.islink(place)
+                place = os.path.realpath(place) if linked else f"{real_folder(folder)}/{name}"
             if source.size:
                 sources.setdefault(place, source)
     if not sources:
@@ -181,8 +187,11 @@ def _files_of_folder(folder):
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        for path in sorted(Path(at, name).as_posix() for name in names):
-            below = os.path.relpath(path, folder)
+        # Joined as texts: there may be many thousand.
+        prefix = Path(at, "*").as_posix()[:-1]
+        place_below = Path(os.path.relpath(at, folder), "*").as_posix()[:-1]
+        for name in sorted(names):
+            path, below = prefix + name, place_below + name
             if HIDDEN.search(below):
                 skipped["hidden"] += 1
             elif not _is_known(path):
