@@ -144,12 +144,12 @@ def barrier() -> None:
     gather(0)
 
 
-def on_main(method: Callable) -> Callable:
-    """A method that the first process runs; in the others it does nothing."""
+def on_main(function: Callable) -> Callable:
+    """A function that the first process runs; in the others it does nothing."""
 
-    @functools.wraps(method)
+    @functools.wraps(function)
     def wrapped(*arguments):
-        return method(*arguments) if is_main else None
+        return function(*arguments) if is_main else None
 
     return wrapped
 

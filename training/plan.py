@@ -286,13 +286,9 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
     return more, shutil.disk_usage(folder).free, folder
 
 
+@distributed.on_main
 def check_disk(run: Run) -> None:
-    """Raises RunError where the disk of a run's folder has no room for one checkpoint.
-
-    The first process looks, as it alone writes.
-    """
-    if not distributed.is_main:
-        return
+    """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
     try:
         files.check_room(run.folder, checkpoint_bytes(run.optimizer), "choose a larger disk")
     except OSError as error:
