@@ -1,4 +1,4 @@
-"""The pages against the code: links, commands, options, files, numbers and length.
+"""The pages against the code: links, commands, options, files and numbers.
 
 Command lines of the pages go through the scripts' own parsers.
 """
