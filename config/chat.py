@@ -1,9 +1,10 @@
 # From a trained model to one that answers: conversations (`messages`), prepared with the model's
 # own tokenizer, and the loss on the assistant's tokens alone.
-#   python prepare_data.py CONVERSATIONS.jsonl --tokenizer checkpoints/gpt2_small --out data/chat
+#   python prepare_data.py CONVERSATIONS.jsonl --tokenizer checkpoints/gpt2_small_modern \
+#       --out data/chat
 #   python train.py config/chat.py
 #   python generate.py --checkpoint checkpoints/chat --chat
-init_from = "checkpoints/gpt2_small"  # it brings its architecture
+init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture
 data_dir = "data/chat"
 loss_on = "assistant"
 dropout = 0.1  # conversations are few, and seen several times

@@ -1,12 +1,12 @@
 # Fine-tune trained weights on your own text: a run of this repository, a folder in Hugging Face's
 # format, or the address of either. Prepare the text with the weights' own tokenizer.
-#   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small --out data/finetune
+#   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small_modern --out data/finetune
 #   python train.py config/finetune.py
-init_from = "checkpoints/gpt2_small"  # it brings its architecture; block_size may be lower
+init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture; block_size may be lower
 data_dir = "data/finetune"
 dropout = 0.1  # little text is seen several times
 batch_size = 32
-learning_rate = 3e-5  # a tenth of the rate that trained the weights
+learning_rate = 3e-5  # a tenth of the rate in gpt2_small.py; a small model needs a higher one
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3
