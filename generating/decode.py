@@ -19,7 +19,7 @@ from hardware import out_of_memory
 from model import GPTConfig
 
 NAN = -1  # the id where a model's logits are NaN or infinite, so that no token can be drawn
-FIRST_LENGTH = 512  # positions in the cache of a CUDA graph, at first
+FIRST_LENGTH = 512  # positions in the cache, at first
 
 
 @torch.inference_mode()
@@ -125,14 +125,24 @@ class Decoder:
 
     A sequence is the list of ids that the model sees of it. Whoever generates owns the decoder: it
     can be used again for as many sequences, but not for two texts at the same time.
+
+    The cache begins short and doubles as sequences grow: of a context of 40,960 it would take
+    gigabytes.
     """
 
-    def __init__(self, model, rows: int, length: int | None = None):
-        """length: positions that the cache has room for; None: the whole context."""
+    def __init__(self, model, rows: int):
         weight = model.wte.weight
         self.model = model
-        length = length or model.config.block_size
+        length = min(FIRST_LENGTH, model.config.block_size)
         self.cache = KVCache(model.config, rows, weight.device, weight.dtype, length)
+
+    def make_room(self, sequences):
+        """Double the cache until the sequences fit."""
+        longest, length = max(map(len, sequences)), self.cache.length
+        while length < longest:
+            length = min(2 * length, self.model.config.block_size)
+        if length > self.cache.length:
+            self.cache.grow(length)
 
     def prefill(self, sequences):
         """Logits of what follows each sequence, [B, V], from a forward of all its tokens.
@@ -140,6 +150,7 @@ class Decoder:
         Afterwards the keys and values of these tokens are in the cache. Shorter sequences are
         padded on the right, where none of their tokens sees it.
         """
+        self.make_room(sequences)
         slots = self.cache.slots
         prompts = [torch.tensor(sequence) for sequence in sequences]
         ids = pad_sequence(prompts, batch_first=True).to(slots.device)
@@ -152,6 +163,7 @@ class Decoder:
 
         The cache has all others.
         """
+        self.make_room(sequences)
         lengths = [len(sequence) for sequence in sequences]
         longest = max(lengths)
         ids, positions = last_tokens(sequences).to(self.cache.slots.device)
@@ -168,28 +180,20 @@ class CudaGraphDecoder(Decoder):
     To launch a token's 200 kernels one by one takes several times longer than to run them. If the
     recording fails, they are launched one by one, with a warning. It is not measured on a GPU yet.
 
-    The graph reads the whole cache, which therefore begins short and doubles as sequences grow; the
-    graph is then recorded again.
+    The graph reads the whole cache; where that has grown, it is recorded again.
     """
 
     def __init__(self, model, rows: int):
-        super().__init__(model, rows, min(FIRST_LENGTH, model.config.block_size))
+        super().__init__(model, rows)
         self.tokens = None  # int64 [2, B, 1], what the graph reads; None: nothing is recorded yet
         self.logits = None  # [B, V], what the graph writes
         self.graph = None  # stays None if the recording fails
 
     def make_room(self, sequences):
-        """Double the cache until the sequences fit; the graph of the shorter one goes."""
-        longest, length = max(map(len, sequences)), self.cache.length
-        while length < longest:
-            length = min(2 * length, self.model.config.block_size)
-        if length > self.cache.length:
+        length = self.cache.length
+        super().make_room(sequences)
+        if self.cache.length > length:
             self.tokens = self.logits = self.graph = None
-            self.cache.grow(length)
-
-    def prefill(self, sequences):
-        self.make_room(sequences)
-        return super().prefill(sequences)
 
     def step(self, sequences):
         """Logits of what follows each sequence, [B, V]; the next call overwrites them."""

@@ -123,7 +123,7 @@ def fake_graphs(monkeypatch):
 def make_decoder(request, monkeypatch):
     """A function of a model, which it moves to the device, and a number of rows: their decoder.
 
-    A graph's cache begins so short that a text outgrows it twice.
+    The cache begins so short that a text outgrows it twice.
     """
     monkeypatch.setattr(decode, "FIRST_LENGTH", 8)
     if request.param == "cpu":
@@ -223,6 +223,14 @@ def test_a_cache_that_grows_keeps_what_it_has():
         cache.set_positions(cache.slots[None, 8:12], read_until=12)
         logits.append(model(ids[:, 8:], cache=cache))
     assert torch.equal(*logits)
+
+
+def test_a_cache_is_as_long_as_its_text_needs_and_not_as_the_context():
+    model = randomised(block_size=4096)
+    decoder = Decoder(model, 1)
+    for prompt, length in (([7], 512), ([7] * 600, 1024), ([7] * 3000, 4096)):
+        list(generate(model, [prompt], 1, decoder=decoder))
+        assert decoder.cache.length == length
 
 
 # -- sampling --------------------------------------------------------------------------------------
