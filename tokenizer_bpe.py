@@ -59,7 +59,8 @@ class Tokenizer:
     """A tokenizer as its tokenizer.json describes it.
 
     kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot_id: the id of
-    <|endoftext|>.
+    <|endoftext|>. specials: the ids of the added tokens, by their text; encode() gives none of
+    them.
     """
 
     def __init__(self, description: dict, source: str = "tokenizer.json"):
@@ -70,16 +71,17 @@ class Tokenizer:
         self.description = description
         try:
             vocab = description["model"]["vocab"]
-            special = {token["content"]: token["id"] for token in description["added_tokens"]}
+            specials = {token["content"]: token["id"] for token in description["added_tokens"]}
         except (KeyError, TypeError):
             raise TokenizerError(
                 f"{source} is not a tokenizer.json of the `tokenizers` library: it has no"
                 " model.vocab or no added_tokens"
             ) from None
-        if EOT not in special:
+        if EOT not in specials:
             raise TokenizerError(f"{source} has no {EOT} token; documents could not be told apart")
-        self.eot_id = special[EOT]
-        self.ids = vocab | special
+        self.eot_id = specials[EOT]
+        self.specials = specials
+        self.ids = vocab | specials
         self.vocab_size = max(self.ids.values()) + 1
         self.pattern = _word_pattern(description, source)
         _check_post_processor(description, source)
@@ -87,9 +89,9 @@ class Tokenizer:
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
-            _check_merges(description["model"], special, source)
-            self._tiktoken = _byte_pairs(vocab, special, self.pattern, source)
-            self._vocab = (vocab, special)
+            _check_merges(description["model"], specials, source)
+            self._tiktoken = _byte_pairs(vocab, specials, self.pattern, source)
+            self._vocab = (vocab, specials)
         else:
             self.kind = "char"
             self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
@@ -263,10 +265,10 @@ class _Characters:
         return ids
 
 
-def _byte_pairs(vocab, special, pattern, source):
+def _byte_pairs(vocab, specials, pattern, source):
     """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
     to_byte = {char: byte for byte, char in ALPHABET.items()}
-    tokens = vocab.keys() - special.keys()
+    tokens = vocab.keys() - specials.keys()
     if not to_byte.keys() <= tokens or set().union(*tokens) != to_byte.keys():
         raise TokenizerError(
             f"{source} is not byte-level: its vocabulary lacks single bytes, or holds characters"
@@ -274,11 +276,11 @@ def _byte_pairs(vocab, special, pattern, source):
         )
     ranks = {bytes(map(to_byte.get, token)): vocab[token] for token in tokens}
     return tiktoken.Encoding(
-        "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+        "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=specials
     )
 
 
-def _check_merges(model, special, source):
+def _check_merges(model, specials, source):
     """Raises TokenizerError unless merging by ids, as tiktoken does, is merging by `merges`."""
     options = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     used = [f"{name} {model[name]!r}" for name in options if model.get(name)]
@@ -286,7 +288,7 @@ def _check_merges(model, special, source):
         raise TokenizerError(f"{source} has {used[0]}, which is not supported here; {OTHER}")
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     made = ["".join(pair) for pair in pairs]
-    expected = {token for token in model["vocab"] if len(token) > 1} - special.keys()
+    expected = {token for token in model["vocab"] if len(token) > 1} - specials.keys()
     if lacking := sorted(expected - set(made)):
         raise TokenizerError(
             f"{source} has no merge that makes the token {lacking[0]!r} and {len(lacking) - 1:,}"

@@ -102,6 +102,7 @@ def test_a_lone_surrogate_is_a_sentence():
 def test_end_of_text_in_a_text_is_text():
     ids = BPE.encode(f"a{EOT}b")
     assert BPE.eot_id not in ids
+    assert BPE.specials == {EOT: BPE.eot_id}
     assert BPE.decode([BPE.eot_id]) == EOT
 
 
