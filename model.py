@@ -1,11 +1,11 @@
 """The GPT: token ids in, logits or a loss out.
 
-Pure PyTorch. It knows no file, no data set and no tokenizer. `arch` chooses between two forms of
-one model: gpt2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners") and
-qwen3 (Yang et al., 2025, "Qwen3 Technical Report"), which has RMSNorm, rotary positions and SwiGLU
-instead of LayerNorm, learned positions and GELU, and no biases. Names follow GPT-2's own checkpoint
-(wte, wpe, h, ln_1, ...). At the end are three operations that a device computes faster in another
-form.
+Pure PyTorch. It knows no file, no data set and no tokenizer. `arch` chooses between three forms of
+one model: gpt2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners"), llama
+(Touvron et al., 2023, "LLaMA"), which has RMSNorm, rotary positions and SwiGLU instead of
+LayerNorm, learned positions and GELU, and no biases, and qwen3 (Yang et al., 2025, "Qwen3 Technical
+Report"), which also has a norm of queries and keys. Names follow GPT-2's own checkpoint (wte, wpe,
+h, ln_1, ...). At the end are three operations that a device computes faster in another form.
 
 In the comments B is sequences, T tokens per sequence, C the model's width (n_embd), D a head's, V
 the vocabulary size.
@@ -33,7 +33,7 @@ class GPTConfig:
     n_layer: int = 12
     n_head: int = 12
     n_embd: int = 768
-    bias: bool = True  # qwen3 has none
+    bias: bool = True  # of gpt2; the others have none
     dropout: float = 0.0
     tie_weights: bool = True
     arch: str = "gpt2"
@@ -41,25 +41,28 @@ class GPTConfig:
     n_kv_head: int | None = None  # of keys and values, each for a group of queries; None: n_head
     head_dim: int | None = None  # None: n_embd / n_head
     rope_theta: float = 10_000.0  # base of the rotary positions' wavelengths
+    norm_eps: float | None = None  # added under the norms' roots; None: 1e-5 in gpt2, else 1e-6
 
     NO_SHAPE = ("dropout",)  # the fields that a run may change, as no weight depends on them
 
     def __post_init__(self):
-        if self.arch not in ("gpt2", "qwen3"):
-            raise ValueError(f"arch = {self.arch!r}: must be gpt2 or qwen3")
+        if self.arch not in ("gpt2", "qwen3", "llama"):
+            raise ValueError(f"arch = {self.arch!r}: must be gpt2, qwen3 or llama")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise ValueError(f"n_head = {self.n_head} does not divide n_embd = {self.n_embd}")
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         if self.arch == "gpt2":
             self.n_inner = self.n_inner or 4 * self.n_embd
+            self.norm_eps = self.norm_eps or 1e-5
             if self.n_kv_head != self.n_head or self.head_dim * self.n_head != self.n_embd:
                 raise ValueError(
-                    "n_kv_head and head_dim are arch = qwen3's; gpt2 has n_head of n_embd / n_head"
+                    "gpt2 has no n_kv_head and no head_dim: it has n_head heads of n_embd / n_head"
                 )
         else:
             self.bias = False
             self.n_inner = self.n_inner or 32 * math.ceil(self.n_embd * 8 / 3 / 32)
+            self.norm_eps = self.norm_eps or 1e-6
             if self.n_head % self.n_kv_head:
                 raise ValueError(
                     f"n_kv_head = {self.n_kv_head} does not divide n_head = {self.n_head}"
@@ -69,6 +72,11 @@ class GPTConfig:
                     f"heads of {self.head_dim}: rotary positions need an even number; "
                     "change n_head or head_dim"
                 )
+
+    @property
+    def modern(self) -> bool:
+        """True for qwen3 and llama: RMSNorm, rotary positions and SwiGLU, and no biases."""
+        return self.arch != "gpt2"
 
     @property
     def trains_otherwise(self) -> bool:
@@ -121,8 +129,8 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, heads * config.head_dim, bias=config.bias)
         self.c_proj = nn.Linear(config.n_head * config.head_dim, config.n_embd, bias=config.bias)
         qwen3 = config.arch == "qwen3"
-        self.q_norm = RMSNorm(config.head_dim, eps=1e-6) if qwen3 else nn.Identity()
-        self.k_norm = RMSNorm(config.head_dim, eps=1e-6) if qwen3 else nn.Identity()
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if qwen3 else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if qwen3 else nn.Identity()
 
     def forward(self, x, rotary, cache):  # x: [B, T, C]
         c = self.config
@@ -155,7 +163,7 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Qwen3's: values times a gate (Shazeer, 2020, "GLU Variants Improve Transformer")."""
+    """Values times a gate (Shazeer, 2020, "GLU Variants Improve Transformer")."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -170,9 +178,9 @@ class SwiGLU(nn.Module):
 
 def make_norm(config: GPTConfig):
     """The norm before attention, before the MLP and before the head."""
-    if config.arch == "qwen3":
-        return RMSNorm(config.n_embd, eps=1e-6)
-    return nn.LayerNorm(config.n_embd, bias=config.bias)
+    if config.modern:
+        return RMSNorm(config.n_embd, config.norm_eps)
+    return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
 
 
 class Block(nn.Module):
@@ -183,7 +191,7 @@ class Block(nn.Module):
         self.ln_1 = make_norm(config)
         self.attn = Attention(config, layer)
         self.ln_2 = make_norm(config)
-        self.mlp = SwiGLU(config) if config.arch == "qwen3" else MLP(config)
+        self.mlp = SwiGLU(config) if config.modern else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rotary, cache):  # x: [B, T, C]
@@ -206,10 +214,10 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, zero_init: bool = False):
         super().__init__()
         self.config = config
-        learned = config.arch == "gpt2"
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
-        self.register_buffer("rotary", None if learned else rotary_table(config), persistent=False)
+        self.wpe = None if config.modern else nn.Embedding(config.block_size, config.n_embd)
+        rotary = rotary_table(config) if config.modern else None
+        self.register_buffer("rotary", rotary, persistent=False)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -308,11 +316,11 @@ def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
 def num_fused(name: str, config: GPTConfig) -> int:
     """How many matrices of one size a parameter of a block holds on top of each other.
 
-    c_attn: query, as often as it has groups, key and value. c_fc of qwen3: gate and values.
+    c_attn: query, as often as it has groups, key and value. c_fc of SwiGLU: gate and values.
     """
     if name.endswith("c_attn.weight"):
         return config.n_head // config.n_kv_head + 2
-    if name.endswith("c_fc.weight") and config.arch == "qwen3":
+    if name.endswith("c_fc.weight") and config.modern:
         return 2
     return 1
 

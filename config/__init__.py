@@ -52,13 +52,15 @@ class Config:
         place=True,
     )
     arch: str = setting(
-        "gpt2", "architecture; qwen3: RMSNorm, rotary, SwiGLU, no biases", choices=["gpt2", "qwen3"]
+        "gpt2",
+        "architecture; llama: RMSNorm, rotary, SwiGLU, no biases; qwen3: QK norm too",
+        choices=["gpt2", "qwen3", "llama"],
     )
     n_layer: int = setting(12, "layers", low=1, high=1000)
     n_head: int = setting(12, "attention heads per layer; must divide n_embd", low=1)
     n_embd: int = setting(768, "width of the model", low=1, high=2**19)
     block_size: int = setting(1024, "context: tokens in a sequence", low=1, high=2**20)
-    bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; qwen3 has none")
+    bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; others have none")
     dropout: float = setting(0.0, "dropout probability, for data seen many times", high=0.9)
     tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
     zero_init: bool = setting(False, "start with zero projections onto the residual stream")
@@ -194,7 +196,7 @@ def load(argv: list[str]) -> Config:
     if typed.get("max_steps") or typed.get("epochs"):  # replaces both of the preset
         values |= {"max_steps": None, "epochs": None}
     values |= typed
-    if values.get("arch") == "qwen3":
+    if values.get("arch") in ("qwen3", "llama"):
         values["bias"] = False  # or a run would record biases that it does not have
     given = frozenset(name for name, value in values.items() if value is not None)
     config = Config(**values, given=given, typed=frozenset(typed))

@@ -286,7 +286,7 @@ def wrong_rates(c) -> Iterator[str]:
         yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
         yield (
-            "embedding_lr needs tie_weights = False with arch = qwen3: tied, it would be the"
+            f"embedding_lr needs tie_weights = False with arch = {c.arch}: tied, it would be the"
             " head's too"
         )
     if c.max_cost is not None and c.cost_per_hour == 0:

@@ -70,12 +70,12 @@ def add_shape(writer, config: GPTConfig) -> None:
     writer.add_feed_forward_length(config.n_inner)
     writer.add_head_count(config.n_head)
     if config.arch == "gpt2":
-        writer.add_layer_norm_eps(1e-5)
+        writer.add_layer_norm_eps(config.norm_eps)
     else:
         writer.add_head_count_kv(config.n_kv_head)
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_rope_freq_base(config.rope_theta)
 
 
@@ -113,5 +113,17 @@ def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> 
         name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         if huggingface.is_transposed(config.arch, theirs):
             tensor = tensor.t().contiguous()
+        if config.arch == "llama" and theirs.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = paired(tensor, config.head_dim)
         is_matrix = tensor.dim() == 2 and "position" not in name
         writer.add_tensor(name, (tensor.half() if is_matrix else tensor).numpy())
+
+
+def paired(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The rows of a query or key matrix in the order in which llama.cpp has Llama's.
+
+    Rotary positions turn row i of a head's first half with row i of its second half. llama.cpp
+    wants the two next to each other, in the architecture `llama` alone. weight: [heads x D, C].
+    """
+    halves = weight.view(-1, 2, head_dim // 2, weight.size(-1))
+    return halves.transpose(1, 2).reshape(weight.shape)

@@ -1,7 +1,8 @@
 """Weights <-> a folder in Hugging Face's format.
 
-GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3. Knows config.json, the names and
-layouts of the tensors, and model.safetensors, also in shards. Does not know how models are trained.
+GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3, LlamaForCausalLM for llama. Knows
+config.json, the names and layouts of the tensors, and model.safetensors, also in shards. Does not
+know how models are trained.
 """
 
 import dataclasses
@@ -18,42 +19,53 @@ from model import GPTConfig, expected_shapes
 from tokenizer_bpe import Tokenizer
 
 # For each architecture: our shape's names and theirs.
+MODERN_SHAPE = {
+    "vocab_size": "vocab_size",
+    "block_size": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "head_dim": "head_dim",
+    "norm_eps": "rms_norm_eps",
+}
 SHAPES = {
     "gpt2": {
         **{name: name for name in ("vocab_size", "n_layer", "n_head", "n_embd", "n_inner")},
         "block_size": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
     },
-    "qwen3": {
-        "vocab_size": "vocab_size",
-        "block_size": "max_position_embeddings",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_kv_head": "num_key_value_heads",
-        "n_embd": "hidden_size",
-        "n_inner": "intermediate_size",
-        "head_dim": "head_dim",
-    },
+    "qwen3": MODERN_SHAPE,
+    "llama": MODERN_SHAPE,
 }
+DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # model.py does so where they are null
+FRACTIONS = ("norm_eps", "rope_theta")
 # The only values that model.py builds; the first is that of a config.json without the name.
 FIXED = {
     "gpt2": {
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
-        "layer_norm_epsilon": [1e-5],
         "scale_attn_weights": [True],
         "scale_attn_by_inverse_layer_idx": [False],
         "add_cross_attention": [False],
     },
     "qwen3": {
         "hidden_act": ["silu"],
-        "rms_norm_eps": [1e-6],
         "attention_bias": [False],
         "use_sliding_window": [False],
         "rope_scaling": [None],
     },
+    "llama": {
+        "hidden_act": ["silu"],
+        "attention_bias": [False],
+        "mlp_bias": [False],
+        "pretraining_tp": [1],
+        "rope_scaling": [None],
+    },
 }
-CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM"}
-# A tensor of our Qwen3 holds these of theirs, one below the other.
-QWEN3_LAYER = {
+CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+# A tensor of the modern form holds these of theirs, one below the other.
+MODERN_LAYER = {
     "ln_1.weight": ["input_layernorm.weight"],
     "attn.c_attn.weight": [f"self_attn.{part}_proj.weight" for part in "qkv"],
     "attn.q_norm.weight": ["self_attn.q_norm.weight"],
@@ -63,14 +75,15 @@ QWEN3_LAYER = {
     "mlp.c_fc.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
     "mlp.c_proj.weight": ["mlp.down_proj.weight"],
 }
-QWEN3_REST = {
+MODERN_REST = {
     "wte.weight": ["model.embed_tokens.weight"],
     "ln_f.weight": ["model.norm.weight"],
     "lm_head.weight": ["lm_head.weight"],
 }
 # GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear.
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks in old GPT-2 files
+# What old files have next to the weights: causal masks, and the rotary positions' wavelengths.
+COMPUTED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The files of a folder.
 NEXT_TO_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
@@ -89,7 +102,7 @@ def read_config(folder: Path) -> GPTConfig:
     arch = values["model_type"]
     if arch not in SHAPES:
         raise CheckpointError(
-            f"{path} describes the architecture {arch!r}; only gpt2 and qwen3 can be loaded"
+            f"{path} describes the architecture {arch!r}; only gpt2, qwen3 and llama can be loaded"
         )
     rope = values.get("rope_parameters") or {}
     odd = []
@@ -100,11 +113,20 @@ def read_config(folder: Path) -> GPTConfig:
         odd.append(f"rope_type = {rope['rope_type']!r}")
     if any(kind != "full_attention" for kind in values.get("layer_types") or []):
         odd.append("layer_types with other than full_attention")
+    if values.get("quantization_config"):
+        odd.append("quantization_config")
     if odd:
         raise CheckpointError(f"{path}: {', '.join(odd)}; model.py does not build that")
     shape = {ours: values.get(theirs) for ours, theirs in SHAPES[arch].items()}
-    if arch == "qwen3":
-        shape["rope_theta"] = float(values.get("rope_theta") or rope["rope_theta"])
+    if arch != "gpt2":
+        shape["rope_theta"] = values.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+    for ours, value in shape.items():
+        is_number = type(value) is int or (type(value) is float and ours in FRACTIONS)
+        if value is None and ours in DERIVED:
+            continue
+        if not is_number or value <= 0:
+            name = SHAPES[arch].get(ours, ours)
+            raise CheckpointError(f"{path}: {name} = {value!r}, but it must be a number above 0")
     tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     try:
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
@@ -167,7 +189,7 @@ def from_hf(
     for name, tensor in tensors.items():
         if config.arch == "gpt2" and not name.startswith(("transformer.", "lm_head.")):
             name = f"transformer.{name}"  # as in the first GPT-2 files
-        if not name.endswith(MASKS):
+        if not name.endswith(COMPUTED):
             left[name] = tensor
     expected, out, wrong = expected_shapes(config), {}, []
     if config.tie_weights:
@@ -203,8 +225,8 @@ def their_names(arch: str, name: str) -> list[str]:
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
     if not layer:
-        return QWEN3_REST[name]
-    return [f"model.layers.{layer[1]}.{part}" for part in QWEN3_LAYER[layer[2]]]
+        return MODERN_REST[name]
+    return [f"model.layers.{layer[1]}.{part}" for part in MODERN_LAYER[layer[2]]]
 
 
 def _split(config, tensor, count):

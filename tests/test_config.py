@@ -202,9 +202,10 @@ def test_what_a_run_recorded_counts_as_given(tmp_path):
     assert "max_steps" not in given  # it is None
 
 
-def test_qwen3_records_that_it_has_no_biases():
-    assert config.load(["--arch=qwen3"]).recorded()["bias"] is False
-    assert config.load(["--arch=qwen3", "--bias"]).bias is False
+@pytest.mark.parametrize("arch", ["qwen3", "llama"])
+def test_a_run_records_that_its_architecture_has_no_biases(arch):
+    assert config.load([f"--arch={arch}"]).recorded()["bias"] is False
+    assert config.load([f"--arch={arch}", "--bias"]).bias is False
 
 
 def test_a_model_of_another_program_is_no_run(tmp_path):

@@ -13,7 +13,9 @@ from formats import huggingface
 from model import GPT, IGNORE, GPTConfig, causal_attention, stream_dtype
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
+LLAMA = {"arch": "llama", "n_kv_head": 1, "norm_eps": 0.1, "rope_theta": 1e5}
 GROUPED = {"arch": "qwen3", "n_kv_head": 2, "head_dim": 24, "n_inner": 80, "rope_theta": 1e6}
+FORMS = {"gpt2": {}, "qwen3": QWEN3, "grouped queries": GROUPED, "llama": LLAMA}
 TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
 
 
@@ -28,7 +30,7 @@ def randomised(**changes):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("shape", [{}, QWEN3, GROUPED], ids=["gpt2", "qwen3", "grouped queries"])
+@pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 def test_logits_equal_those_of_transformers(shape, tied):
     from transformers import AutoConfig, AutoModelForCausalLM  # seconds, not for whoever imports
 
@@ -167,11 +169,11 @@ def test_zero_init_begins_with_even_odds_and_still_learns(arch):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"arch": "llama"}, "arch = 'llama'"),
+        ({"arch": "mamba"}, "arch = 'mamba': must be gpt2, qwen3 or llama"),
         ({"n_head": 5}, "n_head = 5 does not divide n_embd = 64"),
         ({"arch": "qwen3", "n_head": 64}, "rotary positions need an even number"),
         ({"arch": "qwen3", "n_kv_head": 3}, "n_kv_head = 3 does not divide n_head = 4"),
-        ({"n_kv_head": 2}, "arch = qwen3's"),
+        ({"n_kv_head": 2}, "gpt2 has no n_kv_head"),
     ],
 )
 def test_shapes_that_no_architecture_has_say_so(wrong, words):

@@ -205,7 +205,9 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
     mlp = width + 2 * shape.n_inner  # norm, and before and after GELU
     if shape.arch == "qwen3":
-        attention += 2 * (queries + keys)  # query and key normed, and rotated
+        attention += queries + keys  # normed
+    if shape.modern:
+        attention += queries + keys  # rotated
         mlp += shape.n_inner  # gate, values and their product
     layer = 2 * residual * width + item * (attention + mlp)
     layers = shape.n_layer * layer

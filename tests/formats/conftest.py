@@ -19,20 +19,25 @@ def small_gpt2(tied=True):
     return model
 
 
-def small_qwen3(tied=True):
+def small_qwen3(tied=True, arch="qwen3"):
     """A small Qwen3 of transformers with random weights; two queries share keys if it is tied."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2 if tied else 4, "head_dim": 16}
     sizes = {"vocab_size": 512, "max_position_embeddings": 64, "tie_word_embeddings": tied}
-    rope = {"rope_type": "default", "rope_theta": 1e6}
+    numbers = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 0.01}
     torch.manual_seed(0)
-    config = Qwen3Config(**shape, **heads, **sizes, rope_parameters=rope)
-    model = Qwen3ForCausalLM(config).eval()
+    config = AutoConfig.for_model(arch, **shape, **heads, **sizes, **numbers)
+    model = AutoModelForCausalLM.from_config(config).eval()
     for name, p in model.named_parameters():
         p.data.normal_(mean=float("norm" in name), std=0.1)
     return model
+
+
+def small_llama(tied=True):
+    """As small_qwen3, a Llama."""
+    return small_qwen3(tied, "llama")
 
 
 @pytest.fixture(scope="module")

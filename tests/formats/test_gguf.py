@@ -35,26 +35,30 @@ METADATA = {
         "gpt2.attention.head_count": 4,
         "gpt2.attention.layer_norm_epsilon": pytest.approx(1e-5),
     },
-    "qwen3": {
-        "general.architecture": "qwen3",
+}
+for arch in ("qwen3", "llama"):
+    METADATA[arch] = {
+        "general.architecture": arch,
         "general.name": "my model",
         "general.file_type": 1,
-        "qwen3.context_length": 48,
-        "qwen3.embedding_length": 32,
-        "qwen3.block_count": 3,
-        "qwen3.feed_forward_length": 80,
-        "qwen3.attention.head_count": 4,
-        "qwen3.attention.head_count_kv": 2,
-        "qwen3.attention.key_length": 24,
-        "qwen3.attention.value_length": 24,
-        "qwen3.attention.layer_norm_rms_epsilon": pytest.approx(1e-6),
-        "qwen3.rope.freq_base": 5e5,
-    },
-}
-SHAPES = {"gpt2": {}, "qwen3": {"n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}}
+        f"{arch}.context_length": 48,
+        f"{arch}.embedding_length": 32,
+        f"{arch}.block_count": 3,
+        f"{arch}.feed_forward_length": 80,
+        f"{arch}.attention.head_count": 4,
+        f"{arch}.attention.head_count_kv": 2,
+        f"{arch}.attention.key_length": 24,
+        f"{arch}.attention.value_length": 24,
+        f"{arch}.attention.layer_norm_rms_epsilon": pytest.approx(1e-3),
+        f"{arch}.rope.freq_base": 5e5,
+    }
+GROUPED = {"n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5, "norm_eps": 1e-3}
+SHAPES = {"gpt2": {}, "qwen3": GROUPED, "llama": GROUPED}
+MODERN = {"token_embd.weight", "output_norm.weight"}
 REST = {
     "gpt2": {"token_embd.weight", "position_embd.weight", "output_norm.weight", "output_norm.bias"},
-    "qwen3": {"token_embd.weight", "output_norm.weight"},
+    "qwen3": MODERN,
+    "llama": MODERN,
 }
 
 
@@ -92,6 +96,11 @@ def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
     assert torch.equal(values["token_embd.weight"], exact.half())
     exact = source.tensors["h.2.mlp.c_proj.weight"]  # which Hugging Face's GPT-2 has transposed
     assert torch.equal(values["blk.2.ffn_down.weight"], exact.half())
+
+
+def test_llama_cpp_has_the_rows_that_turn_together_next_to_each_other():
+    rows = torch.arange(12.0).expand(2, 12).T  # of two heads
+    assert gguf.paired(rows, 6)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused():

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from formats import huggingface, pretrained
 from formats.run_folder import CheckpointError
-from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
+from tests.formats.conftest import logits_agree, saved, small_gpt2, small_llama, small_qwen3
 
-MODELS = {"gpt2": small_gpt2, "qwen3": small_qwen3}
+MODELS = {"gpt2": small_gpt2, "qwen3": small_qwen3, "llama": small_llama}
 
 
 @pytest.mark.parametrize("form", ["one file", "shards", "half"])
@@ -46,10 +46,26 @@ def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):
     logits_agree(pretrained.load(tmp_path).model().eval(), hf_model, 512)
 
 
+def test_a_llama_of_the_first_files_loads(tmp_path):
+    """With the rotary positions' wavelengths, and a config.json of few names."""
+    model = small_llama(tied=False)
+    weights = saved(model, tmp_path) / "model.safetensors"
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(load_file(weights) | frequencies, weights)
+    names = ["model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
+    names += ["num_attention_heads", "max_position_embeddings", "head_dim"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({name: config[name] for name in names}))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    logits_agree(pretrained.load(tmp_path).model().eval(), theirs.eval(), 512)
+
+
 @pytest.mark.parametrize(
     ("arch", "config", "words"),
     [
-        ("gpt2", {"model_type": "llama"}, "'llama'"),
+        ("gpt2", {"model_type": "mamba"}, "'mamba'; only gpt2, qwen3 and llama can be loaded"),
+        ("gpt2", {"n_layer": "2"}, "n_layer = '2', but it must be a number above 0"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config"),
         (
             "gpt2",
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
@@ -66,6 +82,18 @@ def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):
         ),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn'"),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "llama3"}},
+            "rope_scaling = {'rope_type': 'llama3'",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
+        (
+            "llama",
+            {"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "pretraining_tp": 2},
+            "hidden_act = 'gelu', attention_bias = True, mlp_bias = True, pretraining_tp = 2",
+        ),
+        ("llama", {"hidden_size": None}, "hidden_size = None, but it must be a number above 0"),
     ],
 )
 def test_another_architecture_is_refused_in_a_sentence(tmp_path, arch, config, words):

@@ -20,7 +20,7 @@ from generating.decode import (
     generate,
     sample,
 )
-from tests.test_model import GROUPED, QWEN3, TINY, randomised
+from tests.test_model import FORMS, TINY, randomised
 
 pytestmark = pytest.mark.filterwarnings("error:no CUDA graph")
 CONTEXT = TINY["block_size"]
@@ -175,7 +175,7 @@ def test_a_decoder_that_is_used_again_changes_no_text(make_decoder):
         assert written == without_cache(model, prompts, 12, temperature=0)
 
 
-@pytest.mark.parametrize("shape", [{}, QWEN3, GROUPED], ids=["gpt2", "qwen3", "grouped queries"])
+@pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(
     ("weights", "cast"),
     [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)],

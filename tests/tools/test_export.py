@@ -49,7 +49,7 @@ RUNS = {
     "gpt2, tied, no biases": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
     "qwen3, grouped, tied": [],  # its shape is that of grouped_qwen3
-    "qwen3, characters": ["--arch=qwen3", "--tie_weights=False", "--zero_init=True"],
+    "llama, characters": ["--arch=llama", "--tie_weights=False", "--zero_init=True"],
 }
 
 
@@ -268,13 +268,20 @@ CONFIGS = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
     },
 }
+CONFIGS["llama"] = {
+    **{name: value for name, value in CONFIGS["qwen3"].items() if name != "use_sliding_window"},
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "mlp_bias": False,
+    "pretraining_tp": 1,
+}
 
 
 @pytest.mark.parametrize("arch", CONFIGS)
 def test_transformers_reads_each_setting(arch, tmp_path):
     sizes = {"block_size": 48, "n_layer": 3, "n_head": 4, "n_embd": 32, "n_inner": 80}
     shape = {"tie_weights": True, "dropout": 0.25}
-    if arch == "qwen3":
+    if arch != "gpt2":
         shape = {"tie_weights": False, "n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}
     config = GPTConfig(320, **sizes, arch=arch, **shape)
     tokenizer = Tokenizer.train([], 257)

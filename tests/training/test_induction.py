@@ -40,7 +40,14 @@ def test_a_model_with_induction_heads_learns_to_copy_sooner():
     assert learn_to_copy(induction=False) > 4
 
 
-@pytest.mark.parametrize("line", ["--arch=qwen3 --induction_init", "config/demo.py --n_layer=1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--arch=qwen3 --induction_init",
+        "config/demo.py --n_layer=1",
+        "config/demo.py --arch=llama",  # it has no norm that sets the sizes of queries and keys
+    ],
+)
 def test_a_new_run_without_the_layers_for_it_is_refused_and_an_older_one_continues(line):
     config = settings.load(line.split())  # the settings of a run, which a checkpoint may have
     with pytest.raises(ConfigError, match=r"induction_init needs .* induction_init = False"):

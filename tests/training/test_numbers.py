@@ -340,6 +340,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):
         ("A100", "--arch=gpt2", 2 * (2 * 2 * 32 + 2 * 14 * 32)),  # bf16
         ("A100", "--activation_checkpointing", 2 * 2 * 32 + (2 * 2 * 32 + 2 * 14 * 32)),
         ("A100", "--arch=qwen3", 2 * (2 * 2 * 32 + 2 * 10 * 32 + 2 * 3 * 96)),
+        ("A100", "--arch=llama", 2 * (2 * 2 * 32 + 2 * 8 * 32 + 2 * 3 * 96)),
     ],
 )
 def test_the_least_memory_in_which_a_plan_fits_the_batch(
