@@ -24,6 +24,9 @@ EOT = "<|endoftext|>"
 # How GPT-2 cuts text into words before merging bytes. The ByteLevel step of `tokenizers` has the
 # same expression built in.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The same after the step `Digits`, which sets each digit apart: white space before a digit is as at
+# the end of a text.
+DIGITS_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_FILE = Path("data/r50k_base.tiktoken")
@@ -85,13 +88,17 @@ class Tokenizer:
         self.vocab_size = max(self.ids.values()) + 1
         self.pattern = _word_pattern(description, source)
         _check_post_processor(description, source)
+        # The bytes that a vocabulary lacks, as it would spell them, with ids that no token has.
+        missing = sorted(set(ALPHABET.values()) - (vocab.keys() - specials.keys()))
+        self.lacking = {char: self.vocab_size + n for n, char in enumerate(missing)}
         # True if text is brought to Unicode's NFC first, as Qwen does.
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
             _check_merges(description["model"], specials, source)
-            self._tiktoken = _byte_pairs(vocab, specials, self.pattern, source)
-            self._vocab = (vocab, specials)
+            tokens = {token: vocab[token] for token in vocab.keys() - specials.keys()}
+            self._vocab = (tokens | self.lacking, specials)
+            self._tiktoken = _byte_pairs(*self._vocab, self.pattern, source)
         else:
             self.kind = "char"
             self._characters = _Characters(vocab | {EOT: self.eot_id}, self.vocab_size)
@@ -189,19 +196,32 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Token ids of `text`, uint32 [tokens]. <|endoftext|> in the text is text like any other.
 
-        Raises TokenizerError for a character that a character-level tokenizer does not have, and
-        for a lone surrogate.
+        Raises TokenizerError for a character that the vocabulary cannot spell, and for a lone
+        surrogate.
         """
         if self.composes:
             text = unicodedata.normalize("NFC", text)
         try:
             if self.kind == "char":
                 return self._characters.encode(text)
-            return self._encode_words(text)
+            ids = self._encode_words(text)
         except UnicodeEncodeError as error:
             raise TokenizerError(
                 f"the text holds a lone surrogate at character {error.start}, which is not Unicode"
             ) from None
+        if self.lacking and ids.max(initial=0) >= self.vocab_size:
+            raise self._unknown_byte(text)
+        return ids
+
+    def _unknown_byte(self, text):
+        """The TokenizerError for the first character of a text that has a byte of `lacking`."""
+        for at, char in enumerate(text):
+            for byte in char.encode():
+                if ALPHABET[byte] in self.lacking:
+                    return TokenizerError(
+                        f"the character {char!r} (U+{ord(char):04X}) at position {at} has no ids:"
+                        f" the vocabulary of this tokenizer lacks the byte 0x{byte:02X}"
+                    )
 
     def _encode_words(self, text):
         """The ids of a text; where tiktoken's expressions give up, word by word.
@@ -265,16 +285,15 @@ class _Characters:
         return ids
 
 
-def _byte_pairs(vocab, specials, pattern, source):
-    """tiktoken's encoder for a byte-level vocabulary. Raises TokenizerError if it is not one."""
+def _byte_pairs(tokens, specials, pattern, source):
+    """tiktoken's encoder for byte-level tokens. Raises TokenizerError if they are not."""
     to_byte = {char: byte for byte, char in ALPHABET.items()}
-    tokens = vocab.keys() - specials.keys()
-    if not to_byte.keys() <= tokens or set().union(*tokens) != to_byte.keys():
+    if others := sorted(set().union(*tokens) - to_byte.keys()):
         raise TokenizerError(
-            f"{source} is not byte-level: its vocabulary lacks single bytes, or holds characters"
-            " for none; train with the whole byte alphabet"
+            f"{source} is not byte-level: its vocabulary has the character {others[0]!r}, which"
+            f" spells no byte; {OTHER}"
         )
-    ranks = {bytes(map(to_byte.get, token)): vocab[token] for token in tokens}
+    ranks = {bytes(map(to_byte.get, token)): n for token, n in tokens.items()}
     return tiktoken.Encoding(
         "tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens=specials
     )
@@ -331,6 +350,8 @@ def _word_pattern(description, source):
             return None
         if len(steps) == 1 and _is_byte_level(steps[0], cuts=True):
             return GPT2_PATTERN
+        if len(steps) == 2 and _sets_digits_apart(steps[0]) and _is_byte_level(steps[1], cuts=True):
+            return DIGITS_PATTERN
         if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
             return steps[0]["pattern"]["Regex"]
     kinds = ", ".join(str(step.get("type")) for step in steps)
@@ -345,6 +366,11 @@ def _is_byte_level(step, cuts):
     if step.get("type") != "ByteLevel" or step.get("add_prefix_space"):
         return False
     return bool(step.get("use_regex", True)) == cuts
+
+
+def _sets_digits_apart(step):
+    """True if a pre-tokenizer cuts text before and after each digit."""
+    return step.get("type") == "Digits" and bool(step.get("individual_digits"))
 
 
 def _isolates(step):

@@ -84,10 +84,13 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
     if tokenizer.composes:  # so that it counts the text of the ids
         documents = [document.corrected(_composed, report) for document in documents]
     texts = [document.text for document in documents]
-    if tokenizer.kind == "char":
-        encoded = [_characters(tokenizer, document) for document in documents]
-    else:
-        encoded = fast_bpe(tokenizer).encode(texts)
+    try:
+        if tokenizer.kind == "char":
+            encoded = list(map(tokenizer.encode, texts))
+        else:
+            encoded = fast_bpe(tokenizer).encode(texts)
+    except TokenizerError:
+        raise _unknown_character(tokenizer, documents) from None
     mask = None
     if any(document.turns for document in documents):
         masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
@@ -114,15 +117,18 @@ def _composed(text, _):
     return unicodedata.normalize("NFC", text)
 
 
-def _characters(tokenizer, document):
-    """The ids of a document's characters. Raises TokenizerError for one that has no id."""
-    try:
-        return tokenizer.encode(document.text)
-    except TokenizerError as error:
+def _unknown_character(tokenizer, documents):
+    """The TokenizerError for the first document with a character that has no id."""
+    advice = "remove it (--clean removes control characters), or choose another --tokenizer"
+    if tokenizer.kind == "char":
         advice = (
             "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
         )
-        raise TokenizerError(f"{document.place}: {error}; {advice}") from None
+    for document in documents:
+        try:
+            tokenizer.encode(document.text)
+        except TokenizerError as error:
+            return TokenizerError(f"{document.place}: {error}; {advice}")
 
 
 def mask_of(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> np.ndarray:

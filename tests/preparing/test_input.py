@@ -1,6 +1,7 @@
 """The input of prepare_data.py: formats, folders, standard input, and mistakes in them."""
 
 import gzip
+import json
 import os
 import random
 
@@ -17,7 +18,7 @@ from preparing.sources import Source, find_sources
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, write
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, spell
 
 FORMATS = ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
 FORMATS += ["csv", "csv.gz", "tsv", "json"]
@@ -292,6 +293,12 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
     Tokenizer.characters("abc").save(tmp_path / "abc.json")
     flags = {"tokenizer": tmp_path / "abc.json", "out": tmp_path / "out"}
     fails_clearly(prepare(tmp_path / "a.txt", **flags), "a.txt, from", "among the 3 characters")
+    (tmp_path / "a.txt").write_text("abcabcabcabc" * 20 + "\x04")
+    description = json.loads(Tokenizer.train(["abc"], 257).to_json())
+    del description["model"]["vocab"][spell(b"\x04")]
+    (tmp_path / "abc.json").write_text(json.dumps(description))
+    words = ["a.txt, from", "lacks the byte 0x04; remove it (--clean removes control characters)"]
+    fails_clearly(prepare(tmp_path / "a.txt", **flags), *words)
 
 
 @pytest.mark.parametrize(
