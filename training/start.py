@@ -95,7 +95,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     """A step of the same run. saved: the content of its state.json."""
     trained = pretrained.read_shape(folder, saved)
     shape = shape_settings(trained)
-    differ = differences(config, shape, config.given, "the checkpoint")
+    differ = differences(config, shape, demanded(config, trained.block_size), "the checkpoint")
     config = replace(config, **shape)
     before, now = saved["settings"], config.recorded()
     fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer", "loss_on")}
@@ -152,9 +152,9 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
 def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     """The weights of init_from, with which a new run begins.
 
-    A shorter context is fine: of learned positions the first are kept. The vocabulary stays theirs:
-    new rows would take probability from it. Weights without a tokenizer need a vocabulary of the
-    data's size, or padded a little.
+    A shorter context is fine: of learned positions the first are kept. A preset's longer one is cut
+    to theirs. The vocabulary stays theirs: new rows would take probability from it. Weights without
+    a tokenizer need a vocabulary of the data's size, or padded a little.
     """
     try:
         found = pretrained.load(config.init_from)
@@ -166,7 +166,8 @@ def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     trained = shape_settings(found.config)
     if "block_size" in config.given and config.block_size < trained["block_size"]:
         trained["block_size"] = config.block_size
-    differ = differences(config, trained, config.given, "the weights")
+    names = demanded(config, found.config.block_size)
+    differ = differences(config, trained, names, "the weights")
     if differ:
         raise CheckpointError(
             f"init_from = {found.path} has another shape; leave out these settings to take its own"
@@ -236,7 +237,8 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNT & saved.keys()}
     if config.init_from:  # it brings its shape
-        known = {name: v for name, v in known.items() if name not in shape - config.given}
+        names = demanded(config, saved["block_size"])
+        known = {name: v for name, v in known.items() if name not in shape - names}
     differ = differences(config, known, known, "the mirror")
     if trained_on := mirror.data():
         differ += other_data(trained_on, read_meta(config.data_dir), "the mirror")
@@ -267,6 +269,17 @@ def shape_settings(shape: GPTConfig) -> dict:
     """The settings that a model's shape fixes."""
     values = asdict(shape).items()
     return {name: v for name, v in values if name in SETTINGS and name not in GPTConfig.NO_SHAPE}
+
+
+def demanded(config: Config, context: int) -> Collection[str]:
+    """The names of the settings that a model must have as they are given.
+
+    Of init_from a preset's block_size only demands that the context is no longer: it is for weights
+    of any context. context: the model's.
+    """
+    if config.init_from and "block_size" not in config.typed and config.block_size > context:
+        return config.given - {"block_size"}
+    return config.given
 
 
 def changeable(config: Config) -> dict:

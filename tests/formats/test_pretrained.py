@@ -77,8 +77,12 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     for name, tensor in theirs.cut_to(16).items():
         assert torch.equal(tensor, ours.tensors[name])
 
+    preset = tmp_path / "preset.py"
+    preset.write_text("block_size = 512\n")  # for weights of any context
+    longer = train(bpe_data, tmp_path / "other", start, preset, "--dry_run=True")
+    assert f"context {theirs.config.block_size}," in longer.stdout, longer.stderr
     shutil.rmtree(start)  # the run goes on where the weights that it started from are gone
-    second = train(bpe_data, run, start, "--block_size=16", "--max_steps=2")
+    second = train(bpe_data, run, start, preset, "--max_steps=2")
     assert second.returncode == 0, second.stderr
     assert "continues at step 1" in second.stdout
     other = train(bpe_data, run, bpe_run, "--block_size=16", "--max_steps=2")
