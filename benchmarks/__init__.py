@@ -113,10 +113,15 @@ def machine(device: torch.device) -> dict:
     return values
 
 
+def result_path(name: str, device: torch.device) -> Path:
+    """results/NAME_DEVICE.json."""
+    return RESULTS / f"{name}_{device.type}.json"
+
+
 def write(name: str, result: dict, device: torch.device) -> Path:
-    """Write a result with its machine to results/NAME_DEVICE.json; returns where."""
+    """Write a result with its machine to result_path(); returns where."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}_{device.type}.json"
+    path = result_path(name, device)
     files.write_json(path, machine(device) | result)
     return path
 

@@ -1,8 +1,12 @@
-"""Speed of generation compared with transformers' `generate` and nanoGPT's, at GPT-2 Small's shape.
+"""Speed of generation compared with transformers' `generate`, nanoGPT's and llama.cpp.
 
     python -m benchmarks.generate [--nanogpt PATH] [--rounds 5] [--preset config/gpt2_small.py]
         [--name NAME] [--key=value ...]
+    python -m benchmarks.generate --base FOLDER [--gguf FILE] --name NAME
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.generate --name NAME
+
+At a preset's shape with random weights, or with those of FOLDER, in Hugging Face's format; FILE is
+what tools.export makes of it, for llama.cpp, as the tests install it.
 
 transformers runs with its cache. Each round runs every contender once, in one process, greedily: on
 one sequence from 16 tokens and at 400 tokens of context, and ours on eight sequences too. A speed
@@ -12,7 +16,10 @@ instructions. Further arguments are settings: --dtype=float32 for ours.
 """
 
 import importlib.util
+import json
+import subprocess
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -22,14 +29,16 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, compare, in_turn, nanogpt, report, run_main
-from command_line import count
+from benchmarks import ROOT, argument_parser, compare, in_turn, nanogpt, report, run_main
+from command_line import count, place
+from formats import pretrained
 from generating.cpu_kernels import pack
 from generating.decode import generate, make_decoder
 from model import GPT, GPTConfig
 from training.start import model_shape
 
 VOCABULARY = 32000
+LLAMA_CPP = ROOT / ".venv" / "llama_cpp" / "complete.mjs"  # as `make .venv/llama_cpp` installs it
 PROMPTS = {"from 16 tokens": 16, "at 400": 400}
 
 
@@ -59,9 +68,9 @@ def theirs(model, run: Callable, prompt: list[int], new: int) -> float:
     return speed(stamps, 1)
 
 
-def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Callable:
-    """GPT-2 of `transformers`, of the same shape."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def transformers(c: GPTConfig, base: str | None, device, dtype: torch.dtype) -> Callable:
+    """The model of `transformers`: that of `base`, or a GPT-2 of the same shape."""
+    from transformers import AutoModelForCausalLM, GPT2Config
 
     shape = GPT2Config(
         vocab_size=c.vocab_size,
@@ -74,11 +83,15 @@ def transformers(c: GPTConfig, device: torch.device, dtype: torch.dtype) -> Call
         bos_token_id=None,
         pad_token_id=0,
     )
-    model = GPT2LMHeadModel(shape).eval().to(device, dtype)
+    if base:
+        model = AutoModelForCausalLM.from_pretrained(base)
+    else:
+        model = AutoModelForCausalLM.from_config(shape)
+    model = model.eval().to(device, dtype)
 
     def run(idx, new):
-        mask = torch.ones_like(idx)
-        model.generate(idx, attention_mask=mask, max_new_tokens=new, do_sample=False)
+        mask, whole = torch.ones_like(idx), {"min_new_tokens": new, "max_new_tokens": new}
+        model.generate(idx, attention_mask=mask, do_sample=False, **whole)
 
     return partial(theirs, model, run)
 
@@ -97,19 +110,29 @@ def of_nanogpt(path: Path, c: GPTConfig, device: torch.device) -> Callable:
     return partial(theirs, model, run)
 
 
+def llama_cpp(path: str, prompt: list[int], new: int) -> float:
+    """llama.cpp with a GGUF file, on as many threads as ours. Its prompt has as many words."""
+    words = [path, " the" * len(prompt), new, torch.get_num_threads()]
+    command = ["node", LLAMA_CPP, *map(str, words)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return speed(json.loads(result.stdout)["stamps"], 1)
+
+
 def contenders_of(
-    model: GPT, device: torch.device, dtype: torch.dtype, path: Path | None
+    model: GPT, args: Namespace, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable]:
     """Each contender by name: a function of a prompt and the number of new tokens."""
     c = model.config
     contenders = {"ours": partial(ours, model), "ours, eight": partial(ours, model, rows=8)}
-    if c.arch == "gpt2" and importlib.util.find_spec("transformers"):
+    if (args.base or c.arch == "gpt2") and importlib.util.find_spec("transformers"):
         dtypes = {dtype, torch.float32} if device.type == "cpu" else {dtype}
         for each in dtypes:
             name = f"transformers in {str(each).removeprefix('torch.')}"
-            contenders[name] = transformers(c, device, each)
-    if path:
-        contenders["nanoGPT"] = of_nanogpt(path, c, device)
+            contenders[name] = transformers(c, args.base, device, each)
+    if args.nanogpt:
+        contenders["nanoGPT"] = of_nanogpt(args.nanogpt, c, device)
+    if args.gguf:
+        contenders["llama.cpp"] = partial(llama_cpp, args.gguf)
     return contenders
 
 
@@ -120,17 +143,24 @@ def main(argv):
     parser = argument_parser("generate", __doc__)
     nanogpt.add_option(parser)
     parser.add_argument("--preset", default="config/gpt2_small.py", help="the model's shape")
+    parser.add_argument("--base", type=place, help="a folder in Hugging Face's format instead")
+    parser.add_argument("--gguf", type=place, help="the same weights, for llama.cpp")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--name", default="generate", help="of the result file")
     args, extra = parser.parse_known_args(argv)
     config = settings.load([args.preset, *extra])
-    device, shape = hardware.find_device(config.device), model_shape(config, VOCABULARY)
-    dtype, model = hardware.find_dtype(device, config.dtype), GPT(shape).eval()
+    device = hardware.find_device(config.device)
+    dtype = hardware.find_dtype(device, config.dtype)
+    if args.base:
+        model = pretrained.load(args.base).model().eval()
+    else:
+        model = GPT(model_shape(config, VOCABULARY)).eval()
+    shape = model.config
     if device.type == "cpu":  # as generate.py has it
         print("weights of ours, for one row and several:", *pack(model, config.dtype))
     else:
         model.to(device, dtype)
-    speeds = contenders_of(model, device, dtype, args.nanogpt)
+    speeds = contenders_of(model, args, device, dtype)
     figures, all_rounds = {}, {}
     for where, length in PROMPTS.items():
         prompt = list(range(1, length + 1))
