@@ -38,8 +38,10 @@ import hardware
 from benchmarks import argument_parser, laptop, nanogpt, report, run_main, train
 from command_line import count, positive
 from config import Config
+from formats import files
 from formats.data_folder import read_meta
 from model import IGNORE
+from preparing import plural
 from training.dataset import Dataset
 
 # The settings that all of ours share in a task, and those of each contender.
@@ -227,26 +229,52 @@ def main(argv):
     device = hardware.find_device(c.device)
     path = report(f"time_to_loss_{task}", figures, device, **details)
     if importlib.util.find_spec("matplotlib"):
-        draw(curves, first, unit, path.with_suffix(".png"))
+        draw(path)
 
 
-def draw(curves: dict[str, list], first: str, unit: str, path: Path) -> None:
-    """The curves of every seed, and the loss that `first` ends with, the aim of all."""
+# Of the picture: a task's title, a contender's name where that of the JSON file is shorter.
+TITLES = {
+    "shakespeare": "Shakespeare by characters",
+    "sources": "330 MB of Python",
+    "gpt2_small": "GPT-2 Small",
+    "laptop": "config/laptop.py and nanochat",
+}
+NAMES = {"GPT-2": "GPT-2 recipe", "modern": "modern recipe"}
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+def draw(path: Path) -> None:
+    """Draw the result at `path` as PNG next to it: curves, names, seconds to the aim.
+
+    The aim is the loss that one contender ends with. Times are medians over the seeds.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure((8, 4.5), layout="constrained")
+    result = files.read_json(path)
+    aim = statistics.median(result["aim"])
+    unit = next(name for name in result["figures"]).partition(": ")[2].removesuffix(" at the end")
+    task = path.stem.removeprefix("time_to_loss_").rpartition("_")[0]
+    title = f"{TITLES[task]}; {result['device']}; {plural(len(result['aim']), 'seed')}"
+    figure = Figure((6, 3.8), layout="constrained")
     axes = figure.subplots()
-    aim = final_loss(curves[first])
     axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
-    for color, name in zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), curves, strict=False):
-        for curve in curves[name]:
-            (line,) = axes.plot(*zip(*curve, strict=True), "o-", color=color, markersize=3)
-        line.set_label(name)
-    axes.set_ylim(top=aim + 1.2)
-    axes.axhline(aim, color="grey", linestyle=":", label=f"{first}'s final loss, {aim:.3f}")
+    axes.set_title(title, fontsize=10)
+    axes.axhline(aim, color="grey", linestyle=":")
+    for color, (name, curves) in zip(COLORS, result["curves"].items(), strict=False):
+        for curve in curves:
+            axes.plot(*zip(*curve, strict=True), color=color)
+        label = NAMES.get(name, name)
+        seconds = statistics.median(result["seconds_to_aim"][name])
+        if seconds < math.inf:
+            axes.plot(seconds, aim, "o", color=color)
+            label += f"\n{aim:.2f} after {seconds:.0f} s"
+        end = statistics.median(curve[-1][0] for curve in curves), final_loss(curves)
+        axes.annotate(label, end, (5, -4), textcoords="offset points", va="top", color=color)
+    bottom = axes.get_ylim()[0]
+    axes.set_ylim(bottom - 0.1, aim + 0.8)
+    axes.set_xlim(0, 1.35 * axes.get_xlim()[1])  # room for the names
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path.with_suffix(".png"), dpi=170)
 
 
 if __name__ == "__main__":
