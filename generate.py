@@ -38,7 +38,10 @@ def main(argv: list[str]) -> None:
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
     terminal.note(loaded.summary)
     if args.chat and not saw_conversations(loaded.state):
-        terminal.note("it was not trained on conversations; config/chat.py does that")
+        terminal.note(
+            "this model was not trained on conversations, so its replies will make little sense;"
+            " see config/chat.py"
+        )
     if args.prompts is None and (args.chat or sys.stdin.isatty()):
         session(loaded, args)  # of a chat each line is a message, from a pipe too
         return

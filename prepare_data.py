@@ -67,7 +67,7 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
     if not writer.split_by and not writer.is_full:
         encode = functools.partial(encode_chunks, tokenizer, work.plan.options)
         total = work.most_bytes if math.isfinite(work.most_bytes) else work.input_size
-        bar = Progress(total, "tokenising", writer.done)
+        bar = Progress(total, "tokenizing", writer.done)
         with work.map_text(encode, writer.position) as parts, bar:
             for part in parts:
                 writer.add(part)

@@ -33,15 +33,19 @@ def begin(*packages: str) -> None:
     set_up_streams()
     script, version = Path(sys.argv[0]).name, ".".join(map(str, sys.version_info[:2]))
     if sys.version_info < (3, 11):  # noqa: UP036 - that a user may start it with
-        print(f"{script}: this is Python {version}; 3.11 or newer is needed", file=sys.stderr)
+        print(
+            f"{script}: this is Python {version}; 3.11 or newer is needed. Create the environment"
+            " with a newer one, for example: python3.12 -m venv .venv",
+            file=sys.stderr,
+        )
         sys.exit(2)
     missing = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
     if missing:
         place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
         python = Path(__file__).parent / ".venv" / place
-        advice = "pip install -r requirements.txt -c constraints.txt"
-        if python.exists():
-            advice += f"\nor use {python}, which has them"
+        advice = f"{sys.executable} -m pip install -r requirements.txt -c constraints.txt"
+        if python.exists() and python.parent != Path(sys.executable).parent:
+            advice += f"\nor use {python}, which may have them"
         print(
             f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
         )

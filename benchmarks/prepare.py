@@ -65,7 +65,7 @@ def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
     if process.returncode:
         sys.exit(process.returncode)  # it has said why
     summary = process.stdout.read()
-    speed = re.search(r"tokenising .* took .* ([\d,.]+) MB/s", summary)
+    speed = re.search(r"tokenizing .* took .* ([\d,.]+) MB/s", summary)
     figures["tokenising, MB/s"] = float(speed[1].replace(",", ""))
     return figures, summary
 

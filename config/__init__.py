@@ -32,18 +32,22 @@ class Config:
         place=True,
     )
     checkpoint_dir: str | None = setting(
-        None, "folder of this run; None: checkpoints/PRESET", place=True
+        None, "folder of this run; by default checkpoints/ and the preset's name", place=True
     )
     mirror: str | None = setting(
-        None, "folder or address (s3://bucket/runs) to copy each save to", place=True
+        None, "folder or address (s3://bucket/runs) that gets a copy of each save", place=True
     )
     resume: str = setting(
         "auto",
         "auto: continue a run if there is one; must: only continue; never: only start",
         choices=["auto", "must", "never"],
     )
-    profile: bool = setting(False, "time the parts of a few steps: a table, and a Chrome trace")
-    dry_run: bool = setting(False, "print the memory, disk, hours and cost, and exit")
+    profile: bool = setting(
+        False, "measure where the time of a step goes: prints a table and writes a Chrome trace"
+    )
+    dry_run: bool = setting(
+        False, "print the memory, disk space, hours and cost of the run, and train nothing"
+    )
 
     init_from: str | None = setting(
         None,
@@ -62,10 +66,15 @@ class Config:
     block_size: int = setting(1024, "context: tokens in a sequence", low=1, high=2**20)
     bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; others have none")
     dropout: float = setting(0.0, "dropout probability, for data seen many times", high=0.9)
-    tie_weights: bool = setting(True, "one matrix for embedding and head, as in GPT-2")
-    zero_init: bool = setting(False, "start with zero projections onto the residual stream")
+    tie_weights: bool = setting(True, "one matrix for embedding and output, as in GPT-2")
+    zero_init: bool = setting(
+        False,
+        "start with zeros in the last matrix of attention, MLP and (if not tied) output",
+    )
     induction_init: bool = setting(
-        False, "start with heads that attend to what to copy; for qwen3 and zero_init"
+        False,
+        "start with attention heads that copy repeated text; only with arch = qwen3 and"
+        " zero_init = True",
     )
 
     loss_on: str = setting(
@@ -76,16 +85,18 @@ class Config:
     )
     optimizer: str = setting(
         "adamw",
-        "muon: Muon for the blocks' matrices, AdamW for the rest",
+        "muon: Muon for the matrices inside the layers, AdamW for the rest",
         choices=["adamw", "muon"],
     )
-    batch_size: int = setting(32, "sequences per optimizer step, over all GPUs", low=1, high=2**20)
+    batch_size: int = setting(
+        32, "sequences before each update of the weights, over all GPUs", low=1, high=2**20
+    )
     micro_batch_size: int | None = setting(
-        None, "most sequences in a micro-batch; None: all", low=1
+        None, "sequences computed at once, at most; by default the whole batch", low=1
     )
     learning_rate: float = setting(3e-4, "peak learning rate")
     min_lr: float | None = setting(
-        None, "final learning rate; None: 10% of the peak (cosine) or 0 (wsd)"
+        None, "final learning rate; by default 10% of the peak (cosine) or 0 (wsd)"
     )
     lr_schedule: str = setting(
         "cosine", "wsd: constant, then linear decay over the last half", choices=["cosine", "wsd"]
@@ -93,14 +104,15 @@ class Config:
     warmup_steps: int = setting(200, "steps of linear warm-up")
     embedding_lr: float | None = setting(
         None,
-        "peak learning rate of an untied embedding and learned positions; None: learning_rate",
+        "peak learning rate of the token embedding (if tie_weights = False) and of GPT-2's"
+        " positions; by default learning_rate",
         low=1e-9,
     )
     muon_lr: float = setting(0.02, "peak learning rate of Muon's matrices", low=1e-9)
     muon_momentum: float = setting(0.95, "Muon's momentum", high=0.9999)
     weight_decay: float | None = setting(
         0.1,
-        "decoupled weight decay, on matrices only; None: by how often the run repeats its text",
+        "weight decay, on matrices only; None: 0 for one epoch, more for each further one",
     )
     beta1: float = setting(0.9, "AdamW's momentum", high=0.9999)
     beta2: float = setting(
@@ -108,9 +120,11 @@ class Config:
     )
     grad_clip: float = setting(1.0, "largest gradient norm; 0: no clipping")
     epochs: float | None = setting(
-        None, "epochs to train; None: 1, or as many as max_steps needs", low=1e-6
+        None, "epochs to train; by default 1, or as many as max_steps needs", low=1e-6
     )
-    max_steps: int | None = setting(None, "steps in all; with epochs: whichever comes first", low=1)
+    max_steps: int | None = setting(
+        None, "steps to train; with epochs, the run stops at whichever comes first", low=1
+    )
 
     eval_interval: int = setting(
         500, "steps between evaluations; 0: only at the end", section="logging and saving"
@@ -137,7 +151,7 @@ class Config:
         choices=["auto", "bfloat16", "float16", "float32"],
     )
     compile: bool | None = setting(
-        None, "torch.compile; None: if the run is long enough to repay it"
+        None, "compile the model; by default only if the run is long enough to gain time"
     )
     activation_checkpointing: bool = setting(False, "recompute activations to save memory")
     seed: int = setting(1337, "seed of weights, data order and dropout", high=2**32 - 1)
@@ -179,8 +193,8 @@ def load(argv: list[str]) -> Config:
     A run, such as checkpoints/demo, stands for the settings it recorded. Prints the settings and
     exits for --help. Raises ConfigError.
     """
-    if "--help" in argv or "-h" in argv:
-        print(help_text(SETTINGS, Config()))
+    if {"--help", "-h", "--help=markdown"}.intersection(argv):
+        print(help_text(SETTINGS, Config(), "--help=markdown" in argv))
         sys.exit(0)
     if not argv:
         names = ", ".join(path.name for path in presets())

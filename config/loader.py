@@ -31,7 +31,7 @@ OTHERS = {
     "lr_decay_iters": "max_steps",
     "warmup_iters": "warmup_steps",
     "eval_iters": "eval_batches",
-    "gradient_accumulation_steps": "batch_size / micro_batch_size",
+    "gradient_accumulation_steps": "batch_size / micro_batch_size; set micro_batch_size",
     "wandb_log": "wandb = PROJECT",
     "wandb_project": "wandb = PROJECT",
     "wandb_run_name": "the last folder of checkpoint_dir",
@@ -122,7 +122,7 @@ def convert(field: Field, value, where: str | Path):
         fits = limits["low"] <= value <= limits["high"]
     if not fits:
         shown = reprlib.repr(value)
-        raise ConfigError(f"{where}: {field.name} = {shown}, but it takes {describe(field)}")
+        raise ConfigError(f"{where}: {field.name} = {shown}, but it must be {describe(field)}")
     if limits["place"] and value is not None:
         return placed(value, f"{where}: {field.name}")
     return value
@@ -190,7 +190,7 @@ def find_preset(path: Path) -> Path:
     hint = f"config/ has {', '.join(names)}"
     if meant:
         hint = "did you mean " + " or ".join(f"config/{name}.py" for name in meant) + "?"
-    raise ConfigError(f"{path} is no preset and no run; {hint}")
+    raise ConfigError(f"there is no preset or run {path}; {hint}")
 
 
 def read_preset(path: Path, table: dict[str, Field]) -> dict:
@@ -228,10 +228,13 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
             if name in table:
                 values[name] = convert(table[name], value, path)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{folder} is no run with its settings: {error}") from None
+        raise ConfigError(
+            f"{folder} is not the folder of a run: its config.json cannot be read ({error})"
+        ) from None
     if not values:
         raise ConfigError(
-            f"{folder} is no run: train.py did not write its config.json. If it holds weights in"
+            f"{folder} is not the folder of a run: train.py did not write its config.json. If it"
+            " holds weights in"
             " Hugging Face's format, a run of its own can start from them:\n  python train.py"
             f" config/finetune.py --init_from={shlex.quote(folder.as_posix())}"
         )
@@ -256,18 +259,39 @@ def presets() -> list[Path]:
     return sorted(path for path in files if path.name not in ("__init__.py", "loader.py"))
 
 
-def help_text(table: dict[str, Field], defaults) -> str:
+def help_text(table: dict[str, Field], defaults, markdown: bool = False) -> str:
     """All settings, their defaults and meanings, as train.py --help prints them.
 
-    defaults: an object with the default of each as an attribute.
+    defaults: an object with the default of each as an attribute. markdown: as docs/settings.md.
     """
-    lines = ["usage: python train.py [config/PRESET.py | checkpoints/RUN] [--key=value ...]"]
+    lines = [
+        "usage: python train.py [config/PRESET.py | checkpoints/RUN] [--NAME=VALUE ...]",
+        "--NAME VALUE works too. Each setting is shown with its default, if it has one.",
+    ]
+    if markdown:
+        lines = [
+            "# Settings",
+            "",
+            "`python train.py --help=markdown > docs/settings.md` writes this page. A",
+            "[preset](training.md#presets) has settings as `NAME = VALUE`, the command line as",
+            "`--NAME=VALUE`.",
+        ]
     for name, field in table.items():
-        if field.metadata["section"]:
-            lines += ["", f"{field.metadata['section']}:"]
-        choices = field.metadata["choices"]
-        line = f"  --{name}={getattr(defaults, name)}".ljust(36) + f" {field.metadata['meaning']}"
-        lines.append(line + f" ({', '.join(choices)})" if choices else line)
+        if section := field.metadata["section"]:
+            heading = ["", f"{section}:"]
+            if markdown:
+                heading = ["", f"## {section.capitalize()}", ""]
+                heading += ["| setting | default | meaning |", "|---|---|---|"]
+            lines += heading
+        default, meaning = getattr(defaults, name), field.metadata["meaning"]
+        if field.metadata["choices"]:
+            meaning += f" ({', '.join(field.metadata['choices'])})"
+        if markdown:
+            shown = "" if default is None else f"`{default}`"
+            lines.append(f"| `{name}` | {shown} | {meaning} |")
+        else:
+            shown = "" if default is None else f"={default}"
+            lines.append(f"  {f'--{name}{shown}':34} {meaning}")
     return "\n".join(lines)
 
 
@@ -286,8 +310,8 @@ def wrong_rates(c) -> Iterator[str]:
         yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
         yield (
-            f"embedding_lr needs tie_weights = False with arch = {c.arch}: tied, it would be the"
-            " head's too"
+            f"embedding_lr needs tie_weights = False with arch = {c.arch}; otherwise it would also"
+            " be the rate of the output matrix"
         )
     if c.max_cost is not None and c.cost_per_hour == 0:
         yield f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"

@@ -21,8 +21,8 @@ NUMBERS = {
     "--num_samples": (1, 1, 10**6, "continuations of each prompt"),
     "--max_new_tokens": (200, 1, math.inf, "most tokens to generate; end-of-text stops earlier"),
     "--temperature": (0.8, 0, math.inf, "0 always takes the likeliest token"),
-    "--top_k": (200, 0, math.inf, "sample from the N likeliest tokens; 0: from all"),
-    "--top_p": (1.0, 0, 1, "sample from the likeliest that together have this probability"),
+    "--top_k": (200, 0, math.inf, "choose among the N likeliest tokens; 0: among all"),
+    "--top_p": (1.0, 0, 1, "choose among the likeliest tokens whose probabilities add up to N"),
     "--repetition_penalty": (1.0, 0.01, math.inf, "above 1, makes earlier tokens less likely"),
 }
 # Names that sample.py of nanoGPT and other programs have for these options.
@@ -60,11 +60,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " of a run; default: the newest run under checkpoints/"
     )
     add("--checkpoint", type=place, metavar="PATH", help=text)
-    text = "the text to continue; several are one batch"
+    text = "the text to continue; give it several times to continue several texts at once"
     add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
     text = "treat a prompt as a user's message and reply; for models trained on conversations"
     add("--chat", action="store_true", help=text)
-    add("--system", metavar="TEXT", help="with --chat, a system message before it")
+    text = "with --chat: a system message at the start of the conversation"
+    add("--system", metavar="TEXT", help=text)
     for name, (default, low, high, meaning) in NUMBERS.items():
         text, kind = f"{meaning}; default %(default)s", number(type(default), low, high)
         add(name, type=kind, default=default, metavar="N", help=text)

@@ -15,7 +15,10 @@ from preparing.chunks import Options
 from preparing.sources import CATALOG, KINDS
 
 USAGE = "python prepare_data.py [INPUT ...] [--out data/NAME] [--tokenizer bpe|char|gpt2|PATH] ..."
-DESCRIPTION = "Text files -> data/NAME/, ready for train.py. Run it again to continue after a stop."
+DESCRIPTION = (
+    "Turn text files into tokens for train.py, in data/NAME/. After an interruption, run the same"
+    " command again."
+)
 LARGEST_VOCAB = 1 << 19  # ids; more are a mistake, as for the sizes of a model
 
 
@@ -56,7 +59,7 @@ def parse(argv: list[str]) -> Plan:
     if "-" in args.inputs and len(args.inputs) > 1:
         parser.error("- (standard input) cannot be mixed with files")
     if args.vocab_size and args.tokenizer != "bpe":
-        parser.error("--vocab_size is for --tokenizer bpe, which is trained here")
+        parser.error("--vocab_size works only with --tokenizer bpe; others have a fixed size")
     if steps := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):  # of a run
         args.tokenizer = str(steps[-1])
     if not args.on_error:
@@ -78,14 +81,15 @@ def _add_arguments(parser):
         nargs="*",
         type=place,
         metavar="INPUT",
-        help="files, folders, globs, - for standard input, shakespeare, a name from"
-        " below, or an address: hf://datasets/ORG/NAME/**.parquet, s3://, gs://, https://; .txt"
-        " .jsonl .parquet .csv .json, also .gz .zst; default: Python's standard library",
+        help="files, folders, patterns in quotes, addresses (hf://datasets/ORG/NAME/**.parquet,"
+        " s3://, gs://, https://), a name from the list below, shakespeare, or - for standard"
+        " input. It reads .txt .jsonl .parquet .csv .json, also as .gz and .zst. Default: the"
+        " sources of Python's standard library",
     )
     add("--out", type=place, help="folder to write; default: data/ and the input's name")
-    text = "share of the text's bytes for validation; default 0.1, but at most about 20 MB"
+    text = "share of the bytes held back for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
-    text = "stop after N GB of text, at a document's end"
+    text = "stop after N GB of text, at the end of a document"
     add("--gigabytes", type=positive, help=text)
     add("--overwrite", action="store_true", help="replace the content of --out")
     text = "check a prepared folder: sizes, checksums, tokenizer"
@@ -98,9 +102,12 @@ def _add_arguments(parser):
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
         " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
     )
-    text = "ids of a bpe, 256 bytes and end-of-text included; default: by the size of the text"
+    text = "number of tokens of the bpe; default: 1,024 to 32,000, by the size of the text"
     add("--vocab_size", type=number(int, 257, LARGEST_VOCAB), help=text)
-    text = "bytes of text, evenly spread, to train the tokenizer on; default %(default)s"
+    text = (
+        "how many bytes of the text, taken from all parts of it, train the tokenizer; default"
+        " %(default)s"
+    )
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)
     add = parser.add_argument_group("reading").add_argument
     add(
@@ -119,20 +126,25 @@ def _add_arguments(parser):
     add(
         "--on_error",
         choices=["stop", "skip", "replace"],
-        help="for a document that cannot be used; skip: leave it out (above 1 MB, the part);"
-        " replace: take broken bytes as U+FFFD, and leave out the rest; default stop, with --clean"
-        " replace, without INPUT skip",
+        help="what to do with a document that cannot be used, such as text that is not valid UTF-8"
+        " or JSON. stop: end with an error; skip: leave the document out (above 1 MB, the part);"
+        " replace: put U+FFFD for wrong bytes, and leave out what is not valid JSON. Default: stop;"
+        " with --clean replace; without INPUT skip",
     )
     add = parser.add_argument_group("cleaning").add_argument
-    add("--clean", action="store_true", help="repair characters, drop copies and noise, and report")
-    text = "drop documents whose text came before, as --clean does; not above 1 MB"
+    text = (
+        "repair wrong characters, drop duplicates and documents without real text; cleaning.json"
+        " lists them"
+    )
+    add("--clean", action="store_true", help=text)
+    text = "drop exact duplicates of up to 1 MB (--clean does this too)"
     add("--dedupe", action="store_true", help=text)
     add = parser.add_argument_group("machine").add_argument
-    text = "threads that encode; default: one per core, here %(default)s"
+    text = "threads that tokenize; default: one per core, here %(default)s"
     add("--workers", type=number(int, 1), default=usable_cores(), help=text)
-    text = "tokenise on a Ray cluster: HOST:PORT of its head, or auto (pip install ray)"
+    text = "tokenize on a Ray cluster: HOST:PORT of its head node, or auto (pip install ray)"
     add("--ray", type=word, metavar="ADDRESS", help=text)
-    text = "GB of remote files on the disk at a time; default %(default)s"
+    text = "how many GB of downloaded files may be on the disk at a time; default %(default)s"
     add("--cache_gb", type=positive, default=10, help=text)
 
 
@@ -143,7 +155,7 @@ def encoding(name: str) -> str | None:
         found = codecs.lookup(name).name
     except LookupError:
         raise ArgumentTypeError(
-            f"{name} is no encoding that Python knows, as latin-1, cp1252 or utf-16 are"
+            f"Python knows no encoding {name}; examples: latin-1, cp1252, utf-16"
         ) from None
     return None if found == "utf-8" else found
 

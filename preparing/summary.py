@@ -80,7 +80,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     speed = writer.read / 1e6 / max(writer.seconds, 1e-9)
     lines = [
         f"{out}: {tokens:,} tokens of {bytes_in_words(writer.text_bytes)} of text from"
-        f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes a token,"
+        f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes per token,"
         f" {meta.dtype}"
     ]
     for name, split in meta.splits.items():
@@ -97,7 +97,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f" {writer.split_by}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
-        f"  time       {seconds:,.1f} s; tokenising {bytes_in_words(writer.read)} took"
+        f"  time       {seconds:,.1f} s; tokenizing {bytes_in_words(writer.read)} took"
         f" {writer.seconds:,.1f} s, {speed:,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]

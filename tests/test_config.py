@@ -72,12 +72,12 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--batch_size --compile=False", ["--batch_size has no value", "--batch_size=VALUE"]),
         ("--mirror=", ["--mirror has no value; write --mirror=VALUE"]),
         ("--data_dir=''", ["data_dir: it is empty; is a variable in it not set?"]),
-        ("--wandb=''", ["wandb = '', but it takes a text that is not empty or None"]),
+        ("--wandb=''", ["wandb = '', but it must be a text that is not empty or None"]),
         ("--data_dir=~nobody_at_all/d", ["data_dir: ~nobody_at_all/d: ~nobody_at_all is no home"]),
         ("config/demo.py --sample_prompts=Hello, World", ["config/demo.py and World", "quotes"]),
         ("max_steps = 5", ["write --NAME=VALUE without blanks around the ="]),
-        ("--wandb=False", ["wandb = False, but it takes a text that is not empty or None"]),
-        ("--mirror=true", ["mirror = True, but it takes a text"]),
+        ("--wandb=False", ["wandb = False, but it must be a text that is not empty or None"]),
+        ("--mirror=true", ["mirror = True, but it must be a text"]),
         ("--config=config/demo.py", ["'config'; here it is a word without --"]),
         ("max_step=5", ["'max_step'; did you mean 'max_steps'?"]),
         ("--eval=5", ["did you mean 'eval_interval' or 'eval_batches'?"]),
@@ -99,10 +99,10 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--learning_rate=1e999", ["learning_rate = inf", "a number from 0"]),
         ("--learning_rate=" + "9" * 400, ["learning_rate = 9999", "a number from 0"]),
         ("--max_steps=" + "9" * 5000, ["max_steps = '9999", "a whole number"]),
-        ("config/gpt2_smal.py", ["config/gpt2_smal.py is no preset", "config/gpt2_small.py"]),
+        ("config/gpt2_smal.py", ["no preset or run config/gpt2_smal.py", "config/gpt2_small.py"]),
         ("config.demo", ["did you mean config/demo.py?"]),
         ("laptop", ["did you mean config/laptop.py?"]),
-        ("checkpoints/no_such_run", ["no preset and no run", "config/ has", "demo"]),
+        ("checkpoints/no_such_run", ["there is no preset or run", "config/ has", "demo"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
         ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr needs tie_weights = False"]),
         ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
@@ -164,7 +164,7 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
         ("n_layer = 2\nn_head: 2\n", ["mine.py: line 2 sets nothing; write NAME = VALUE"]),
         ("if True:\n    n_head: 2\n", ["mine.py: line 2 sets nothing"]),
         ("learning_rate = 10**400\n", ["learning_rate = 1000", "a number from 0"]),
-        ("data_dir = ''\n", ["data_dir = '', but it takes a text that is not empty"]),
+        ("data_dir = ''\n", ["data_dir = '', but it must be a text that is not empty"]),
         ("data_dir = ~/d\n", ["mine.py: SyntaxError"]),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_run_records_that_its_architecture_has_no_biases(arch):
 
 def test_a_model_of_another_program_is_no_run(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
-    with pytest.raises(ConfigError, match=r"is no run.*\n.*--init_from="):
+    with pytest.raises(ConfigError, match=r"is not the folder of a run.*\n.*--init_from="):
         config.load([str(tmp_path)])
 
 
@@ -220,10 +220,10 @@ def test_settings_of_a_run_that_are_gone_are_left_out(tmp_path):
 
 def test_recorded_settings_are_checked(tmp_path):
     run = recorded_run(tmp_path, n_layer="3")
-    with pytest.raises(ConfigError, match=r"config.json: n_layer = '3', but it takes"):
+    with pytest.raises(ConfigError, match=r"config.json: n_layer = '3', but it must be"):
         config.load([str(run)])
     (run / "config.json").write_text('{"checkpoint_dir": ' + "[" * 200_000)
-    with pytest.raises(ConfigError, match="is no run with its settings"):
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
         config.load([str(run)])
 
 
@@ -265,12 +265,19 @@ def test_help_lists_every_setting_with_its_default(capsys):
         config.load(["--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    assert [name for name in SETTINGS if f"--{name}=" not in text] == []
+    assert [name for name in SETTINGS if f"  --{name}" not in text] == []
     known = "grad_clip=1.0 learning_rate=0.0003 weight_decay=0.1 beta2=0.95 dropout=0.0 keep_last=2"
     known += " save_minutes=15.0 resume=auto dtype=auto bias=True tie_weights=True seed=1337"
     known += " optimizer=adamw lr_schedule=cosine warmup_steps=200 batch_size=32 beta1=0.9"
     known += " muon_lr=0.02 muon_momentum=0.95 eval_interval=500 eval_batches=20 save_interval=1000"
     assert [words for words in known.split() if f"--{words} " not in text] == []
+
+
+def test_the_page_of_the_settings_is_up_to_date(capsys):
+    with pytest.raises(SystemExit):
+        config.load(["--help=markdown"])
+    page = Path("docs/settings.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out, "python train.py --help=markdown > docs/settings.md"
 
 
 def test_a_copy_of_the_settings_keeps_what_was_given():

@@ -22,7 +22,7 @@ FENCE = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # A command of this repository: a script or a module, and what follows up to the next command.
-COMMAND = re.compile(r"(?:python\S*|torchrun[^#\n]*?) (?:-m )?([\w./]+) ?([^#|;<>&`\n]*)")
+COMMAND = re.compile(r"(?:python[\d.]*|torchrun[^#\n]*?) (?:-m )?([\w./]+) ?([^#|;<>&`\n]*)")
 OTHERS = {"pip", "pytest", "venv", "ray", "data/conversations.py"}  # not this repository's
 PARSERS = {"train.py": config.load, "prepare_data.py": parse, "generate.py": parse_args}
 
@@ -100,7 +100,7 @@ def test_commands_parse(page):
         except ValueError:  # a quotation with a # or | in it
             words = arguments.split()
         of_a_run = "RUN" in arguments or words[:1] and words[0].startswith("checkpoints/")
-        if script in PARSERS and "--help" not in words and not of_a_run:
+        if script in PARSERS and "--help" not in arguments and not of_a_run:
             PARSERS[script](words)
 
 
@@ -153,6 +153,11 @@ def test_numbers_are_those_of_the_benchmarks():
     assert [cell for cell in cells if cell not in text_of("docs/results.md")] == []
     compared = f"after {medians[2]:.0f} seconds instead of {medians[0]:.0f}"
     assert compared in text_of("README.md")
+
+
+def test_the_explained_preset_is_the_file():
+    (explained,) = re.findall(r"^```python\n(.*?)^```", text_of("docs/training.md"), re.M | re.S)
+    assert ast.dump(ast.parse(explained)) == ast.dump(ast.parse(text_of("config/laptop.py")))
 
 
 def test_targets_of_make_exist(page):

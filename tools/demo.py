@@ -98,7 +98,8 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
             drawn_at = time.monotonic()
             speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
             text = row.text.lstrip() if chat else prompt + row.text
-            yield text, f"{speed}, {row.ended or '...'}\n\n{as_markdown(checkpoint.summary)}"
+            ended = {"length": "stopped at the limit"}.get(row.ended, row.ended) or "..."
+            yield text, f"{speed}, {ended}\n\n{as_markdown(checkpoint.summary)}"
 
 
 def as_markdown(text: str) -> str:
@@ -123,7 +124,7 @@ def build(device: torch.device):
     page = gr.Interface(
         functools.partial(generate, device),
         [prompt, models, *controls],
-        [gr.Textbox(label="first"), "markdown", gr.Textbox(label="second"), "markdown"],
+        [gr.Textbox(label="model 1"), "markdown", gr.Textbox(label="model 2"), "markdown"],
         title="Try the checkpoints",
         examples=examples(),
         submit_btn="Generate",

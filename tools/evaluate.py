@@ -82,8 +82,8 @@ def main(argv: list[str]) -> None:
         print(f"{label:{width}}{columns()}", flush=True)
     if compressors:
         print(
-            "Fewer bits per byte are better: plain text has 8, and with fewer than gzip or xz the"
-            " model predicts the text better than they do."
+            "Lower is better. Plain text has 8 bits per byte; a model with fewer than gzip and xz"
+            " predicts the text better than they do."
         )
 
 

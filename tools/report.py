@@ -35,7 +35,7 @@ SMALL = {  # {field: title} of the small curves
     "tokens_per_second": "tokens a second",
     "mfu": "MFU, share of the device's peak",
 }
-UNITS = {"val_loss": "nats a token", "bits_per_byte": "bits per byte"}
+UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte"}
 MARK = "by python -m tools.report"  # is in each page
 # Settings in which runs of one recipe may differ: the weights do not depend on them, or only by
 # chance, or, on the data, by what it holds.
@@ -207,7 +207,7 @@ def compare_ends(runs: list[History]) -> list[str]:
         if math.isfinite(sum(losses)):  # each run was evaluated by then
             amount = f"{short(end)} tokens" if column == "tokens" else duration(end)
             differences = " ".join(compare_settings(runs, losses))
-            sentences.append(f"After {amount} of training, in {UNITS[loss]}: {differences}")
+            sentences.append(f"Loss after {amount} of training, in {UNITS[loss]}: {differences}")
     return sentences
 
 
@@ -234,10 +234,10 @@ def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
     (first, base), *others = means.items()
     sentences = [f"{first}: {base:.4f}."]
     for names, mean in others:
-        sentence = f"{names}: {abs(mean - base):.4f} {'more' if mean > base else 'less'}"
+        sentence = f"{names}: {abs(mean - base):.4f} {'higher' if mean > base else 'lower'}"
         if spreads:
-            larger = "larger" if abs(mean - base) > max(spreads.values()) else "not larger"
-            sentence += f", {larger} than the spread of seeds"
+            more = "more" if abs(mean - base) > max(spreads.values()) else "not more"
+            sentence += f", {more} than the seeds explain"
         sentences.append(f"{sentence}.")
     for names, spread in spreads.items():
         sentences.append(f"{names} differ only in their seed; their spread is {spread:.4f}.")

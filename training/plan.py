@@ -53,7 +53,7 @@ def banner(run: Run) -> str:
     }
     if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
-    lines["run"] = f"{run.schedule.total_steps:,} steps, {steps_per_epoch(run)} an epoch"
+    lines["run"] = f"{run.schedule.total_steps:,} steps, one epoch is {steps_per_epoch(run)} steps"
     if done:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = describe_checkpoints(run)
@@ -153,8 +153,8 @@ def size_table(run: Run) -> list[str]:
         f"parameters     {model.num_parameters():,}",
         f"operations     {si(flops, 'FLOP')} per token, {si(flops * tokens, 'FLOP')} per step, "
         f"{si(flops * tokens * steps, 'FLOP')} in all",
-        f"steps          {steps:,} of {tokens:,} tokens, {steps_per_epoch(run)} an epoch; "
-        f"{steps * tokens:,} tokens in all",
+        f"steps          {steps:,} of {tokens:,} tokens, {steps * tokens:,} tokens in all; "
+        f"one epoch is {steps_per_epoch(run)} steps",
     ]
 
 
@@ -314,7 +314,7 @@ def hours_table(run: Run) -> list[str]:
     if not c.cost_per_hour:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     count = distributed.world_size
-    who = "of its peak" if count == 1 else f"of the peak of {count} GPUs"
+    who = "of the GPU's peak speed" if count == 1 else f"of the peak speed of {count} GPUs"
     lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} {who}{hint}"]
     flops = run.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:

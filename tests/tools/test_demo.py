@@ -82,7 +82,7 @@ def generate(page, prompt, *models):
     click_generate(page, prompt, *models)
     finished = re.compile(r"^\d+ tokens, [\d,]+ tokens/s, (?!\.\.\.)")
     page.get_by_text(finished).nth(len(models) - 1).wait_for()
-    boxes = ("first", "second")[: len(models)]
+    boxes = ("model 1", "model 2")[: len(models)]
     return [page.get_by_label(box, exact=True).input_value() for box in boxes]
 
 
@@ -119,7 +119,7 @@ def test_a_model_of_conversations_replies_and_stops(page):
     ("values", "text", "ended"),
     [
         ((200, 0, 0, 1, 1, 1), "The import of it", "end of text"),
-        ((3, 0, 0, 1, 1, 1), "The im", "length"),
+        ((3, 0, 0, 1, 1, 1), "The im", "stopped at the limit"),
         ((200, 60, 1, 1, 1, 1), "The import of it", "end of text"),
         ((200, 60, 0, 0.001, 1, 1), "The import of it", "end of text"),
     ],

@@ -51,7 +51,7 @@ def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe
         assert len(texts[-1]) == read_meta(data).splits["val"].text_bytes
         assert packed in result.stdout
         assert "xz -9" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("Fewer bits per byte are better:")
+    assert result.stdout.splitlines()[-1].startswith("Lower is better.")
 
 
 def test_the_error_of_the_mean_is_that_of_its_windows(runs, char_data):

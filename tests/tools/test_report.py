@@ -140,7 +140,7 @@ def test_runs_on_different_data_are_compared_in_bits_per_byte_only(runs, tmp_pat
     comparison = page[page.index("<h2>Comparison</h2>") :]
     assert "in bits per byte: char: " in comparison
     assert "perplexity" not in comparison
-    assert "nats a token" not in comparison
+    assert "nats per token" not in comparison
 
 
 # -- how far apart runs end ------------------------------------------------------------------------
@@ -159,19 +159,19 @@ def test_the_ends_of_runs_are_compared_over_the_same_tokens_and_the_same_seconds
     first, second = ending_at("a", 3.0, lr=1), ending_at("b", 2.5, seconds=200.0, lr=2)
     second.log[-1]["val_loss"] = 2.0
     of_tokens, of_seconds = compare_ends([first, second])
-    assert of_tokens.startswith("After 1k tokens of training, in nats a token: a: 3.0000.")
-    assert "b: 1.0000 less." in of_tokens
-    assert of_seconds.startswith("After 1 min 40 s")
-    assert "b: 0.5000 less." in of_seconds
+    assert of_tokens.startswith("Loss after 1k tokens of training, in nats per token: a: 3.0000.")
+    assert "b: 1.0000 lower." in of_tokens
+    assert of_seconds.startswith("Loss after 1 min 40 s")
+    assert "b: 0.5000 lower." in of_seconds
     assert "another --seed" in of_tokens
 
 
-@pytest.mark.parametrize("loss, words", [(2.6, "larger"), (2.95, "not larger")])
+@pytest.mark.parametrize("loss, words", [(2.6, "more"), (2.95, "not more")])
 def test_a_difference_of_settings_is_compared_with_the_spread_of_seeds(loss, words):
     seeds = [ending_at(f"a{seed}", 3 + seed / 10, lr=1, seed=seed) for seed in (0, 1)]
     sentence, _ = compare_ends([*seeds, ending_at("b", loss, lr=2, seed=0)])
     assert "a0, a1: 3.0500." in sentence
-    assert f"b: {3.05 - loss:.4f} less, {words} than the spread of seeds." in sentence
+    assert f"b: {3.05 - loss:.4f} lower, {words} than the seeds explain." in sentence
     assert "a0, a1 differ only in their seed; their spread is 0.1000." in sentence
 
 
@@ -182,18 +182,18 @@ def test_a_difference_is_compared_with_the_larger_spread():
         for s in (0, 1)
     ]
     sentence, _ = compare_ends(pairs)
-    assert "b0, b1: 0.3000 less, not larger than the spread of seeds." in sentence
+    assert "b0, b1: 0.3000 lower, not more than the seeds explain." in sentence
 
 
 def test_runs_of_another_recipe_or_of_the_same_seed_are_no_seeds():
     rates = [ending_at(f"a{n}", 3 - n / 10, learning_rate=n, seed=n) for n in (1, 2)]
     sentence, _ = compare_ends(rates)
-    assert "a2: 0.1000 less." in sentence
+    assert "a2: 0.1000 lower." in sentence
     assert "spread" not in sentence
     longer = ending_at("b", 2.0, seed=2)
     longer.start["total_steps"] = 20
     sentence, _ = compare_ends([ending_at("a", 3.0, seed=1), longer])
-    assert "b: 1.0000 less." in sentence
+    assert "b: 1.0000 lower." in sentence
     same = [ending_at(n, 3.0, seed=1, keep_last=n, micro_batch_size=n) for n in "ab"]
     sentence, _ = compare_ends(same)
     assert "a, b have the same settings and the same seed." in sentence

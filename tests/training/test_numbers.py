@@ -269,7 +269,7 @@ def test_the_banner_counts_the_model_the_data_and_the_steps(run, little_data, tm
     assert f"{parameters:,} parameters, 2 layers x 32, context 32, vocabulary" in printed
     assert f"{train:,} tokens in RAM; {val:,} for validation" in printed
     assert "256 tokens = 8 x 32\n" in printed
-    assert f"40 steps, {windows_of(little_data) / 8:.1f} an epoch\n" in printed
+    assert f"40 steps, one epoch is {windows_of(little_data) / 8:.1f} steps\n" in printed
     smaller = small_run(little_data, tmp_path / "other", "--micro_batch_size=2")
     assert "256 tokens = 8 x 32, micro-batches of 2 sequences\n" in banner(smaller)
 
@@ -280,7 +280,7 @@ def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
     assert "repeats" not in banner(small_run(little_data, tmp_path / "run", *enough))
     run = small_run(little_data, tmp_path / "run", "--batch_size=1000", "--epochs=1")
     assert f"batch_size = 1000 is more than the {windows} sequences" in banner(run)
-    assert f"run         1 steps, {windows / 1000:.2g} an epoch" in banner(run)
+    assert f"run         1 steps, one epoch is {windows / 1000:.2g} steps" in banner(run)
     x, _ = run.data.train.batch(0, 1000, 7)
     assert len(x) == 1000
     assert len(torch.unique(x[:windows], dim=0)) == windows  # each before any comes again
@@ -295,7 +295,7 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     assert f"parameters     {parameters:,}\n" in text
     in_all = [f"{flops / 1e3:.3g} kFLOP per token", f"{flops * TOKENS / 1e6:.3g} MFLOP per step"]
     assert ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP in all"]) in text
-    assert f"30 of 256 tokens, {run.data.train.windows / 8:,.1f} an epoch; 7,680 tokens" in text
+    assert "30 of 256 tokens, 7,680 tokens in all" in text
     residuals, inputs = 2 * 32, 14 * 32  # of a token and layer, each of 4 bytes
     numbers = T * (2 * (residuals + inputs) + 2 * model.config.vocab_size)  # logits and gradient
     state, gradients, activations = 12 * parameters, 4 * parameters, 4 * 4 * numbers

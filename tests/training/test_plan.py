@@ -63,7 +63,7 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
         found = re.search(r"(\d+) h (\d+) min", row)
         hours.append(int(found[1]) + int(found[2]) / 60)
     assert hours[0] / hours[1] == pytest.approx(4, rel=0.02)
-    assert "of the peak of 4 GPUs" in head
+    assert "of the peak speed of 4 GPUs" in head
 
 
 def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp_path):
