@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,9 +19,13 @@ import numpy as np
 import tiktoken
 import tokenizers
 from tiktoken.load import load_tiktoken_bpe
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 EOT = "<|endoftext|>"
+# The names under which files of others have it. Where a file has none of them, the configs next to
+# it name another token.
+END_NAMES = (EOT, "<|end_of_text|>")
+CONFIGS = ("tokenizer_config.json", "generation_config.json", "config.json")
 # How GPT-2 cuts text into words before merging bytes. The ByteLevel step of `tokenizers` has the
 # same expression built in.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -61,33 +66,39 @@ def spell(data: bytes) -> str:
 class Tokenizer:
     """A tokenizer as its tokenizer.json describes it.
 
-    kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot_id: the id of
-    <|endoftext|>. specials: the ids of the added tokens, by their text; encode() gives none of
-    them.
+    kind: "bpe" or "char". vocab_size: number of ids, end-of-text included. eot, eot_id: the token
+    that ends a text, usually <|endoftext|>. specials: the ids of the added tokens, by their text;
+    encode() gives none of them.
     """
 
-    def __init__(self, description: dict, source: str = "tokenizer.json"):
+    def __init__(
+        self, description: dict, source: str = "tokenizer.json", eos: str | int | None = None
+    ):
         """description: the parsed tokenizer.json; source: its name, for errors.
 
-        Raises TokenizerError if it is of a kind unknown here.
+        eos: the token or id that ends a text where the description has none of END_NAMES. Raises
+        TokenizerError if it is of a kind unknown here.
         """
-        self.description = description
         try:
-            vocab = description["model"]["vocab"]
+            model = description["model"]
+            vocab = model["vocab"]
             specials = {token["content"]: token["id"] for token in description["added_tokens"]}
         except (KeyError, TypeError):
             raise TokenizerError(
                 f"{source} is not a tokenizer.json of the `tokenizers` library: it has no"
                 " model.vocab or no added_tokens"
             ) from None
-        if EOT not in specials:
-            raise TokenizerError(f"{source} has no {EOT} token; documents could not be told apart")
-        self.eot_id = specials[EOT]
+        self.pattern = _word_pattern(description, source)
         self.specials = specials
+        self.eot = _end_of_text(model, specials, eos, source)
+        self.eot_id = specials[self.eot]
+        if self.eot not in END_NAMES:  # `tokenizers` reads over it
+            description = description | {"model": model | {"end_of_text": self.eot}}
+        if _adds_tokens(description.get("post_processor") or {}):
+            description = description | {"post_processor": None}
+        self.description = description
         self.ids = vocab | specials
         self.vocab_size = max(self.ids.values()) + 1
-        self.pattern = _word_pattern(description, source)
-        _check_post_processor(description, source)
         # The bytes that a vocabulary lacks, as it would spell them, with ids that no token has.
         missing = sorted(set(ALPHABET.values()) - (vocab.keys() - specials.keys()))
         self.lacking = {char: self.vocab_size + n for n, char in enumerate(missing)}
@@ -95,7 +106,7 @@ class Tokenizer:
         self.composes = bool(description.get("normalizer"))
         if self.pattern:
             self.kind = "bpe"
-            _check_merges(description["model"], specials, source)
+            _check_merges(model, specials, source)
             tokens = {token: vocab[token] for token in vocab.keys() - specials.keys()}
             self._vocab = (tokens | self.lacking, specials)
             self._tiktoken = _byte_pairs(*self._vocab, self.pattern, source)
@@ -175,7 +186,7 @@ class Tokenizer:
                 description = _description(_byte_level(model))
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
-            return cls(description, str(path))
+            return cls(description, str(path), _eos_in(path.parent))
         except TokenizerError:
             raise
         except FileNotFoundError:
@@ -199,9 +210,9 @@ class Tokenizer:
         Raises TokenizerError for a character that the vocabulary cannot spell, and for a lone
         surrogate.
         """
-        if self.composes:
-            text = unicodedata.normalize("NFC", text)
         try:
+            if self.composes:
+                text = composed(text)
             if self.kind == "char":
                 return self._characters.encode(text)
             ids = self._encode_words(text)
@@ -315,23 +326,49 @@ def _check_merges(model, specials, source):
             f" `tokenizers`; {OTHER}"
         )
     ids = [model["vocab"].get(token, -1) for token in made]
-    if any(second <= first for first, second in itertools.pairwise(ids)):
+    # Several merges may make the same token, as in Llama 3's file.
+    if any(second < first for first, second in itertools.pairwise(ids)):
         raise TokenizerError(
             f"{source} has merges in another order than the ids of their tokens, and would give"
             f" other ids here than the library `tokenizers`; {OTHER}"
         )
 
 
-def _check_post_processor(description, source):
-    """Raises TokenizerError where `tokenizers` would add tokens to a text."""
-    post = description.get("post_processor") or {}
-    for step in post.get("processors", [post]):
-        adds = any("SpecialToken" in part for part in step.get("single", []))
-        if adds or step.get("type", "ByteLevel") not in ("ByteLevel", "TemplateProcessing"):
-            raise TokenizerError(
-                f"{source} has a post_processor ({step['type']}) that adds tokens to each text,"
-                f' which is not done here; set "post_processor" to null in a copy of it, or {OTHER}'
-            )
+def _adds_tokens(post):
+    """True if a post-processor puts tokens before or after each text, which is not done here."""
+    steps = post.get("processors", [post])
+    templates = [step.get("single", []) for step in steps]
+    kinds = {step.get("type", "ByteLevel") for step in steps}
+    return "SpecialToken" in str(templates) or not kinds <= {"ByteLevel", "TemplateProcessing"}
+
+
+def _end_of_text(model, specials, eos, source):
+    """The added token that ends a text. Raises TokenizerError where none is known."""
+    by_id = {n: token for token, n in specials.items()}
+    for name in (model.get("end_of_text"), *END_NAMES, by_id.get(eos, eos)):
+        if name in specials:
+            return name
+    raise TokenizerError(
+        f"{source} has no {EOT}, and no config next to it says which token ends a text; write"
+        f' {{"eos_token": "..."}} with one of its added tokens to {CONFIGS[0]} there, or {OTHER}'
+    )
+
+
+def _eos_in(folder):
+    """The token, or its id, that ends a text according to the configs in a folder, or None."""
+    for name in CONFIGS:
+        try:
+            values = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        eos = values.get("eos_token") or values.get("eos_token_id")
+        if isinstance(eos, dict):
+            eos = eos["content"]
+        if isinstance(eos, list):  # what ends a text is the first
+            eos = eos[0]
+        if eos is not None:
+            return eos
+    return None
 
 
 def _word_pattern(description, source):
@@ -354,10 +391,14 @@ def _word_pattern(description, source):
             return DIGITS_PATTERN
         if len(steps) == 2 and _isolates(steps[0]) and _is_byte_level(steps[1], cuts=False):
             return steps[0]["pattern"]["Regex"]
-    kinds = ", ".join(str(step.get("type")) for step in steps)
+    kinds = [str(step.get("type")) for step in steps]
+    found = "not plain byte-level BPE without prefix space"
+    if model.get("byte_fallback") or model.get("type") == "Unigram" or "Metaspace" in kinds:
+        found = "a SentencePiece tokenizer, not byte-level BPE"
     raise TokenizerError(
-        f"{source} is not plain byte-level BPE without prefix space (model {model.get('type')},"
-        f" normalizer {normalizer}, pre-tokenizer {kinds or None}); train one with prepare_data.py"
+        f"{source} is {found} (model {model.get('type')}, normalizer {normalizer}, pre-tokenizer"
+        f" {', '.join(kinds) or None}); choose a model whose tokenizer is, such as SmolLM2, Qwen3,"
+        " Llama 3 or GPT-2, or train a tokenizer with prepare_data.py and begin with new weights"
     )
 
 
@@ -409,6 +450,31 @@ def _vocab_and_merges(ranks):
         if len(parts) == 2:
             merges.append(tuple(map(spell, parts)))
     return {spell(token): rank for token, rank in ranks.items()}, merges
+
+
+def composed(text: str) -> str:
+    """A text in NFC, as `tokenizers` has it: Python's is many times as fast, and knows more marks.
+
+    Raises UnicodeEncodeError where it has to ask `tokenizers` about a lone surrogate.
+    """
+    if unicodedata.is_normalized("NFC", text):
+        return text
+    if not _newer_marks().isdisjoint(text):
+        return normalizers.NFC().normalize_str(text)
+    return unicodedata.normalize("NFC", text)
+
+
+@functools.cache
+def _newer_marks():
+    """The marks that Python sorts or composes, and `tokenizers` does not."""
+    nfc = normalizers.NFC().normalize_str
+    marks = set()
+    for char in map(chr, range(sys.maxunicode + 1)):
+        if unicodedata.combining(char) or unicodedata.decomposition(char):
+            for text in ("\u0345" + char, unicodedata.normalize("NFD", char)):
+                if nfc(text) != unicodedata.normalize("NFC", text):
+                    marks.add(text[-1])
+    return marks
 
 
 def safe_cut(text: str, limit: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from formats import files
 from formats.run_folder import CheckpointError
 from model import GPTConfig, expected_shapes
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import CONFIGS, Tokenizer
 
 # For each architecture: our shape's names and theirs.
 MODERN_SHAPE = {
@@ -85,7 +85,7 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 # What old files have next to the weights: causal masks, and the rotary positions' wavelengths.
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The files of a folder.
-NEXT_TO_WEIGHTS = ("config.json", "tokenizer.json", "vocab.json", "merges.txt")
+NEXT_TO_WEIGHTS = (*CONFIGS, "tokenizer.json", "vocab.json", "merges.txt")
 SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 

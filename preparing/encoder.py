@@ -21,7 +21,7 @@ from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
 from preparing.documents import CleaningReport, Document, documents_of, hash64
-from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError
+from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError, composed
 
 COMPARED = 1 << 20  # characters of the first text that tiktoken encodes too
 # An encoder keeps the words that it has met, up to a byte for each byte of text: each time after
@@ -114,7 +114,7 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
 
 
 def _composed(text, _):
-    return unicodedata.normalize("NFC", text)
+    return composed(text)
 
 
 def _unknown_character(tokenizer, documents):

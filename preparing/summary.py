@@ -18,7 +18,6 @@ from preparing.documents import ADVICE
 from preparing.encoder import encoder_name
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
-from tokenizer_bpe import EOT
 
 FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
 SHOWN_CHARS = 100  # of that line
@@ -90,7 +89,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
             f"{in_replies}"
         )
     ids = np.fromfile(out / "train.bin", meta.dtype, FIRST_TOKENS)
-    document = writer.tokenizer.decode(ids).partition(EOT)[0]
+    document = writer.tokenizer.decode(ids).partition(writer.tokenizer.eot)[0]
     first_line = document.strip().partition("\n")[0]
     lines += [
         f"  validation {bytes_in_words(val)}, {100 * val / (train + val):.3g}% of the text:"

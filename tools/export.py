@@ -26,7 +26,7 @@ from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
-from tokenizer_bpe import EOT, TokenizerError
+from tokenizer_bpe import TokenizerError
 from tools import command
 
 
@@ -48,7 +48,8 @@ def main(argv: list[str]) -> None:
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, chat)
-        write_modelfile(args.modelfile, args.gguf.name, source.config.block_size, chat)
+        config, tokenizer = source.config, source.tokenizer
+        write_modelfile(args.modelfile, args.gguf.name, config.block_size, tokenizer.eot, chat)
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
@@ -124,7 +125,7 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
         "clean_up_tokenization_spaces": False,
     }
     # GPT-2's own tokenizer has an unknown token too, and CTranslate2 asks for one.
-    reading |= dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), EOT)
+    reading |= dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.eot)
     if chat:
         reading["chat_template"] = CHAT_TEMPLATE
     files.write_json(folder / "config.json", described)
@@ -155,7 +156,6 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         shell=quote,
         ollama=ollama_name,
         chat=chat,
-        end_of_text=EOT,
     )
     files.write_text(out / "README.md", text)
 
@@ -166,14 +166,16 @@ def ollama_name(text: str) -> str:
     return re.sub("[^a-z0-9._-]+", "-", plain).strip("-._")[:80] or "model"
 
 
-def write_modelfile(path: Path, gguf_name: str, block_size: int, chat: bool) -> None:
+def write_modelfile(
+    path: Path, gguf_name: str, block_size: int, end_of_text: str, chat: bool
+) -> None:
     """Write the file from which `ollama create` makes a model of a GGUF file next to it."""
     text = command.render(
         "Modelfile.j2",
         file=gguf_name,
         chat_template=OLLAMA_TEMPLATE if chat else "{{ .Prompt }}",
         block_size=block_size,
-        stop=[EOT, STOP] if chat else [EOT],
+        stop=[end_of_text, STOP] if chat else [end_of_text],
     )
     files.write_text(path, text)
 

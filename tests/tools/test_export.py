@@ -333,7 +333,7 @@ User:"
 
 @pytest.mark.parametrize(("chat", "text"), [(False, MODELFILE), (True, CHAT_MODELFILE)])
 def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, chat, text):
-    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, chat)
+    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, chat)
     assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == text
 
 
