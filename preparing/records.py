@@ -10,7 +10,7 @@ import csv
 import itertools
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
 from formats.files import few, parse_json
@@ -39,10 +39,19 @@ SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel 
 def fields_of(names: Collection[str], text_field: str | None) -> list[str]:
     """Those of a record's fields, or a table's columns, that hold its text. Empty if none does.
 
-    text_field: the only one, where the user names it.
+    text_field: the only one, where the user names it. Where no name is known as it is written,
+    capitals do not count: Question, but not next to QUESTION.
     """
     if text_field:
         return [text_field] if text_field in names else []
+    if fields := _known_fields(names):
+        return fields
+    counts = Counter(map(str.lower, names))
+    written = {name.lower(): name for name in names if counts[name.lower()] == 1}
+    return [written[name] for name in _known_fields(written)]
+
+
+def _known_fields(names):
     fields = [name for name in (TEXT, *CONVERSATIONS) if name in names]
     asked, about, answered = (_first(names, group) for group in (ASKED, ABOUT, ANSWERED))
     if asked and answered:
@@ -64,19 +73,20 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
             " --text_field"
         )
-    filled = [name for name in fields if record[name]]
+    known = {name if text_field else name.lower(): record[name] for name in fields}
+    filled = [name for name, value in known.items() if value]
     name = _first(filled, (text_field, TEXT, *CONVERSATIONS))
     if name:
-        value = record[name]
+        value = known[name]
         if isinstance(value, str) and name != TEXT:
             value = _conversation(name, value)
     elif not text_field and _first(filled, ASKED):
-        name, value = _first(filled, ASKED), _exchange(record, filled)
+        name, value = _first(filled, ASKED), _exchange(known, filled)
     else:
         return fields[0], record[fields[0]]
     system = _first(filled, SYSTEM)
     if system and isinstance(value, list):
-        value = [{"role": "system", "content": record[system]}, *value]
+        value = [{"role": "system", "content": known[system]}, *value]
     return name, value
 
 

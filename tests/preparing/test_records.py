@@ -1,5 +1,6 @@
 """Tables as programs write them: separators, quotes, headers, encodings, JSON under other names."""
 
+import csv
 import gzip
 import json
 
@@ -11,6 +12,23 @@ from preparing import InputError
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, read
 
+SHAREGPT = [
+    {
+        "id": "identity_0",
+        "conversations": [
+            {"from": "human", "value": "Who are you?"},
+            {"from": "gpt", "value": 'A model, "small".\nAnd you?'},
+        ],
+    },
+    {
+        "id": "Qx1_0",
+        "conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}],
+    },
+]
+ALPACA = [
+    {"instruction": "Who are you?", "input": "", "output": 'A model, "small".\nAnd you?'},
+    {"instruction": "2+2?", "input": None, "output": "4"},
+]
 ROWS = [f"{n},Row {n}." for n in range(1, 401)]
 TEXTS = [f"Row {n}." for n in range(1, 401)]
 
@@ -175,3 +193,25 @@ def test_bytes_in_parquet_are_text(tmp_path):
         with pytest.raises(InputError, match=r"parquet, row [12]: (not UTF-8|'text' is None)"):
             read(tmp_path / "a.parquet")
         assert read(tmp_path / "a.parquet", on_error="replace")[0] == texts
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("records", [SHAREGPT, ALPACA], ids=["ShareGPT", "Alpaca"])
+def test_known_sets_of_conversations_are_read_from_every_table(tmp_path, records, name):
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    elif name == "a.csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, records[0])
+            table.writeheader()
+            for row in records:
+                cells = row.items()
+                table.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in cells})
+    else:
+        lines = [json.dumps(row) for row in records]
+        path.write_text("\n".join(lines) if name == "a.jsonl" else json.dumps(records, indent=2))
+    assert read(path)[0] == [
+        'User: Who are you?\n\nAssistant: A model, "small".\nAnd you?\n\n',
+        "User: 2+2?\n\nAssistant: 4\n\n",
+    ]
