@@ -47,18 +47,23 @@ def main(argv: list[str]) -> None:
         return
     prompts = args.prompts or [terminal.read_prompt()]
     if args.chat:
-        conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
+        conversation = Conversation(loaded.model, loaded.tokenizer, loaded.form, args.system)
         prompts = [conversation.prompt(line) for line in prompts]
     elif not all(prompts):
         terminal.note("an empty prompt: the model begins a document")
     answer(loaded, prompts, args)
 
 
-def answer(loaded: LoadedModel, prompts: list[str], args: Namespace) -> list[Completion]:
+def answer(
+    loaded: LoadedModel, prompts: list[str | list[int]], args: Namespace
+) -> list[Completion]:
     """Continue the prompts, num_samples times each; print and return the texts."""
     terminal.note_long_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
     settings = {name: getattr(args, name) for name in SETTINGS}
+    if args.chat:
+        settings["stop"] = [*args.stop, *loaded.form.stop]
+        settings["end_ids"] = loaded.form.markers.values()
     growing = complete(loaded.model, loaded.tokenizer, repeated, **settings)
     if args.json:
         *_, completions = growing
@@ -82,7 +87,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
         print("Ctrl-C stops the reply or clears the line, Ctrl-D exits", file=sys.stderr)
     else:
         print("Enter a prompt; Ctrl-C stops the text, Ctrl-D exits", file=sys.stderr)
-    conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
+    conversation = Conversation(loaded.model, loaded.tokenizer, loaded.form, args.system)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

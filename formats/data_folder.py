@@ -17,6 +17,7 @@ from formats.files import few, fingerprint, parse_json, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
+FORM = "conversations"  # the setting that names the form of conversations, where it is not PLAIN
 # Bits of a mask's byte for each token.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
@@ -74,7 +75,11 @@ class Meta:
         for field in ("tokens", "text_bytes", "sha256"):
             values[field] = {name: getattr(split, field) for name, split in self.splits.items()}
         masks = {name: split.mask.sha256 for name, split in self.splits.items() if split.mask}
-        return values | {"masks": masks} if masks else values
+        if masks:
+            values["masks"] = masks
+            if FORM in self.settings:
+                values[FORM] = self.settings[FORM]
+        return values
 
     def bits_per_byte(self, loss: float, loss_on: str) -> float:
         """A validation loss in nats per token as bits per byte of text.

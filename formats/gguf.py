@@ -10,7 +10,7 @@ import gguf
 import torch
 
 from formats import huggingface
-from formats.conversation import CHAT_TEMPLATE
+from formats.conversation import END, Form
 from formats.files import atomic_write, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
@@ -25,10 +25,11 @@ QWEN2_PATTERN = (
 PRE = {GPT2_PATTERN: "gpt-2", QWEN2_PATTERN: "qwen2"}
 
 
-def write(path: Path, source: Pretrained, chat: bool) -> None:
+def write(path: Path, source: Pretrained, form: Form | None) -> None:
     """Write the file, whole or not at all.
 
-    chat: whether it was trained on conversations. Raises CheckpointError as `check` does.
+    form: of the conversations that the model was trained on, if it was. Raises CheckpointError as
+    `check` does.
     """
     config, tokenizer = source.config, source.tokenizer
     pre = check(tokenizer)
@@ -36,7 +37,7 @@ def write(path: Path, source: Pretrained, chat: bool) -> None:
         writer = gguf.GGUFWriter(partial, config.arch)
         writer.add_name(path.stem)
         add_shape(writer, config)
-        add_tokenizer(writer, tokenizer, pre, chat)
+        add_tokenizer(writer, tokenizer, pre, form)
         tensors = huggingface.to_hf(config, source.tensors, tokenizer.vocab_size)
         add_tensors(writer, config, tensors)
         with writing(path, "choose a --gguf on another disk"):
@@ -79,8 +80,11 @@ def add_shape(writer, config: GPTConfig) -> None:
         writer.add_rope_freq_base(config.rope_theta)
 
 
-def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
-    """Write vocabulary and merges, in the byte-level alphabet of tokenizer.json."""
+def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, form: Form | None) -> None:
+    """Write vocabulary and merges, in the byte-level alphabet of tokenizer.json.
+
+    form: as in write.
+    """
     model = tokenizer.description["model"]
     tokens = [f"<|unused{i}|>" for i in range(tokenizer.vocab_size)]
     types = [gguf.TokenType.UNUSED] * tokenizer.vocab_size
@@ -97,10 +101,10 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, chat: bool) -> None:
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     writer.add_token_merges(merges)
     writer.add_bos_token_id(tokenizer.eot_id)
-    writer.add_eos_token_id(tokenizer.eot_id)
+    writer.add_eos_token_id(form.markers.get(END, tokenizer.eot_id) if form else tokenizer.eot_id)
     writer.add_add_bos_token(False)
-    if chat:
-        writer.add_chat_template(CHAT_TEMPLATE)
+    if form:
+        writer.add_chat_template(form.chat_template)
 
 
 def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:

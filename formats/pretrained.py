@@ -13,6 +13,8 @@ import torch
 
 from formats import files, huggingface, mirror, run_folder
 from formats.address import AddressError, Folder, local_copy, protocol_of
+from formats.conversation import PLAIN, Form, form_of
+from formats.data_folder import FORM
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -44,6 +46,15 @@ class Pretrained:
         if model.rotary is not None:
             model.rotary = rotary_table(self.config)
         return model
+
+    @property
+    def form(self) -> Form:
+        """How conversations read for the model: as its data has them, else as for its tokenizer.
+
+        Data that names no form is of a tokenizer without markers, or of an earlier version.
+        """
+        data = self.state.get("data", {})
+        return PLAIN if "masks" in data and FORM not in data else form_of(self.tokenizer)
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
         """The tensors for a context of at most their own: of learned positions, the first."""

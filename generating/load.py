@@ -10,6 +10,7 @@ import torch
 
 import hardware
 from formats import pretrained, run_folder
+from formats.conversation import Form
 from generating.cpu_kernels import pack
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -19,13 +20,14 @@ from tokenizer_bpe import Tokenizer
 class LoadedModel:
     """A model that is ready to generate.
 
-    name: its step folder, with slashes on every system. summary: a line about it. state: its
-    state.json.
+    name: its step folder, with slashes on every system. form: how conversations read for it.
+    summary: a line about it. state: its state.json.
     """
 
     name: str
     model: GPT
     tokenizer: Tokenizer
+    form: Form
     summary: str
     state: dict
 
@@ -49,7 +51,7 @@ def open_checkpoint(
         summary += f", validation loss {best['val_loss']:.4f}"
     if on_cpu:
         pack(model, dtype)
-    return LoadedModel(folder.as_posix(), model, tokenizer, summary, state)
+    return LoadedModel(folder.as_posix(), model, tokenizer, found.form, summary, state)
 
 
 def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict]:

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterable
 
 from command_line import Parser, number, place, word
-from formats.conversation import STOP
 from generating.load import LoadedModel
-from generating.text import Completion
+from generating.text import Completion, ids_of
 from hardware import DTYPES
 from tokenizer_bpe import TokenizerError
 
@@ -47,8 +46,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.system and not args.chat:
         parser.error("--system is for conversations; add --chat")
-    if args.chat:
-        args.stop.append(STOP)
     return args
 
 
@@ -177,11 +174,11 @@ def tokens_per_second(completions: list[Completion]) -> float:
     return tokens / max(completion.seconds for completion in completions)
 
 
-def note_long_prompts(loaded: LoadedModel, prompts: list[str]) -> None:
+def note_long_prompts(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
     """Note the prompts whose beginning the model does not see."""
     context = loaded.model.config.block_size
     for prompt in prompts:
-        length = len(loaded.tokenizer.encode(prompt))
+        length = len(ids_of(loaded.tokenizer, prompt))
         if length > context:
             note(
                 f"the prompt has {length:,} tokens; the model sees the last {context}, its context"

@@ -5,11 +5,11 @@ Knows the tokenizer, and nothing of where a text comes from or is shown.
 
 import codecs
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from formats.conversation import REPLY, format_chat
+from formats.conversation import Form, turns_of
 from generating import decode
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -23,7 +23,14 @@ class Completion:
     no numbers; empty until then. seconds: from the start to its last token.
     """
 
-    def __init__(self, prompt: str, tokenizer: Tokenizer, max_new_tokens: int, stop: Sequence[str]):
+    def __init__(
+        self,
+        prompt: str,
+        tokenizer: Tokenizer,
+        max_new_tokens: int,
+        stop: Sequence[str],
+        end_ids: Collection[int] = (),
+    ):
         self.prompt = prompt
         self.text = ""
         self.ids = []
@@ -32,13 +39,14 @@ class Completion:
         self._tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
         self._stop = stop
+        self._end_ids = {tokenizer.eot_id, *end_ids}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoded = ""  # all whole characters, also those not shown yet
 
     def add(self, next_id: int, seconds: float) -> None:
         """Add a token. seconds: since the start."""
         self.seconds = seconds
-        if next_id == self._tokenizer.eot_id:
+        if next_id in self._end_ids:
             self.text, self.ended = self._decoded, "end of text"
             return
         if next_id == decode.NAN:
@@ -65,16 +73,18 @@ def begun_stop(text: str, stop: Sequence[str]) -> int:
 def complete(
     model: GPT,
     tokenizer: Tokenizer,
-    prompts: list[str],
+    prompts: Sequence[str | list[int]],
     max_new_tokens: int,
     stop: Sequence[str] = (),
+    end_ids: Collection[int] = (),
     seed: int | None = None,
     **settings,
 ) -> Iterator[list[Completion]]:
     """Continue each prompt; yields all Completions, the same list, each time that they have grown.
 
-    An empty prompt is the start of a document. stop: texts that end a continuation, themselves left
-    out. seed: None draws other tokens each time. settings: as in decode.generate. Raises
+    A prompt is a text, or token ids; an empty one is the start of a document. stop: texts that end
+    a continuation, themselves left out. end_ids: tokens that do, besides the tokenizer's end of
+    text. seed: None draws other tokens each time. settings: as in decode.generate. Raises
     TokenizerError for a prompt that the tokenizer cannot encode.
     """
     started = time.perf_counter()
@@ -84,9 +94,10 @@ def complete(
     else:
         generator.manual_seed(seed)
     settings |= {"vocab_size": tokenizer.vocab_size, "generator": generator}
-    prompt_ids = [tokenizer.encode(prompt).tolist() or [tokenizer.eot_id] for prompt in prompts]
-    completions = [Completion(prompt, tokenizer, max_new_tokens, stop) for prompt in prompts]
-    for next_ids in decode.generate(model, prompt_ids, max_new_tokens, **settings):
+    given = [ids_of(tokenizer, prompt) or [tokenizer.eot_id] for prompt in prompts]
+    texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
+    completions = [Completion(text, tokenizer, max_new_tokens, stop, end_ids) for text in texts]
+    for next_ids in decode.generate(model, given, max_new_tokens, **settings):
         seconds = time.perf_counter() - started
         for completion, next_id in zip(completions, next_ids, strict=True):
             if not completion.ended:
@@ -96,25 +107,35 @@ def complete(
             return
 
 
-class Conversation:
-    """The messages to one model and its replies. system: a message before them, or None."""
+def ids_of(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    """The token ids of a prompt as complete() takes it. Raises TokenizerError."""
+    return tokenizer.encode(prompt).tolist() if isinstance(prompt, str) else prompt
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, system: str | None = None):
+
+class Conversation:
+    """The messages to one model and its replies.
+
+    form: how conversations read for the model. system: a message before them, or None.
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, form: Form, system: str | None = None):
         self.room = model.config.block_size // 2  # for a prompt; the other half is the reply's
         self.tokenizer = tokenizer
+        self.form = form
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages = []  # one of the user's, one of the assistant's, and so on
 
-    def prompt(self, line: str) -> str:
-        """The prompt for the reply to a line of the user's, as conversations are prepared.
+    def prompt(self, line: str) -> list[int]:
+        """The token ids before the reply to a line of the user's, as conversations are prepared.
 
         Where it would leave less than half of the context for the reply, the oldest turns are left
         out; the system message stays.
         """
         messages = [*self.messages, {"role": "user", "content": line}]
         for start in range(0, len(messages), 2):
-            prompt = format_chat([*self.system, *messages[start:]]) + REPLY
-            if len(self.tokenizer.encode(prompt)) <= self.room:
+            turns = turns_of([*self.system, *messages[start:]])
+            prompt = self.form.prompt(turns, self.tokenizer)
+            if len(prompt) <= self.room:
                 break
         return prompt
 

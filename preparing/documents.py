@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.conversation import REPLY, ConversationError, turns_of
+from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
@@ -56,24 +56,24 @@ class CleaningReport:
 
 @dataclass
 class Document:
-    """A document's text; of a conversation also its parts, as conversation.turns_of gives them.
+    """A document's text; of a conversation in the plain form, and also its turns.
 
     place: where its record begins, in words.
     """
 
     text: str
-    turns: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     place: str = ""
 
     def corrected(
         self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
     ) -> "Document":
-        """The document after correct(text, report), which acts on each part as on the whole."""
+        """The document after correct(text, report), which acts on each message as on the whole."""
         text = correct(self.text, report)
         if text == self.text:
             return self
         unreported = CleaningReport()
-        turns = [correct(part, unreported) for part in self.turns]
+        turns = [Turn(turn.speaker, correct(turn.message, unreported)) for turn in self.turns]
         return Document(text, turns, self.place)
 
 
@@ -90,7 +90,7 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
                 continue
         if document.text.strip():
             notice(document.text, chunk, options, report)
-            if document.turns and REPLY not in document.turns[::2]:
+            if document.turns and all(turn.speaker != ASSISTANT for turn in document.turns):
                 report.add(NO_REPLY, 1, len(document.text.encode()), [document.text])
             documents.append(document)
     return documents, report
@@ -153,7 +153,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
             turns = turns_of(value)
         except ConversationError as error:
             raise InputError(f"{name!r} {error}") from None
-        value = "".join(turns)
+        value = "".join(PLAIN.parts(turns))
     if isinstance(value, bytes):
         value = decoded(value, 0)
     if not isinstance(value, str):
@@ -288,7 +288,8 @@ NO_REPLY = "conversations in which the assistant says nothing"
 # What to do about each.
 ADVICE = {
     IN_LINES: "put it in quotes where it is part of the text",
-    SPECIAL: "remove them, or write <|endoftext|> where a document ends",
+    SPECIAL: "remove them, or write <|endoftext|> where a document ends, and conversations as"
+    " messages",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats.conversation import REPLY
+from formats.conversation import ASSISTANT, Form, form_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
@@ -83,30 +83,33 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
         report.merge(left_out)
     if tokenizer.composes:  # so that it counts the text of the ids
         documents = [document.corrected(_composed, report) for document in documents]
-    texts = [document.text for document in documents]
+    form = form_of(tokenizer)
+    runs = [form.runs(doc.turns) if doc.turns else [doc.text] for doc in documents]
+    texts = [[run for run in of_one if isinstance(run, str)] for of_one in runs]
+    flat = list(itertools.chain.from_iterable(texts))
     try:
         if tokenizer.kind == "char":
-            encoded = list(map(tokenizer.encode, texts))
+            found = iter(list(map(tokenizer.encode, flat)))
         else:
-            encoded = fast_bpe(tokenizer).encode(texts)
+            found = iter(fast_bpe(tokenizer).encode(flat))
     except TokenizerError:
         raise _unknown_character(tokenizer, documents) from None
+    encoded = [_with_markers(of_one, found) for of_one in runs]
     mask = None
     if any(document.turns for document in documents):
-        masks = map(functools.partial(mask_of, tokenizer), documents, encoded)
+        masks = map(functools.partial(mask_of, tokenizer, form), documents, encoded)
         mask = np.concatenate(list(masks))
     whole = all(chunk.whole for chunk in chunks)
     dtype = dtype_for(tokenizer.vocab_size)
     end = np.array([tokenizer.eot_id] if whole else [], dtype)
     none = np.array([], dtype)
     parts = [part for ids in encoded for part in (ids, end)]
-    data = [text.encode() for text in texts]
     return Encoded(
         ids=np.concatenate([none, *parts], dtype=dtype, casting="unsafe"),
         mask=mask,
         tokens=np.fromiter(map(len, encoded), np.int64) + len(end),
-        text_bytes=np.fromiter(map(len, data), np.int64),
-        hashes=np.fromiter(map(hash64, data), np.uint64),
+        text_bytes=np.fromiter((len("".join(of_one).encode()) for of_one in texts), np.int64),
+        hashes=np.fromiter((hash64(doc.text.encode()) for doc in documents), np.uint64),
         report=report,
         whole=whole,
         end=chunks[-1].end,
@@ -115,6 +118,12 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
 
 def _composed(text, _):
     return composed(text)
+
+
+def _with_markers(runs, found):
+    """The ids of a document. found: yields those of its texts."""
+    ids = [next(found) if isinstance(run, str) else np.array([run], np.uint32) for run in runs]
+    return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 def _unknown_character(tokenizer, documents):
@@ -131,36 +140,45 @@ def _unknown_character(tokenizer, documents):
             return TokenizerError(f"{document.place}: {error}; {advice}")
 
 
-def mask_of(tokenizer: Tokenizer, document: Document, ids: np.ndarray) -> np.ndarray:
+def mask_of(tokenizer: Tokenizer, form: Form, document: Document, ids: np.ndarray) -> np.ndarray:
     """Mark what each token of a document is in a conversation, uint8 [len(ids) + 1].
 
     ids: of its text, without the end-of-text that follows. IN_REPLY: the assistant says it, or it
-    ends a reply: the name of who speaks next, or end-of-text. TURN_BEGINS: the first token of a
-    turn that is not the assistant's. Else 0.
+    ends a reply: <|im_end|>; in the plain form the name of who speaks next, or end-of-text.
+    TURN_BEGINS: the first token of a turn that is not the assistant's. Else 0.
     """
     mask = np.zeros(len(ids) + 1, np.uint8)
     if not document.turns:
         return mask
-    # Names and messages take turns. Bytes where each begins, and where the last one ends.
-    begins = np.cumsum([0, *(len(part.encode()) for part in document.turns)])
-    replies = np.array([name == REPLY for name in document.turns[::2]])
-    in_reply = np.array([False, *np.repeat(replies, 2)])  # a name ends the turn before it
-    first_bytes = np.cumsum(np.append(0, token_lengths(tokenizer)[ids]))
-    part_of = np.searchsorted(begins, first_bytes, side="right") - 1
+    parts = form.parts(document.turns)
+    replies = np.array([turn.speaker == ASSISTANT for turn in document.turns])
+    in_reply = np.zeros(len(parts) + 1, bool)  # each part, and end-of-text
+    messages = np.flatnonzero(replies) * len(form.turn) + form.opening
+    in_reply[messages] = in_reply[messages + 1] = True
+    # Bytes where each part and each token begins, and where the last one ends; a marker is one.
+    sizes = [len(part.encode()) if isinstance(part, str) else 1 for part in parts]
+    part_begins = np.cumsum([0, *sizes])
+    begins = np.cumsum(np.append(0, np.maximum(token_lengths(tokenizer)[ids], 1)))
+    part_of = np.searchsorted(part_begins, begins, side="right") - 1
     mask[in_reply[part_of]] = IN_REPLY
-    turn_starts = begins[:-1:2]
-    mask[np.searchsorted(first_bytes, turn_starts[~replies])] |= TURN_BEGINS
+    turn_begins = part_begins[: -1 : len(form.turn)]
+    mask[np.searchsorted(begins, turn_begins[~replies])] |= TURN_BEGINS
     return mask
 
 
 @functools.cache
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """UTF-8 bytes of each id's text, int64 [vocab_size]; 0 for end-of-text and for unused ids."""
+    """UTF-8 bytes of each id's text, int64 [vocab_size].
+
+    0 for end-of-text, for the markers of conversations, which are no text, and for unused ids.
+    """
     lengths = np.zeros(tokenizer.vocab_size, np.int64)
+    no_text = {tokenizer.eot_id, *form_of(tokenizer).markers.values()}
     for n in range(tokenizer.vocab_size):
-        if n != tokenizer.eot_id:
-            with contextlib.suppress(KeyError):
-                lengths[n] = len(tokenizer.decode_bytes([n]))
+        if n in no_text:
+            continue
+        with contextlib.suppress(KeyError):
+            lengths[n] = len(tokenizer.decode_bytes([n]))
     return lengths
 
 

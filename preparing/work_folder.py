@@ -23,7 +23,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from command_line import near
-from formats.data_folder import Meta, read_meta, write_meta
+from formats.conversation import form_of
+from formats.data_folder import FORM, Meta, read_meta, write_meta
 from formats.files import (
     fingerprint,
     is_foreign,
@@ -77,7 +78,8 @@ class WorkFolder:
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
-        if plan.options.text_field and kinds == {"txt"}:
+        self.has_records = kinds != {"txt"}
+        if plan.options.text_field and not self.has_records:
             raise InputError(
                 "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
                 " input is plain text"
@@ -151,10 +153,12 @@ class WorkFolder:
     def _settings(self):
         """{name: value} of all choices on which the bytes written depend, where given."""
         plan = self.plan
-        tokenizer = plan.tokenizer
+        tokenizer, form = plan.tokenizer, None
         if self.given_tokenizer:
             content = self.given_tokenizer.to_json().encode()
             tokenizer = f"sha256 {hashlib.sha256(content).hexdigest()}"
+            if self.has_records and form_of(self.given_tokenizer).markers:
+                form = "chatml"
         text_bytes = self._known_text_bytes() or self._estimated_text_bytes()
         self.text_size = min(text_bytes, self.most_bytes)
         val_fraction = plan.val_fraction
@@ -166,6 +170,7 @@ class WorkFolder:
             "sample_bytes": plan.sample_bytes if plan.tokenizer == "bpe" else None,
             "val_fraction": val_fraction,
             "gigabytes": plan.gigabytes,
+            FORM: form,
             TEXT_BYTES: text_bytes,
         }
         unused = [name for name, value in values.items() if value is None or value is False]
@@ -255,7 +260,10 @@ class WorkFolder:
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
         meta = read_meta(self.out)
-        changed = self._differences(meta.settings, meta.sources)
+        settings = meta.settings
+        if not any(split.mask for split in meta.splits.values()):  # no conversations have a form
+            settings = settings | {FORM: self.settings.get(FORM)}
+        changed = self._differences(settings, meta.sources)
         if changed:
             raise InputError(
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"

@@ -266,13 +266,16 @@ def trained(data, folder, *more, **options):
     return result
 
 
-def reciting(run, text, step=1, conversations=False):
+def reciting(run, text, step=1, tokenizer=None, **data):
     """A run with a step that continues a beginning of `text` with the rest; returns the folder.
 
-    Its model knows by the position alone which byte comes next, at the end <|endoftext|>.
+    Its model knows by the position alone which token comes next, at the end <|endoftext|>. text:
+    or token ids. tokenizer: by default one of single bytes. data: what its data is known by, as
+    masks={} where it was trained on conversations.
     """
-    tokenizer = Tokenizer.train([], 257)
-    ids = [*tokenizer.encode(text).tolist(), tokenizer.eot_id]
+    tokenizer = tokenizer or Tokenizer.train([], 257)
+    ids = tokenizer.encode(text).tolist() if isinstance(text, str) else text
+    ids = [*ids, tokenizer.eot_id]
     ids += [tokenizer.eot_id] * len(ids)  # a chat leaves half of the context to the reply
     length, vocabulary = len(ids), tokenizer.vocab_size
     model = GPT(GPTConfig(vocabulary, length, 1, 1, length, bias=False, tie_weights=False))
@@ -289,7 +292,7 @@ def reciting(run, text, step=1, conversations=False):
         "model": dataclasses.asdict(model.config),
         "progress": {"elapsed_s": 90.0},
         "versions": {"device": "cpu", "dtype": "float32", "torch": torch.__version__},
-        "data": {"tokens": {"train": 900, "val": 100}} | ({"masks": {}} if conversations else {}),
+        "data": {"tokens": {"train": 900, "val": 100}} | data,
     }
     run_folder.save(run, state, model.state_dict(), {}, tokenizer.to_json())
     return run

@@ -23,7 +23,6 @@ import torch
 import hardware
 from command_line import Parser, number
 from formats import files, run_folder
-from formats.conversation import STOP
 from formats.run_folder import CheckpointError, saw_conversations
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import add_device
@@ -88,11 +87,13 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
     chat = saw_conversations(checkpoint.state)
-    asked, stop = prompt, []
+    model, tokenizer, form = checkpoint.model, checkpoint.tokenizer, checkpoint.form
+    asked = prompt
     if chat:
-        asked, stop = Conversation(checkpoint.model, checkpoint.tokenizer).prompt(prompt), [STOP]
+        asked = Conversation(model, tokenizer, form).prompt(prompt)
+        settings |= {"stop": form.stop, "end_ids": form.markers.values()}
     drawn_at = 0.0
-    completions = complete(checkpoint.model, checkpoint.tokenizer, [asked], stop=stop, **settings)
+    completions = complete(model, tokenizer, [asked], **settings)
     for (row,) in completions:
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -25,6 +26,7 @@ import hardware
 from command_line import Parser, place
 from config import Config
 from formats import pretrained
+from formats.conversation import form_of
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
 from generating.load import load_model
@@ -154,7 +156,8 @@ def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
     meta = read_meta(data_dir)
     ids = read_tokens(data_dir, meta, "val")
     tokenizer = Tokenizer.load(tokenizer_file(data_dir, meta))
-    text = tokenizer.decode_bytes(ids[ids != meta.eot_id].tolist())  # without end-of-text markers
+    markers = [meta.eot_id, *form_of(tokenizer).markers.values()]
+    text = tokenizer.decode_bytes(ids[~np.isin(ids, markers)].tolist())
     return f"{8 * len(compress(text)) / len(text):56.3f}"
 
 

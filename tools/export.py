@@ -23,7 +23,7 @@ from shlex import quote
 from command_line import Parser, duration, local_path, place
 from config import Config
 from formats import files, huggingface, pretrained, run_folder
-from formats.conversation import CHAT_TEMPLATE, OLLAMA_TEMPLATE, STOP
+from formats.conversation import END, Form
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError, saw_conversations
 from tokenizer_bpe import TokenizerError
@@ -33,28 +33,28 @@ from tools import command
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
     source = pretrained.load_run(args.checkpoint)
-    chat = saw_conversations(source.state)
+    form = source.form if saw_conversations(source.state) else None
     if args.gguf:
         from formats import gguf
 
         gguf.check(source.tokenizer)
     lines = []  # printed last: a reader of the output may leave early, as `| head` does
     if args.out:
-        parameters = write_folder(source, args.out, chat)
+        parameters = write_folder(source, args.out, form)
         lines.append(f"{source.path} -> {args.out}: {parameters:,} parameters")
         load = f"pipeline('text-generation', {str(args.out)!r})"
-        prompt = [{"role": "user", "content": "Hello"}] if chat else "The"
+        prompt = [{"role": "user", "content": "Hello"}] if form else "The"
         lines.append(f"  from transformers import pipeline; print({load}({prompt!r}))")
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
-        gguf.write(args.gguf, source, chat)
+        gguf.write(args.gguf, source, form)
         config, tokenizer = source.config, source.tokenizer
-        write_modelfile(args.modelfile, args.gguf.name, config.block_size, tokenizer.eot, chat)
+        write_modelfile(args.modelfile, args.gguf.name, config.block_size, tokenizer.eot, form)
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
         complete = f"llama-completion -m {file} -p 'The' -n 100 -no-cnv"
-        lines.append(f"  llama-cli -m {file}" if chat else f"  {complete}")
+        lines.append(f"  llama-cli -m {file}" if form else f"  {complete}")
         modelfile = quote(args.modelfile.as_posix())
         lines.append(f"  ollama create {name} -f {modelfile} && ollama run {name}")
     print("\n".join(lines))
@@ -87,10 +87,11 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
+def write_folder(source: Pretrained, out: Path, form: Form | None) -> int:
     """Write the folder `out`, new or empty, whole or not at all; returns the model's parameters.
 
-    chat: with a chat template. Raises OSError where the disk does not take it.
+    form: of the conversations that the model was trained on, if it was. Raises OSError where the
+    disk does not take it.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -103,13 +104,16 @@ def write_folder(source: Pretrained, out: Path, chat: bool) -> int:
             save_file(tensors, weights, metadata={"format": "pt"})
         source.tokenizer.save(partial / "tokenizer.json")
         weights.chmod((partial / "tokenizer.json").stat().st_mode)  # safetensors sets 600
-        write_settings(partial, source, chat)
-        write_card(partial, source, parameters, out.name, chat)
+        write_settings(partial, source, form)
+        write_card(partial, source, parameters, out.name, chat=form is not None)
     return parameters
 
 
-def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
-    """Write how transformers is to build the model, to read text, and to generate."""
+def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
+    """Write how transformers is to build the model, to read text, and to generate.
+
+    form: as in write_folder.
+    """
     config, tokenizer = source.config, source.tokenizer
     described = huggingface.config_values(config, tokenizer)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eot_id)
@@ -126,8 +130,11 @@ def write_settings(folder: Path, source: Pretrained, chat: bool) -> None:
     }
     # GPT-2's own tokenizer has an unknown token too, and CTranslate2 asks for one.
     reading |= dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.eot)
-    if chat:
-        reading["chat_template"] = CHAT_TEMPLATE
+    if form:
+        reading["chat_template"] = form.chat_template
+    if form and form.markers:
+        reading["eos_token"] = END
+        generation["eos_token_id"] = [form.markers[END], tokenizer.eot_id]
     files.write_json(folder / "config.json", described)
     files.write_json(folder / "generation_config.json", generation)
     files.write_json(folder / "tokenizer_config.json", reading)
@@ -167,15 +174,18 @@ def ollama_name(text: str) -> str:
 
 
 def write_modelfile(
-    path: Path, gguf_name: str, block_size: int, end_of_text: str, chat: bool
+    path: Path, gguf_name: str, block_size: int, end_of_text: str, form: Form | None
 ) -> None:
-    """Write the file from which `ollama create` makes a model of a GGUF file next to it."""
+    """Write the file from which `ollama create` makes a model of a GGUF file next to it.
+
+    form: as in write_folder.
+    """
     text = command.render(
         "Modelfile.j2",
         file=gguf_name,
-        chat_template=OLLAMA_TEMPLATE if chat else "{{ .Prompt }}",
+        chat_template=form.ollama_template if form else "{{ .Prompt }}",
         block_size=block_size,
-        stop=[end_of_text, STOP] if chat else [end_of_text],
+        stop=[end_of_text, *form.stop, *form.markers] if form else [end_of_text],
     )
     files.write_text(path, text)
 

@@ -6,7 +6,7 @@ import torch
 from gguf import GGUFReader
 
 from formats import gguf
-from formats.conversation import CHAT_TEMPLATE
+from formats.conversation import PLAIN
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
@@ -75,7 +75,7 @@ def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
     sizes = {"block_size": 48, "n_layer": 3, "n_head": 4, "n_embd": 32, "n_inner": 80}
     config = GPTConfig(320, **sizes, arch=arch, tie_weights=tied, **SHAPES[arch])
     source = Pretrained(tmp_path, config, GPT(config).state_dict(), tokenizer, {})
-    gguf.write(tmp_path / "my model.gguf", source, chat=tied)
+    gguf.write(tmp_path / "my model.gguf", source, PLAIN if tied else None)
 
     file = GGUFReader(tmp_path / "my model.gguf")
     found = {
@@ -83,7 +83,7 @@ def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
         for name, field in file.fields.items()
         if not name.startswith("GGUF.")  # which the package counts
     }
-    template = {"tokenizer.chat_template": CHAT_TEMPLATE} if tied else {}
+    template = {"tokenizer.chat_template": PLAIN.chat_template} if tied else {}
     assert found == METADATA[arch] | TOKENIZER | template
     outside = {tensor.name for tensor in file.tensors if not tensor.name.startswith("blk.")}
     assert outside == REST[arch] | (set() if tied else {"output.weight"})

@@ -6,6 +6,7 @@ import sys
 import pexpect
 import pytest
 
+from formats.conversation import PLAIN
 from generating.terminal import shown
 from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
@@ -44,7 +45,7 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
 
 def test_a_chat_stops_at_the_users_turn_remembers_and_starts_again(tmp_path):
     turns = "User: Hi\n\nAssistant: Hello.\n\nUser: You?\n\nAssistant: Fine.\n\nUser: Bye"
-    run = reciting(tmp_path, f"System: Be kind.\n\n{turns}", conversations=True)
+    run = reciting(tmp_path, f"System: Be kind.\n\n{turns}", masks={})
     ask = ["generate.py", "--checkpoint", run, "--chat", "--system=Be kind.", "--max_new_tokens=40"]
     # Replies come from positions: only after all that was said before is each of them whole.
     result = run_script(*ask, stdin="Hi\nYou?\n\n/new\nHi\n")
@@ -93,6 +94,6 @@ def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
     byte_tokenizer, system, messages, context, prompt
 ):
     model = GPT(GPTConfig(258, context, 1, 1, 8))
-    conversation = Conversation(model, byte_tokenizer, system)
+    conversation = Conversation(model, byte_tokenizer, PLAIN, system)
     conversation.messages = messages[:-1]
-    assert conversation.prompt(messages[-1]["content"]) == prompt
+    assert byte_tokenizer.decode(conversation.prompt(messages[-1]["content"])) == prompt

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from formats import files, pretrained, run_folder
-from formats.conversation import STOP
 from generate import explain, main
 from generating import terminal
 from generating.terminal import parse_args
@@ -217,7 +216,6 @@ def test_the_defaults_are_those_of_the_help():
         "json": False,
         "device": "auto",
     }
-    assert parse_args(["--chat", "--stop=x"]).stop == ["x", STOP]
 
 
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):

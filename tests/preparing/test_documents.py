@@ -111,6 +111,7 @@ CONVERSATIONS = {
     "OpenAI's parts": {"messages": said("system", "user", "assistant", reply=PARTS)},
     "marks": {"messages": said("system", "user", "gpt", reply=f"Good day.{EOT}")},
     "Alpaca": {"system": "Be kind.", "instruction": "Hello?", "input": "", "output": "Good day."},
+    "capitals": {"ID": 1, "System": "Be kind.", "Question": "Hello?", "Answer": "Good day."},
     "OpenOrca": {
         "id": 1,
         "system_prompt": "Be kind.",
@@ -139,6 +140,8 @@ BAD = [
     ({"messages": [{"role": "user", "content": None}]}, "has a message of the role 'user' without"),
     ({"messages": {"role": ["user"]}}, "is {'role': .*, not a text or a list of messages"),
     ({"messages": [["user", "Hello?"]]}, "is not a list of"),
+    ({"messages": [{"role": "gpt", "content": "", "tool_calls": [1]}]}, "with tool_calls, which"),
+    ({"Question": "a", "QUESTION": "b", "Answer": "c"}, "no field 'text', there is 'Question', "),
     ({"prompt": [{"role": "user"}], "completion": "x"}, "'prompt' is .*, not a text"),
 ]
 
@@ -151,6 +154,12 @@ def test_a_conversation_that_is_none_is_named(tmp_path, record, words):
     texts, report = read(tmp_path / "a.jsonl", on_error="skip")
     assert len(texts) == 1
     assert report["unusable documents"]["documents"] == 1
+
+
+def test_what_a_tool_answers_is_a_turn_of_its_own(tmp_path):
+    record = {"messages": [*said("user", "tool"), *said("assistant")]}
+    texts, _ = read(tmp_path / "a.jsonl", json.dumps(record))
+    assert texts == ["User: Hello?\n\nTool: Good day.\n\nAssistant: Good day.\n\n"]
 
 
 def test_the_text_field_decides_between_fields(tmp_path, tokenizer):

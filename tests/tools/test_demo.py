@@ -23,7 +23,7 @@ def folder(tmp_path_factory, char_data):
     """A working folder with runs under checkpoints/: one is trained, two recite."""
     folder = tmp_path_factory.mktemp("demo")
     runs = folder / "checkpoints"
-    reciting(runs / "chat", "User: Hi\n\nAssistant: Hello.\n\nUser: Bye", conversations=True)
+    reciting(runs / "chat", "User: Hi\n\nAssistant: Hello.\n\nUser: Bye", masks={})
     reciting(runs / ODD, "The import of it")
     trained(char_data, runs / "char", "--max_steps=20", "--sample_prompts=The name")
     return folder

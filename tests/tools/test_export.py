@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from formats import files, pretrained, run_folder
-from formats.conversation import CHAT_TEMPLATE, STOP
+from formats.conversation import PLAIN
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.pretrained import Pretrained
@@ -285,7 +285,8 @@ def test_transformers_reads_each_setting(arch, tmp_path):
         shape = {"tie_weights": False, "n_kv_head": 2, "head_dim": 24, "rope_theta": 5e5}
     config = GPTConfig(320, **sizes, arch=arch, **shape)
     tokenizer = Tokenizer.train([], 257)
-    export.write_settings(tmp_path, Pretrained(tmp_path, config, {}, tokenizer, {}), arch == "gpt2")
+    source = Pretrained(tmp_path, config, {}, tokenizer, {})
+    export.write_settings(tmp_path, source, PLAIN if arch == "gpt2" else None)
     assert json.loads((tmp_path / "config.json").read_text()) == CONFIGS[arch]
     generation = GenerationConfig.from_pretrained(tmp_path)
     sampling = generation.do_sample, generation.temperature, generation.top_k
@@ -305,7 +306,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     ids = tokenizer.encode("A b !  c ,d").tolist()
     assert reader("A b !  c ,d").input_ids == ids  # nothing is added, and nothing tidied
     assert reader.decode([*ids, 0], skip_special_tokens=True) == "A b !  c ,d"
-    assert reader.chat_template == (CHAT_TEMPLATE if arch == "gpt2" else None)
+    assert reader.chat_template == (PLAIN.chat_template if arch == "gpt2" else None)
 
 
 MODELFILE = '''FROM ./my model.gguf
@@ -321,6 +322,8 @@ TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}
 
 {{ else if eq .Role "system" }}System: {{ .Content }}
 
+{{ else if eq .Role "tool" }}Tool: {{ .Content }}
+
 {{ end }}{{ end }}Assistant:"""
 PARAMETER num_ctx 48
 PARAMETER temperature 0.8
@@ -331,9 +334,9 @@ User:"
 '''
 
 
-@pytest.mark.parametrize(("chat", "text"), [(False, MODELFILE), (True, CHAT_MODELFILE)])
-def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, chat, text):
-    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, chat)
+@pytest.mark.parametrize(("form", "text"), [(None, MODELFILE), (PLAIN, CHAT_MODELFILE)])
+def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, form, text):
+    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form)
     assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == text
 
 
@@ -409,7 +412,7 @@ def chat_export(tmp_path_factory):
 
 def test_models_of_conversations_say_how_to_talk_to_them(chat_export):
     template = GGUFReader(chat_export / "run.gguf").get_field("tokenizer.chat_template").contents()
-    assert template == CHAT_TEMPLATE
+    assert template == PLAIN.chat_template
     assert "llama-cli -m" in (chat_export / "said.txt").read_text()
 
 
@@ -430,14 +433,15 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
-        conversation = Conversation(wide, ours, SAID[0]["content"])
+        conversation = Conversation(wide, ours, PLAIN, SAID[0]["content"])
         conversation.messages = SAID[1 : n - 1]
-        prompt = ours.encode(conversation.prompt(SAID[n - 1]["content"])).tolist()
+        prompt = conversation.prompt(SAID[n - 1]["content"])
         assert prompt == trained[: len(prompt)] == of_template(SAID[:n], prompt=True)
         # What was trained on begins where the prompt ends, and ends with what stops the reply.
         assert not mask[len(prompt) - 1]
         assert mask[len(prompt)]
         end = len(prompt) + int(np.argmin(mask[len(prompt) :]))
         reply = ours.decode(ids[len(prompt) : end])
-        assert reply.removesuffix(EOT).removesuffix(STOP).strip() == message["content"].strip()
-        assert reply.endswith((STOP, EOT))
+        (stop,) = PLAIN.stop
+        assert reply.removesuffix(EOT).removesuffix(stop).strip() == message["content"].strip()
+        assert reply.endswith((stop, EOT))
