@@ -109,32 +109,44 @@ def as_markdown(text: str) -> str:
 
 
 def build(device: torch.device):
-    """The page, a gradio Interface. Raises CheckpointError where there is no checkpoint."""
+    """The page, of gradio's Blocks. Raises CheckpointError where there is no checkpoint."""
     run_folder.find(None)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
     import gradio as gr
 
-    hint = "empty: the model begins a document"
-    prompt = gr.Textbox(label="prompt", lines=3, placeholder=hint)
-    found, label = choices(), "models: one, or two to compare"
-    models = gr.Dropdown(found, value=found[:1], multiselect=True, max_choices=2, label=label)
-    controls = [
-        gr.Slider(low, high, default, step=step, label=label)
-        for low, high, default, step, label in CONTROLS.values()
-    ]
-    page = gr.Interface(
-        functools.partial(generate, device),
-        [prompt, models, *controls],
-        [gr.Textbox(label="model 1"), "markdown", gr.Textbox(label="model 2"), "markdown"],
-        title="Try the checkpoints",
-        examples=examples(),
-        submit_btn="Generate",
-        clear_btn=None,
-        flagging_mode="never",
-        show_progress="hidden",
-        api_name="generate",
-    )
-    with page:
+    found, outputs = choices(), []
+    with gr.Blocks(title="Try the checkpoints") as page:
+        gr.Markdown("# Try the checkpoints")
+        with gr.Row():
+            hint = "empty: the model begins a document"
+            prompt = gr.Textbox(label="prompt", lines=5, placeholder=hint)
+            with gr.Column():
+                label = "models: one, or two to compare"
+                models = gr.Dropdown(
+                    found, value=found[:1], multiselect=True, max_choices=2, label=label
+                )
+                with gr.Row():
+                    start = gr.Button("Generate", variant="primary")
+                    stop = gr.Button("Stop")
+        with gr.Row():
+            for n in (1, 2):
+                with gr.Column():
+                    outputs += [gr.Textbox(label=f"model {n}", lines=12), gr.Markdown()]
+        with gr.Accordion("settings", open=False):
+            controls = [
+                gr.Slider(low, high, default, step=step, label=label)
+                for low, high, default, step, label in CONTROLS.values()
+            ]
+        if prompts := examples():
+            gr.Examples(prompts, [prompt, models])
+        run = start.click(
+            functools.partial(generate, device),
+            [prompt, models, *controls],
+            outputs,
+            show_progress="hidden",
+            api_name="generate",
+        )
+        stop.click(None, cancels=run)
         # Runs and steps that have come since the start.
         page.load(lambda: gr.Dropdown(choices()), None, models)
     # Gradio's own 1 ms and 10 ms take a twentieth to a tenth of a core from a training job.
@@ -163,6 +175,7 @@ def main(argv: list[str]) -> None:
             server_name="127.0.0.1",
             server_port=args.port,
             quiet=True,
+            css="textarea { font-family: monospace }",
             max_file_size=0,  # nothing on the page takes files, but the route for them is there
             app_kwargs={"middleware": [own_host]},
             footer_links=[],
