@@ -1,6 +1,7 @@
 # make demo: a small model on the standard library's sources, on a CPU, in about a minute.
 # The modern recipe, as in gpt2_small_modern.py. A vocabulary this small suits a run this short.
 #   python prepare_data.py --vocab_size 512 --out data/python_stdlib
+#   python train.py config/demo.py
 data_dir = "data/python_stdlib"
 arch = "qwen3"
 n_layer = 4
@@ -16,7 +17,7 @@ learning_rate = 5e-3
 embedding_lr = 0.2
 muon_lr = 0.04
 muon_momentum = 0.9
-beta2 = 0.5 ** (batch_size * block_size / 280_000)  # halves in 280_000 tokens
+beta2 = 0.5 ** (batch_size * block_size / 280_000)  # half-life of AdamW's average: 280k tokens
 weight_decay = 0.0
 warmup_steps = 0
 lr_schedule = "wsd"

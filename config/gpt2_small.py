@@ -1,5 +1,6 @@
-# GPT-2 Small with a 32,000 vocabulary, 134,601,216 parameters, on an A100 or better.
-#   python prepare_data.py YOUR_TEXT --out data/main
+# GPT-2 Small with a vocabulary of 32,000 tokens, 134,601,216 parameters, on an A100 or better. For
+# your own text, gpt2_small_modern.py learns faster.
+#   python prepare_data.py YOUR_TEXT --vocab_size 32000 --out data/main
 #   python train.py config/gpt2_small.py
 data_dir = "data/main"
 n_layer = 12

@@ -1,6 +1,6 @@
-# GPT-2 Small's size, data and batch with the modern recipe: Qwen3's architecture, Muon, and a
-# linear decay; 134,107,392 parameters.
-#   python prepare_data.py YOUR_TEXT --out data/main
+# A model of GPT-2 Small's size for several GB of text, on an A100 or better: Qwen3's architecture,
+# Muon, and a linear decay. With a vocabulary of 32,000 tokens it has 134,107,392 parameters.
+#   python prepare_data.py YOUR_TEXT --vocab_size 32000 --out data/main
 #   python train.py config/gpt2_small_modern.py
 data_dir = "data/main"
 arch = "qwen3"
@@ -16,7 +16,7 @@ batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-3
 embedding_lr = 0.2
 muon_lr = 0.02
-beta2 = 0.5 ** (batch_size * block_size / 7_000_000)  # halves in 7_000_000 tokens
+beta2 = 0.5 ** (batch_size * block_size / 7_000_000)  # half-life of AdamW's average: 7M tokens
 weight_decay = 0.0
 warmup_steps = 100
 lr_schedule = "wsd"

@@ -9,7 +9,7 @@ n_embd = 384
 block_size = 512
 batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 1e-3
-embedding_lr = 0.02  # of the positions
+embedding_lr = 0.02  # for the positions only, as the embedding is tied
 warmup_steps = 500
 epochs = 1
 eval_interval = 500

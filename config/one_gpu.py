@@ -1,5 +1,5 @@
 # Your own text on one GPU at home: 100 MB to 2 GB, a model of 55 million parameters, about three
-# hours on an RTX 3090 or a T4 (estimate). Shorter text ends sooner, after four epochs.
+# hours on an RTX 3090 (estimate). Shorter text ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/one_gpu.py
 data_dir = "data/mine"
@@ -16,8 +16,8 @@ batch_size = 64  # x 512 = 32,768 tokens per step
 learning_rate = 3e-3
 embedding_lr = 0.2
 muon_lr = 0.02
-beta2 = 0.5 ** (batch_size * block_size / 3_000_000)  # halves in 3_000_000 tokens
-weight_decay = None  # more with each epoch after the first
+beta2 = 0.5 ** (batch_size * block_size / 3_000_000)  # half-life of AdamW's average: 3M tokens
+weight_decay = None  # chosen by the number of epochs
 warmup_steps = 50
 lr_schedule = "wsd"
 epochs = 4

@@ -8,10 +8,10 @@ n_embd = 128
 block_size = 256
 batch_size = 8
 learning_rate = 6e-3
-embedding_lr = 0.02  # of the positions
+embedding_lr = 0.02  # for the positions only, as the embedding is tied
 warmup_steps = 50
-# Small batches: average the second moment over as many tokens as larger ones do.
-beta2 = 0.5 ** (batch_size * block_size / 280_000)  # halves in 280_000 tokens
+# AdamW averages over as many tokens as with larger batches.
+beta2 = 0.5 ** (batch_size * block_size / 280_000)  # half-life of AdamW's average: 280k tokens
 max_steps = 1200
 eval_interval = 100
 eval_batches = 0  # the whole validation split
