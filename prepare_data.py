@@ -115,4 +115,7 @@ def explain(error: BaseException) -> str | None:
 
 if __name__ == "__main__":
     startup.end()
-    sys.exit(startup.run("prepare_data.py", main, MISTAKES, explain))
+    status = startup.run("prepare_data.py", main, MISTAKES, explain)
+    if status > 128:  # stopped: Python's own exit would wait for threads that are at a chunk
+        os._exit(status)
+    sys.exit(status)

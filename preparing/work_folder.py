@@ -331,7 +331,8 @@ class WorkFolder:
     def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
         """Gives function(chunks) for the chunks of the text from `start` on, in order.
 
-        Threads of this machine call it, or tasks of the Ray cluster.
+        Threads of this machine call it, or tasks of the Ray cluster. An error or a stop waits for
+        none of them; they write nothing.
         """
         # Where text is limited, file by file: no more is judged than what may be written.
         most = CHUNK_BYTES if math.isinf(self.most_bytes) else 0
@@ -340,9 +341,12 @@ class WorkFolder:
             yield map_on_cluster(function, chunks)
             return
         count = self.plan.workers
-        with ThreadPoolExecutor(count) as threads:
+        threads = ThreadPoolExecutor(count)
+        try:
             submit = functools.partial(threads.submit, function)
             yield map_in_order(submit, chunks, 2 * count)  # no thread waits for a chunk
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         if report.rules:

@@ -19,6 +19,7 @@ from preparing.chunks import Options, Position
 from preparing.documents import CleaningReport, documents_of
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
+from tests import warm_start
 from tests.conftest import ROOT, prose, run_script
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -35,17 +36,20 @@ def command(*inputs, **flags):
     return words
 
 
-def start(*inputs, hub=None, variables=(), preexec_fn=None, **flags):
-    """Begin prepare_data.py; returns the process. hub: takes the place of the real one."""
+def start(*inputs, hub=None, variables=(), preexec_fn=None, text="", **flags):
+    """Begin prepare_data.py with `text` as standard input; returns the process.
+
+    A fork as in tests/warm_start.py, unless something is to be called first. hub: takes the place
+    of the real one.
+    """
+    words = command(*inputs, **flags)
+    variables = (hub.environment if hub else {}) | dict(variables)
+    if warm_start.suits(words[1:]) and not preexec_fn:
+        return warm_start.Process(words[1:], ROOT, text, variables)
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    environment = os.environ | variables
     return subprocess.Popen(
-        command(*inputs, **flags),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | (hub.environment if hub else {}) | dict(variables),
-        preexec_fn=preexec_fn,
+        words, cwd=ROOT, text=True, env=environment, preexec_fn=preexec_fn, **streams
     )
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -15,6 +16,8 @@ from formats.data_folder import read_meta
 from formats.files import read_text, write_json
 from preparing import writer
 from preparing.arguments import parse
+from preparing.chunks import Position
+from preparing.work_folder import WorkFolder
 from tests.conftest import conversations, fails_clearly, prose, write_conversations
 from tests.power_cut import lay, power_cuts
 from tests.preparing.conftest import (
@@ -32,11 +35,6 @@ from tests.preparing.conftest import (
 from tokenizer_bpe import EOT
 
 STATUS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
-
-
-def heed_ctrl_c():
-    """A test suite in the background of a shell has it ignored, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +65,20 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
     said = ""
     for run in range(times):
         workers = 1 + run % 3
-        process = start(*inputs, workers=workers, out=killed, preexec_fn=heed_ctrl_c, **flags)
+        process = start(*inputs, workers=workers, out=killed, **flags)
         if run == 0:
-            time.sleep(0.5 + dice.random())  # not before Python has begun
+            while not killed.exists() and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(dice.random())
         else:
             wait_for_progress(process, killed)
             time.sleep(dice.random() / 20)
         process.send_signal(stop)
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=300)
         said += errors
         assert process.returncode in (0, STATUS[stop]), errors
         assert "Traceback" not in errors, errors
-        # A signal that comes while it starts ends it without a word.
-        if process.returncode and errors and stop != signal.SIGKILL:
+        if process.returncode and stop != signal.SIGKILL:
             assert "the same command continues" in errors
     result = ok(prepare(*inputs, out=killed, **flags))
     assert "continuing after" in said + result.stderr
@@ -88,6 +87,35 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
     assert not (killed / ".partial").exists()
     report = json.loads((killed / "cleaning.json").read_text())
     assert report["exact duplicates"]["documents"] == 1
+
+
+def test_a_stop_waits_for_no_thread(tmp_path, tokenizer, large):
+    plan = parse([str(large), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out")])
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def encode(chunks):
+        at_work.set()
+        go_on.wait(60)
+
+    def stop():
+        at_work.wait()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, stopped)
+    threading.Thread(target=stop).start()
+    began = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder(plan) as work,
+        work.map_text(encode, Position()) as parts,
+    ):
+        next(parts)
+    assert time.monotonic() - began < 30
+    go_on.set()
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_the_summary_does_not_tell_where_a_run_was_stopped(
@@ -236,11 +264,7 @@ def test_unfinished_work_is_continued_on_the_same_input_and_settings_only(
 ):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     text = large.read_text()
-    process = start("-", on_error="replace", **flags)
-    process.stdin.write(text)
-    process.stdin.close()
-    process.stdin = None
-    kill_midway(process, tmp_path / "out")
+    kill_midway(start("-", text=text, on_error="replace", **flags), tmp_path / "out")
     other = text.replace("the", "eth")  # of the same size
     result = prepare("-", text=other, on_error="replace", **flags)
     fails_clearly(result, "unfinished work on other input", "the input differs from")
