@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import json
 import multiprocessing.util
@@ -47,6 +48,11 @@ collect_ignore = [
 ]
 if sys.platform == "linux":
     collect_ignore.clear()
+
+
+def pytest_collection_finish():
+    """A run collects garbage, which then looks only at what the tests themselves have made."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
@@ -125,12 +131,15 @@ def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):
     )
 
 
-def run_code(code, *arguments):
-    """Run `python -c code *arguments` to its end, in a fork where there are forks."""
+def run_code(code, *arguments, **env):
+    """Run `python -c code *arguments` to its end, in a fork where there are forks.
+
+    There PyTorch is imported, and has computed nothing yet.
+    """
     command = ["-c", code, *map(str, arguments)]
     if sys.platform == "linux":
-        return warm_start.run(command, ROOT, timeout=300)
-    return run_script(*command)
+        return warm_start.run(command, ROOT, timeout=300, variables=env)
+    return run_script(*command, **env)
 
 
 def fails_clearly(result, *words, status=2):

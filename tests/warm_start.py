@@ -6,6 +6,7 @@ signals, kills and other processes do to it. What happens while Python starts is
 Python of its own.
 """
 
+import gc
 import io
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ SCRIPTS = ("train.py", "generate.py", "prepare_data.py")
 if sys.platform == "linux":  # Windows has no fork, and macOS none that is safe
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["train", "generate", "prepare_data", "tools.evaluate", "torch._dynamo"]
+        ["train", "generate", "prepare_data", "tools.evaluate", "torch._dynamo", "s3fs"]
     )
 started = {}  # process id: the test that started it, and its command
 
@@ -88,10 +89,10 @@ class Process:
 
 
 def run(
-    command: list[str], cwd: Path, timeout: float, stdin: str = ""
+    command: list[str], cwd: Path, timeout: float, stdin: str = "", variables=()
 ) -> subprocess.CompletedProcess:
     """Run `python *command` to its end."""
-    process = Process(command, cwd, stdin)
+    process = Process(command, cwd, stdin, variables)
     try:
         return process.complete(timeout)
     finally:
@@ -108,6 +109,7 @@ def work(
     err: Path,
 ) -> None:
     """The life of such a process."""
+    gc.freeze()  # else each collection looks at all that PyTorch is made of
     os.environ.clear()
     os.environ.update(environment)
     for fd, path in ((1, out), (2, err)):

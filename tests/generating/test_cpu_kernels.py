@@ -1,9 +1,5 @@
 """Linear layers on a CPU: exact in float32, close in 16 bits, whatever the processor offers."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +7,7 @@ import torch.nn.functional as F
 from generating import cpu_kernels
 from generating.cpu_kernels import FORMATS, PackedLinear, fastest, pack
 from generating.decode import generate
-from tests.conftest import ROOT
+from tests.conftest import run_code
 from tests.generating.test_decode import CONTEXT, PROMPTS
 from tests.test_model import randomised
 
@@ -49,16 +45,14 @@ def compute_the_same():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_cpu_computes_the_same(kind):
-    code = "from tests.generating import test_cpu_kernels as t; t.compute_the_same()"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | KINDS[kind],
-        capture_output=True,
-        text=True,
-        timeout=300,
+    code = (
+        "import torch; print(torch.backends.cpu.get_cpu_capability())\n"
+        "from tests.generating import test_cpu_kernels as t; t.compute_the_same()"
     )
+    result = run_code(code, **KINDS[kind])
     assert result.returncode == 0, result.stderr
+    if asked := KINDS[kind].get("ATEN_CPU_CAPABILITY"):
+        assert result.stdout.strip() in (asked.upper(), "DEFAULT")
     assert "deprecated" not in result.stderr
 
 
