@@ -7,7 +7,7 @@ import subprocess
 from tests.conftest import LLAMA_CPP, ROOT, run_script
 
 FENCE = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SMALL = ["--n_embd=64", "--block_size=64", "--eval_batches=2", "--device=cpu"]
+SMALL = ["--n_embd=64", "--block_size=64", "--eval_batches=2", "--device=cpu", "--compile=False"]
 
 
 def run(line, clone, max_steps, text_file):

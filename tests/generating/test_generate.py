@@ -241,7 +241,7 @@ def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
 COMMANDS = {
     "a text": "generate.py --checkpoint {run} --prompt The --max_new_tokens 300",
     "a chat": "generate.py --checkpoint {run} --chat --max_new_tokens 3 < /dev/null",
-    "help": "generate.py --help",
+    "help": "prepare_data.py --help",
     "a tool": "-m tools.evaluate {run}",
 }
 
