@@ -207,7 +207,8 @@ def from_hf(
     wrong += [f"{name}: no such tensor" for name in left]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} of the weights in {folder} do not fit config.json, first {wrong[0]}"
+            f"{len(wrong)} of the weights in {folder} do not fit config.json, first {wrong[0]};"
+            " both must come from the same model"
         )
     if config.tie_weights:
         out["lm_head.weight"] = out["wte.weight"]

@@ -4,6 +4,7 @@ formats/run_folder.py and formats/huggingface.py know these folders. An address 
 disk first.
 """
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import hardware
 from formats import files, huggingface, mirror, run_folder
 from formats.address import AddressError, Folder, local_copy, protocol_of
 from formats.conversation import PLAIN, Form, form_of
@@ -127,6 +129,7 @@ def read(folder: Path) -> Pretrained:
     """The weights in a folder of this disk. Raises as load() does."""
     if is_hf(folder):
         config, tokenizer = huggingface.read_config(folder), None
+        check_memory(config, folder)
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)
         if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
             tokenizer = Tokenizer.load(folder)
@@ -135,6 +138,18 @@ def read(folder: Path) -> Pretrained:
     config = read_shape(folder, state)
     tensors = load_tensors(folder / "model.pt")
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
+
+
+def check_memory(config: GPTConfig, folder: Path) -> None:
+    """Raises CheckpointError where weights of this shape, in float32, exceed the free memory."""
+    with torch.device("meta"):
+        needed = 4 * GPT(config).num_parameters()
+    free = hardware.free_ram() or math.inf
+    if needed > free:
+        raise CheckpointError(
+            f"the weights in {folder} take {needed / 1e9:.1f} GB of memory in float32, and"
+            f" {free / 1e9:.1f} GB are free; close other programs, or choose a smaller model"
+        )
 
 
 def check_step(folder: Path) -> dict:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import hardware
 from formats import huggingface, pretrained
 from formats.run_folder import CheckpointError
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_llama, small_qwen3
@@ -71,7 +72,11 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
             {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
             "activation_function = 'relu', scale_attn_by_inverse_layer_idx = True",
         ),
-        ("gpt2", {"n_inner": 64}, "first h.0.mlp.c_fc.weight: (128, 32), expected (64, 32)"),
+        (
+            "gpt2",
+            {"n_inner": 64},
+            "first h.0.mlp.c_fc.weight: (128, 32), expected (64, 32); both must",
+        ),
         ("gpt2", {"n_layer": 3}, "first h.2.ln_1.weight: missing"),
         ("gpt2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias: no such tensor"),
         ("gpt2", {"n_head": 3}, "n_head = 3 does not divide"),
@@ -99,6 +104,19 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
 def test_another_architecture_is_refused_in_a_sentence(tmp_path, arch, config, words):
     with pytest.raises(CheckpointError, match=re.escape(words)):
         pretrained.load(saved(MODELS[arch](), tmp_path, **config))
+
+
+def test_weights_beyond_the_free_memory_are_not_read(hf_model, tmp_path, monkeypatch):
+    folder = saved(hf_model, tmp_path)
+    needed = 4 * hf_model.num_parameters()
+    monkeypatch.setattr(hardware, "free_ram", lambda: needed)
+    pretrained.load(folder)
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr(hardware, "free_ram", lambda: needed - 1)
+    with pytest.raises(
+        CheckpointError, match=r"take 0\.0 GB of memory in float32, and 0\.0 GB are"
+    ):
+        pretrained.load(folder)
 
 
 def test_damaged_and_missing_weights_are_named(hf_model, tmp_path):
