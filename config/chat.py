@@ -7,7 +7,6 @@
 init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture
 data_dir = "data/chat"
 loss_on = "assistant"
-dropout = 0.1  # conversations are few, and seen several times
 batch_size = 32
 learning_rate = 1e-4
 min_lr = 0.0

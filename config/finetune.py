@@ -4,7 +4,6 @@
 #   python train.py config/finetune.py
 init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture; block_size may be lower
 data_dir = "data/finetune"
-dropout = 0.1  # little text is seen several times
 batch_size = 32
 learning_rate = 3e-5  # a tenth of the rate in gpt2_small.py; a small model needs a higher one
 min_lr = 0.0
