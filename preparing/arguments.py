@@ -152,10 +152,11 @@ def encoding(name: str) -> str | None:
     """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
     try:
         "".encode(name)  # rot13 and the like encode no text
+        codecs.getincrementaldecoder(name)("replace").decode(b"\xff")  # idna is for host names
         found = codecs.lookup(name).name
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise ArgumentTypeError(
-            f"Python knows no encoding {name}; examples: latin-1, cp1252, utf-16"
+            f"Python knows no encoding {name} for text files; examples: latin-1, cp1252, utf-16"
         ) from None
     return None if found == "utf-8" else found
 

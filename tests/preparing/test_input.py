@@ -275,6 +275,7 @@ def test_zstd_with_a_long_window_and_several_frames(tmp_path):
         ({"vocab_size": 300, "tokenizer": "char"}, "--vocab_size works only with --tokenizer bpe"),
         ({"encoding": "utf-61"}, "Python knows no encoding utf-61"),
         ({"encoding": "rot13"}, "Python knows no encoding rot13"),
+        ({"encoding": "idna"}, "Python knows no encoding idna for text files"),
         ({"tokenizer": "none.json"}, "no tokenizer at none.json; it must be on this disk: fetch"),
         ({"tokenizer": "hf://ORG/NAME"}, "no tokenizer at hf://ORG/NAME; it must be on this disk"),
         ({"tokenizer": "GPT2"}, "did you mean --tokenizer gpt2?"),
