@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats.gguf import QWEN2_PATTERN
 from preparing import PrepareError
 from preparing.encoder import FastBPE, new_encoder
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, ok, sha
+from tests.test_tokenizer import LLAMA3_PATTERN, cut_by
 from tokenizer_bpe import EOT, Tokenizer
 
 pytest.importorskip("gigatoken")
@@ -36,6 +38,20 @@ def assert_same(*texts):
 @given(text=st.lists(PIECES | st.text(st.characters(exclude_categories=["Cs"]))).map("".join))
 def test_gives_the_ids_of_tiktoken(text):
     assert_same(text, "", text[::2])
+
+
+@pytest.mark.parametrize("pattern", [QWEN2_PATTERN, LLAMA3_PATTERN])
+def test_gives_the_ids_of_tiktoken_for_words_of_others(pattern):
+    tokenizer = Tokenizer(TOKENIZER.description | {"pre_tokenizer": cut_by(pattern)})
+    fast = FastBPE(tokenizer)
+    assert fast.encoder
+
+    @settings(max_examples=50, deadline=None)
+    @given(text=st.lists(PIECES).map("".join))
+    def check(text):
+        assert fast.encode([text])[0].tolist() == tokenizer.encode(text).tolist()
+
+    check()
 
 
 def test_every_character_has_the_ids_of_tiktoken():
