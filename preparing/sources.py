@@ -205,7 +205,7 @@ def _files_of_folder(folder):
     counts = counts or "nothing, hidden folders aside"
     if any(ending.startswith(".") for ending in skipped):
         example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")
-        counts += f"; a glob in quotes takes other text, as in {example}"
+        counts += f"; to read other types, write a pattern in quotes, such as {example}"
     if not known:
         raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}")
     if skipped:
