@@ -96,7 +96,10 @@ def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine
         "max_new_tokens": 20,
     }
     place = {"metadata": {"path": str(content)}}
-    first = NotebookClient(opened(**fields), timeout=300, resources=place)
+    begun = opened(**fields)
+    for cell in begun.cells:  # the second start runs these
+        cell.source = re.sub("(?m)^!.*(--dry_run|pip install)", "!true ", cell.source)
+    first = NotebookClient(begun, timeout=300, resources=place)
     killer = threading.Thread(target=kill_kernel_while_training, args=(home / "run",), daemon=True)
     killer.start()
     with pytest.raises(DeadKernelError):

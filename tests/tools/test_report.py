@@ -17,7 +17,7 @@ from command_line import duration
 from formats import run_folder
 from formats.data_folder import read_meta
 from tests.conftest import SMALL, fails_clearly, run_code, run_script, train_small
-from tools.report import History, answers, compare_ends, names_of, plot, read_history
+from tools.report import History, answers, compare_ends, main, names_of, plot, read_history
 
 # A name and a text that would break a page, a picture or a legend which took them as they are.
 ODD = "_a&'$}$ 😀 مرحبا"
@@ -48,9 +48,8 @@ def runs(char_data, bpe_data, tmp_path_factory):
 
 
 def report(*arguments):
-    """Run tools.report; returns the page's text."""
-    result = run_script("-m", "tools.report", *arguments)
-    assert result.returncode == 0, result.stderr
+    """What the tool does with a command line; returns the page's text."""
+    main([str(argument) for argument in arguments])
     pages = [path for path in arguments if str(path).endswith(".html")]
     page = pages[0] if pages else arguments[0] / "report.html"
     return page.read_text(encoding="utf-8")

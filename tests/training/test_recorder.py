@@ -10,6 +10,7 @@ import config as settings
 from config import ConfigError
 from formats import run_folder
 from model import GPT, GPTConfig
+from tests.conftest import run_code, train_command
 from tests.training.conftest import small_run, start
 from tokenizer_bpe import Tokenizer
 from training.recorder import (
@@ -69,9 +70,12 @@ def test_records_that_the_disk_does_not_take_are_written_with_the_next(char_data
 
 
 def test_a_run_whose_disk_takes_no_output_continues(char_data, tmp_path):
-    with open("/dev/full", "w") as full:
-        process = start(char_data, tmp_path, "--max_steps=20", stdout=full, stderr=full)
-    assert process.wait(timeout=60) == 0
+    code = (
+        "import os, runpy, sys; full = os.open('/dev/full', os.O_WRONLY)\n"
+        "os.dup2(full, 1); os.dup2(full, 2); runpy.run_path('train.py', run_name='__main__')"
+    )
+    command = train_command(char_data, tmp_path, "--max_steps=20")
+    assert run_code(code, *command[1:]).returncode == 0
     assert run_folder.read_state(tmp_path / "step_00000020")["step"] == 20
 
 

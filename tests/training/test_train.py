@@ -18,7 +18,17 @@ import model
 from config import Config
 from formats import pretrained, run_folder
 from generating.load import open_checkpoint
-from tests.conftest import ROOT, fails_clearly, losses, prepare, run_script, train_small, trained
+from tests.conftest import (
+    ROOT,
+    fails_clearly,
+    losses,
+    prepare,
+    run_code,
+    run_script,
+    train_command,
+    train_small,
+    trained,
+)
 from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
 from training import distributed
 from training.fit import compiler_obstacle, fit, should_compile
@@ -224,6 +234,14 @@ def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, l
     assert not should_compile(config, run.model, device, total_steps)
 
 
+# train.py in a fork, where PyTorch has read CXX already.
+WITH_ITS_COMPILER = """
+import os, sys, torch, train
+torch._inductor.config.cpp.cxx = (None, os.environ["CXX"])
+sys.exit(train.main())
+"""
+
+
 def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_path):
     """A library that a kill has left empty is not loaded by the next start."""
     empty, whole = tmp_path / "cache/ab/c.main.so", tmp_path / "cache/de/f.main.so"
@@ -234,7 +252,10 @@ def test_where_compilation_fails_training_goes_on_and_says_why(char_data, tmp_pa
     compiler.write_text("#!/bin/sh\n[ $1 = --version ]\n")
     compiler.chmod(0o755)
     broken = {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    result = trained(char_data, tmp_path / "run", "--compile=True", "--max_steps=10", **broken)
+    more = ["--n_layer=1", "--compile=True", "--max_steps=10"]
+    command = train_command(char_data, tmp_path / "run", *more)
+    result = run_code(WITH_ITS_COMPILER, *command[1:], **broken)
+    assert result.returncode == 0, result.stderr
     line = r"compiling \.\.\. torch.compile failed: .*; training continues without it\n"
     assert re.search(line, result.stdout)
     assert losses(tmp_path / "run")[1]
