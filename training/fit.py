@@ -9,6 +9,7 @@ import contextlib
 import copy
 import math
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -32,6 +33,8 @@ from training.run import Run, largest_divisor
 from training.step import evaluate, forward_backward
 
 COMPILERS = {"win32": "cl", "darwin": "clang++"}  # that torch.compile calls for a CPU; else g++
+# In a path: torch.compile splits its commands as a shell does.
+BREAKS_COMMAND = re.compile(r"[\s'\"]")
 
 
 def fit(run: Run) -> str | None:
@@ -143,10 +146,11 @@ def compiler_obstacle(device: str) -> str:
             " install python3-dev"
         )
     for folder in folders:
-        if " " in str(folder):
+        if BREAKS_COMMAND.search(str(folder)):
             return (
-                f"{folder} has a blank in its path, which compilers take for two paths; move the"
-                " environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to another folder"
+                f"{folder} has a blank or a quote in its path, which torch.compile cannot pass to a"
+                " compiler; move the environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to"
+                " another folder"
             )
     return ""
 
