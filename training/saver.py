@@ -52,12 +52,15 @@ class Saver:
         self.disk = threading.Lock()  # of whoever writes or deletes in the folder
         self.thread = ThreadPoolExecutor(1)
         self.writing = None  # the newest write of the thread
-        self.job = None  # its newest job of any kind
+        self.jobs = []  # those of any kind whose end nothing has looked at
         self.failure = ""  # why the last save failed
 
     @property
     def busy(self) -> bool:
-        return self.job is not None and not self.job.done()
+        """Whether the thread has work. Raises what ended some of it: a full disk never does."""
+        while self.jobs and self.jobs[0].done():
+            self.jobs.pop(0).result()
+        return bool(self.jobs)
 
     @distributed.on_main
     def begin(self) -> None:
@@ -65,7 +68,7 @@ class Saver:
         run_folder.set_aside(self.folder, self.saved_step)
         self._mark_best()  # a crash may have come before it, or the user may have gone back
         # Starts the thread, for which there may be no memory later.
-        self.job = self.thread.submit(self._follow_up)
+        self._start(self._follow_up)
 
     @distributed.on_main
     def save(self, step: int, snapshot: Callable) -> None:
@@ -73,8 +76,13 @@ class Saver:
         self.wait()
         copy = self._copy(step, snapshot)
         if copy:
-            self.writing = self.thread.submit(self._write, *copy)
-            self.job = self.thread.submit(self._follow_up)
+            self.writing = self._start(self._write, *copy)
+            self._start(self._follow_up)
+
+    def _start(self, work, *arguments):
+        job = self.thread.submit(work, *arguments)
+        self.jobs.append(job)
+        return job
 
     def _copy(self, step, snapshot):
         try:
@@ -88,12 +96,12 @@ class Saver:
         """Name this step in best.json, once it is written, if its loss is the lowest so far."""
         if val_loss < (math.inf if self.best is None else self.best):
             self.val_losses = self.val_losses | {step: val_loss}
-            self.job = self.thread.submit(self._follow_up)
+            self._start(self._follow_up)
 
     def wait(self) -> None:
         """Return once everything that was started is written and uploaded."""
-        for job in filter(None, (self.writing, self.job)):
-            job.result()
+        while self.jobs:
+            self.jobs.pop(0).result()
 
     @distributed.on_main
     def finish(self, step: int, snapshot: Callable) -> None:
