@@ -8,6 +8,7 @@ in formats/mirror.py.
 
 import contextlib
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -124,17 +125,25 @@ class Saver:
 
     @distributed.on_main
     def close(self) -> None:
-        """Finish what is to be done on this disk, and give the mirror two minutes at most."""
+        """Finish what is to be done on this disk, and give the mirror two minutes at most.
+
+        Ctrl-C ends the wait for it.
+        """
         last = self.thread.submit(self._follow_up, time.monotonic() + LAST_UPLOAD_S)
         if self.mirror is None:
             last.result()
             return
         print(f"uploading to {self.mirror.address}")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             last.result(LAST_UPLOAD_S)
         except TimeoutError:
             self._mark_best()
             self._report_mirror("the upload timed out")
+        except KeyboardInterrupt:
+            self._mark_best()
+            self._report_mirror("the upload was interrupted")
+            raise
 
     def last_checkpoint(self) -> str:
         """Where the last good checkpoint is, in a sentence."""

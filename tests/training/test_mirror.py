@@ -1,6 +1,9 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
+import os
 import shutil
+import signal
+import threading
 import time
 
 import pytest
@@ -143,6 +146,23 @@ def test_a_mirror_that_hangs_holds_the_end_of_a_run_only_so_long(
     assert "is not up to date: the upload timed out" in capsys.readouterr().err
     assert run_folder.latest(run.folder)[1]["step"] == 2
     assert run_folder.best_of(run.folder) == 2
+
+
+def test_one_ctrl_c_ends_the_last_upload(char_data, tmp_path, store, monkeypatch, capsys):
+    monkeypatch.setattr(training.saver, "LAST_UPLOAD_S", 3)  # its thread ends with the tests
+    run = small_run(char_data, tmp_path / "run", f"--mirror=s3://bucket/{tmp_path.name}")
+    run.counters.step = 1
+    run.saver.finish(1, run.snapshot)
+    store.slow_s = 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop, which took it for a request, is over
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run.saver.close()
+    assert time.monotonic() - began < 1
+    said = capsys.readouterr().err
+    assert "not up to date: the upload was interrupted" in said
+    assert "the same command, uploads what is missing" in said
 
 
 def test_a_start_goes_on_with_the_newest_step_of_either_place(tmp_path, place, capsys):
