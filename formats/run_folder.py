@@ -332,7 +332,8 @@ def read_log(run: Path) -> list[dict]:
 def _is_record(value):
     if not isinstance(value, dict) or not isinstance(value.get("step"), int):
         return False
-    return all(isinstance(value.get(name), int | float | None) for name in ("loss", "val_loss"))
+    numbers = ("loss", "val_loss", "running_s")
+    return all(isinstance(value.get(name), int | float | None) for name in numbers)
 
 
 # -- whose it is -----------------------------------------------------------------------------------

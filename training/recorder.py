@@ -93,6 +93,7 @@ class Recorder:
             "step": counters.step,
             **values,
             "elapsed_s": round(self.run.clock.elapsed_s, 3),
+            "running_s": round(self.run.clock.running_s, 3),
             "cost": round(cost, 4) if cost else cost,
         }
         self.unwritten.append(record)

@@ -24,7 +24,7 @@ from training.dataset import Data, Dataset
 from training.fit import apply_memory_options, compiler_obstacle, should_compile
 from training.induction import add_induction_head
 from training.optimizer import make_optimizer
-from training.run import LossSums, Run
+from training.run import LossSums, Progress, Run
 from training.saver import Saver
 from training.schedule import Clock, Counters, Schedule, count_steps, peak_decay
 from training.start import Start, find_start
@@ -52,7 +52,7 @@ def build(config: Config) -> Run:
     if not load(start, model, optimizer, scaler):
         return build(given)
 
-    log, val_losses = read_past(folder, progress.step)
+    log, val_losses, running_s = read_past(folder, progress)
     evaluated = max((record["step"] for record in log if "val_loss" in record), default=0)
     compiles = should_compile(config, model, device, total_steps)
     obstacle = compiler_obstacle(device.type) if compiles else ""
@@ -71,7 +71,7 @@ def build(config: Config) -> Run:
         counters=counters,
         loss_sums=LossSums(progress.sums, device.torch),
         schedule=Schedule(config, counters, total_steps, evaluated, data.val is not None),
-        clock=Clock(config, device.torch, started, progress.elapsed_s, progress.running_s),
+        clock=Clock(config, device.torch, started, progress.elapsed_s, running_s),
         saver=Saver(
             folder, config.keep_last, tokenizer.to_json(), mirror, progress.step, val_losses
         ),
@@ -172,17 +172,26 @@ def open_model(
     return model, optimizer, scaler
 
 
-def read_past(folder: Path, step: int) -> tuple[list[dict], dict[int, float]]:
-    """The log up to `step`, and {step: validation loss} of the evaluations with a finite one."""
-    log = [record for record in run_folder.read_log(folder) if record["step"] <= step]
+def read_past(folder: Path, progress: Progress) -> tuple[list[dict], dict[int, float], float]:
+    """The log up to a checkpoint, {step: finite validation loss} of its evaluations, and seconds.
+
+    The seconds are those of everything, as in `progress`, and of what a kill lost since. Where the
+    checkpoints are gone, a run begins again.
+    """
+    whole = run_folder.read_log(folder)
+    running_s = progress.running_s
+    if progress.step or not run_folder.has_saved(folder):
+        running_s = max([running_s, *(record.get("running_s") or 0 for record in whole)])
+    log = [record for record in whole if record["step"] <= progress.step]
     evaluated = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
     # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
     log = [r for r in log if "samples" not in r or r["step"] in evaluated]
     # best.json knows of an evaluation whose record a full disk did not take.
     best = run_folder.read_best(folder)
-    if best and best["step"] <= step:
+    if best and best["step"] <= progress.step:
         evaluated.setdefault(best["step"], best["val_loss"])
-    return log, {step: loss for step, loss in evaluated.items() if loss is not None}
+    val_losses = {step: loss for step, loss in evaluated.items() if loss is not None}
+    return log, val_losses, running_s
 
 
 def check_same_on_all_ranks(run: Run) -> None:

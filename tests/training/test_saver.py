@@ -316,10 +316,16 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     trained(char_data, folder, *often)
 
 
-def test_a_checkpoint_counts_the_seconds_of_all_starts(char_data, tmp_path):
+def test_the_seconds_of_all_starts_count_and_of_what_a_kill_lost(char_data, tmp_path):
     run = small_run(char_data, tmp_path)
     training_step(run)
     run.clock.before = 3600.0
     save(run, 1)
-    again = small_run(char_data, tmp_path, "--max_hours=1")
+    assert small_run(char_data, tmp_path, "--max_hours=1").clock.exceeded()
+    training_step(run)
+    run.clock.before = 7200.0
+    Recorder(run).record({"loss": 1.0})
+    again = small_run(char_data, tmp_path, "--max_hours=2", "--cost_per_hour=3")
+    assert again.step == 1
     assert again.clock.exceeded()
+    assert again.clock.cost == pytest.approx(6, abs=0.1)
