@@ -22,7 +22,7 @@ FORMATS = (
     (
         "a spreadsheet",
         (".xlsx", ".xlsm", ".xls", ".ods"),
-        rb"PK\x03\x04.*(xl/|opendocument\.spreadsheet)",
+        rb"PK\x03\x04.*(?:xl/|opendocument\.spreadsheet)",
         "save it as CSV in UTF-8",
     ),
     ("a presentation", (".pptx", ".ppt", ".odp"), rb"PK\x03\x04.*ppt/", OFFICE),
@@ -30,7 +30,7 @@ FORMATS = (
     (
         "an archive",
         (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz"),
-        rb"PK\x03\x04|7z\xbc\xaf|Rar!|BZh\d1AY|\xfd7zXZ|.{257}ustar",
+        rb"PK\x03\x04|7z\xbc\xaf|Rar!\x1a|BZh\d1AY|\xfd7zXZ|.{257}ustar(?:\0|  \0)",
         "unpack it, and give its files or their folder",
     ),
     (
@@ -40,22 +40,24 @@ FORMATS = (
         "unpack it, or let its name end in .gz or .zst",
     ),
     ("a Parquet file", (), rb"PAR1", "let its name end in .parquet"),
-    ("an Arrow file", (".arrow", ".feather"), rb"ARROW1|\xff{4}", "save it as Parquet"),
+    ("an Arrow file", (".arrow", ".feather"), rb"ARROW1\0|\xff{4}", "save it as Parquet"),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
-BEGINNINGS = [re.compile(beginning, re.DOTALL) for _, _, beginning, _ in FORMATS]
+BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}
+# A group for each of FORMATS; none of them has groups of its own.
+BEGINNINGS = re.compile(b"|".join(b"(%s)" % row[2] for row in FORMATS), re.DOTALL)
 WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
-def foreign(name: str, head: bytes = b"") -> str:
+def foreign(ending: str, head: bytes = b"") -> str:
     """What a file is that is no text, and what to do, in words; "" where nothing shows it.
 
-    name: in lower case, without the ending of a compression. head: its first bytes.
+    ending: of its name, in lower case, without that of a compression. head: its first bytes.
     """
-    for (what, endings, _, remedy), beginning in zip(FORMATS, BEGINNINGS, strict=True):
-        if name.endswith(endings) or (head and beginning.match(head)):
-            return f"{what}; {remedy}"
-    return ""
+    found = BY_ENDING.get(ending)
+    if beginning := BEGINNINGS.match(head):
+        found = found or FORMATS[beginning.lastindex - 1]
+    return f"{found[0]}; {found[3]}" if found else ""
 
 
 def binary(head: bytes, text: str) -> str:

@@ -52,12 +52,12 @@ class Source:
     size: int
     version: str
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The path as messages and files show it: without credentials."""
         return without_credentials(self.path)
 
-    @property
+    @functools.cached_property
     def is_remote(self) -> bool:
         return bool(protocol_of(self.path))
 
@@ -125,9 +125,10 @@ def _source(path, size, version):
     """A Source. The ending of its name gives kind and compression; others are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
-    name = name if compression else name + ending
-    kind = KINDS.get(os.path.splitext(name)[1], "txt")
-    if problem := foreign(name):
+    if compression:
+        ending = os.path.splitext(name)[1]
+    kind = KINDS.get(ending, "txt")
+    if problem := foreign(ending):
         raise InputError(f"{path} is {problem}")
     if kind == "parquet":
         need(f"reading {path}", "pyarrow")

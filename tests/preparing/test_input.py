@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import tarfile
 
 import pytest
 from backports import zstd
@@ -245,10 +246,21 @@ def test_files_that_are_no_text_are_named_and_never_read(tmp_path, name, content
     for options in ({}, {"encoding": "latin-1"}) if "utf-16" not in words else ({},):
         with pytest.raises(InputError, match=rf"in/{name}(:? it)? is {words}"):
             read(path, **options)
-    if foreign(name):
+    if foreign(path.suffix):
         return
     for on_error in ("skip", "replace"):
         assert read(path, on_error=on_error)[0] == []
+
+
+def test_text_that_begins_almost_as_another_format_is_text(tmp_path):
+    """As a line of Shakespeare's has "mustard" where an archive has "ustar"."""
+    for text in ("x" * 256 + "mustard, and some bread", "Rar! said the bear", "ARROW1 of five"):
+        (tmp_path / "a.txt").write_text(text)
+        assert read(tmp_path / "a.txt")[0] == [text]
+    with tarfile.open(tmp_path / "b.txt", "w") as archive:
+        archive.add(tmp_path / "a.txt")
+    with pytest.raises(InputError, match="is an archive; unpack it"):
+        read(tmp_path / "b.txt")
 
 
 def test_the_only_file_is_named_where_on_error_leaves_it_out(tmp_path):
