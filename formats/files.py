@@ -158,8 +158,9 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+def sha256(path: str | Path) -> str:
+    """The checksum of a file."""
+    with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

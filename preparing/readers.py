@@ -97,11 +97,12 @@ def _look(source, raw, options):
 
     Leaves `raw` as it was.
     """
-    packed = raw.read(4)
-    raw.seek(0)
-    if source.compression and not re.match(COMPRESSED[source.compression], packed):
-        ending = source.path.rpartition(".")[2]
-        return source.kind, None, f"not compressed; let its name end without .{ending}"
+    if source.compression:
+        packed = raw.read(4)
+        raw.seek(0)
+        if not re.match(COMPRESSED[source.compression], packed):
+            ending = source.path.rpartition(".")[2]
+            return source.kind, None, f"not compressed; let its name end without .{ending}"
     head = _opened(source, raw).read(CHUNK_BYTES)
     raw.seek(0)
     if source.kind == "parquet":
@@ -155,7 +156,8 @@ def _blocks(source, raw, encoding, start):
     """
     stream = _opened(source, raw)
     if not encoding:
-        stream.seek(start)
+        if start:
+            stream.seek(start)
         while block := stream.read1(CHUNK_BYTES):
             yield block
         return

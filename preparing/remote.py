@@ -133,11 +133,11 @@ class DownloadCache:
         self.limit = limit
         self.fetched = {}  # the future of each file that is or will be there
 
-    def path(self, index: int) -> Path:
+    def path(self, index: int) -> str | Path:
         """The path of source number `index` on this disk; waits for a remote one."""
         source = self.sources[index]
         if not source.is_remote:
-            return Path(source.path)
+            return source.path
         wanted = [source for source in self.sources[index:] if source.is_remote][:2]
         if sum(source.size for source in wanted) > self.limit:
             wanted = [source]
