@@ -4,6 +4,7 @@ Says where text may be cut: between lines or documents, or within a long documen
 can cross; and which small chunks go together. Knows neither files nor the command line.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ AFTER_MARK = re.compile(rb"[^\S\n]{0,50}\n?")
 # A mark within quotes is part of the text. The first of them follows no word and no sentence, as
 # the last one of a quotation does, unless it is a letter of Python's.
 OPENING_QUOTE = re.compile(rb"(?:(?:\A|[^\w.!?\x80-\xff])[bfruBFRU]{0,2}([\"'`])|\xe2\x80\x9c)\Z")
+ASCII = bytes(range(0x80))
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
 
 
@@ -71,17 +73,32 @@ class Chunk:
         """False for a part of a document."""
         return not (self.start.inside or self.end.inside)
 
+    @property
+    def most_text(self) -> int:
+        """No fewer bytes than its text has in UTF-8, cleaned or not.
 
-def together(chunks: Iterable[Chunk], most: int = CHUNK_BYTES) -> Iterator[list[Chunk]]:
+        U+FFFD in place of a broken byte has three, and NFC makes a text three times as long at
+        most. The size of rows is in characters, of up to four bytes.
+        """
+        if isinstance(self.data, list):
+            return 12 * self.size
+        return self.size + 2 * len(self.data.translate(None, ASCII))
+
+
+def together(chunks: Iterable[Chunk], wanted: float = math.inf) -> Iterator[list[Chunk]]:
     """Lists of consecutive chunks, which are those of small files; a part of a document is alone.
 
-    most: bytes of a list, unless it has one chunk.
+    A list has CHUNK_BYTES at most, unless it has one chunk. wanted: bytes of text; those chunks
+    with which there may be more are alone, so that no more is looked at than is wanted.
     """
     found = []
     size = 0
     for chunk in chunks:
         size += chunk.size
-        if found and (size > most or not (found[-1].whole and chunk.whole)):
+        if math.isfinite(wanted):
+            wanted -= chunk.most_text
+        joins = size <= CHUNK_BYTES and wanted >= 0 and chunk.whole
+        if found and not (joins and found[-1].whole):
             yield found
             found = []
             size = chunk.size

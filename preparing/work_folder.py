@@ -332,15 +332,13 @@ class WorkFolder:
         return read_chunks(sources, start, self.plan.options, files.path)
 
     @contextlib.contextmanager
-    def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
+    def map_text(self, function: Callable, start: Position, done: int = 0) -> Iterator[Iterator]:
         """Gives function(chunks) for the chunks of the text from `start` on, in order.
 
         Threads of this machine call it, or tasks of the Ray cluster. An error or a stop waits for
-        none of them; they write nothing.
+        none of them; they write nothing. done: bytes of the text asked for that are before `start`.
         """
-        # Where text is limited, file by file: no more is judged than what may be written.
-        most = CHUNK_BYTES if math.isinf(self.most_bytes) else 0
-        chunks = together(self.read(self.sources, start), most)
+        chunks = together(self.read(self.sources, start), self.most_bytes - done)
         if self.plan.ray:
             yield map_on_cluster(function, chunks)
             return
