@@ -15,14 +15,21 @@ from formats.files import atomic_write, writing
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from model import GPTConfig
-from tokenizer_bpe import GPT2_PATTERN, Tokenizer
+from tokenizer_bpe import DIGITS_PATTERN, GPT2_PATTERN, Tokenizer
 
 # How text is split into words before merging: the expression, and llama.cpp's name for it.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PRE = {GPT2_PATTERN: "gpt-2", QWEN2_PATTERN: "qwen2"}
+# The same with up to three digits together.
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+PRE = {
+    GPT2_PATTERN: "gpt-2",
+    DIGITS_PATTERN: "smollm",
+    QWEN2_PATTERN: "qwen2",
+    LLAMA3_PATTERN: "llama-bpe",
+}
 
 
 def write(path: Path, source: Pretrained, form: Form | None) -> None:
@@ -56,8 +63,8 @@ def check(tokenizer: Tokenizer) -> str:
         raise CheckpointError("llama.cpp has no tokenizer of characters; export to --out FOLDER")
     if tokenizer.pattern not in PRE:
         raise CheckpointError(
-            f"the tokenizer splits words by {tokenizer.pattern!r}; llama.cpp knows the expressions"
-            " of GPT-2 and Qwen only, and would encode prompts differently"
+            f"the tokenizer splits words by {tokenizer.pattern!r}; llama.cpp would encode prompts"
+            " differently, as it lacks this expression; export to --out FOLDER"
         )
     return PRE[tokenizer.pattern]
 

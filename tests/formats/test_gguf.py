@@ -103,13 +103,23 @@ def test_llama_cpp_has_the_rows_that_turn_together_next_to_each_other():
     assert gguf.paired(rows, 6)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-def test_a_tokenizer_that_llama_cpp_lacks_is_refused():
+def splitting_by(pattern):
+    """A tokenizer that splits text into words by an expression of its own."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    split["pattern"] = {"Regex": r"\w+|\W+"}
+    split["pattern"] = {"Regex": pattern}
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     described = Tokenizer.train([], 257).description
     described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    return Tokenizer(described)
+
+
+def test_llama_cpp_has_its_own_names_for_expressions():
+    assert gguf.check(splitting_by(gguf.QWEN2_PATTERN)) == "qwen2"
+    assert gguf.check(splitting_by(gguf.LLAMA3_PATTERN)) == "llama-bpe"
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_is_refused():
     with pytest.raises(CheckpointError, match="the tokenizer splits words by"):
-        gguf.check(Tokenizer(described))
+        gguf.check(splitting_by(r"\w+|\W+"))
     with pytest.raises(CheckpointError, match="no tokenizer of characters"):
         gguf.check(Tokenizer.characters("abc"))
