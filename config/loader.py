@@ -222,6 +222,14 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
     if (folder / "state.json").exists():
         raise ConfigError(f"{folder} is one step of a run; the run is {folder.parent}")
     path, values = folder / "config.json", {}
+    if not path.exists():
+        data = "data/NAME"
+        if (folder / "meta.json").exists():
+            data = shlex.quote(folder.as_posix())
+        raise ConfigError(
+            f"{folder} is not the folder of a run: it has no config.json. A new run takes a"
+            f" preset:\n  python train.py config/laptop.py --data_dir={data}"
+        )
     try:
         text = path.read_text(encoding="utf-8")
         for name, value in json.loads(text).items() if RECORDED in text else ():

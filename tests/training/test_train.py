@@ -200,7 +200,9 @@ def test_the_folder_of_a_run_stands_for_its_settings(finished, tmp_path):
     changed = result.stdout.partition("device")[0].splitlines()[1:]
     assert [row.split() for row in changed] == [["max_steps", "40", "50"]]
     assert "continues at step 40" in result.stdout
-    fails_clearly(run_script("train.py", tmp_path), "is not the folder of a run")
+    fails_clearly(
+        run_script("train.py", tmp_path), "is not the folder of a run", "config.json", "preset"
+    )
 
 
 def test_epochs_and_the_position_follow_a_changed_batch_size(char_data, tmp_path):
