@@ -2,7 +2,7 @@
 
     python generate.py --prompt "Once upon a time" [--checkpoint checkpoints/RUN]
 
-Knows only checkpoint folders: shape and tokenizer are read from there. A prompt becomes text in
+Knows only the folder of a model: shape and tokenizer are read from there. A prompt becomes text in
 generating/text.py (complete), token by token in decode.py (generate). Other programs do the same
 with generating.load.load_model and generating.text.complete.
 """
@@ -19,7 +19,7 @@ from argparse import Namespace
 import hardware
 from formats import files
 from formats.address import AddressError
-from formats.run_folder import CheckpointError, saw_conversations
+from formats.run_folder import CheckpointError
 from generating import terminal
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import parse_args
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
     terminal.note(loaded.summary)
-    if args.chat and not saw_conversations(loaded.state):
+    if args.chat and not loaded.chats:
         terminal.note(
             "this model was not trained on conversations, so its replies will make little sense;"
             " see config/chat.py"
@@ -60,10 +60,10 @@ def answer(
     """Continue the prompts, num_samples times each; print and return the texts."""
     terminal.note_long_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
-    settings = {name: getattr(args, name) for name in SETTINGS}
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"end_ids": loaded.end_ids}
     if args.chat:
         settings["stop"] = [*args.stop, *loaded.form.stop]
-        settings["end_ids"] = loaded.form.markers.values()
+        settings["end_ids"] = [*loaded.end_ids, *loaded.form.markers.values()]
     growing = complete(loaded.model, loaded.tokenizer, repeated, **settings)
     if args.json:
         *_, completions = growing

@@ -8,12 +8,12 @@ know how models are trained.
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import torch
 
-from formats import files
+from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from model import GPTConfig, expected_shapes
 from tokenizer_bpe import CONFIGS, Tokenizer
@@ -85,8 +85,11 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 # What old files have next to the weights: causal masks, and the rotary positions' wavelengths.
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The files of a folder.
-NEXT_TO_WEIGHTS = (*CONFIGS, "tokenizer.json", "vocab.json", "merges.txt")
-SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+NEXT_TO_WEIGHTS = (
+    *(*CONFIGS, "chat_template.jinja"),
+    *("tokenizer.json", "vocab.json", "merges.txt"),
+)
+SAFETENSORS = re.compile(r"model(-\d+-of-(\d+))?\.safetensors")
 
 
 # -- config.json -----------------------------------------------------------------------------------
@@ -132,6 +135,21 @@ def read_config(folder: Path) -> GPTConfig:
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_end_ids(folder: Path) -> list[int]:
+    """The ids of the tokens that end a text, by generation_config.json, else by config.json."""
+    for name in ("generation_config.json", "config.json"):
+        ids = files.read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return ids if isinstance(ids, list) else [ids]
+    return []
+
+
+def has_chat_template(folder: Path) -> bool:
+    """True if a folder says how a conversation reads: its model was trained on conversations."""
+    settings = files.read_json(folder / "tokenizer_config.json")
+    return "chat_template" in settings or (folder / "chat_template.jinja").exists()
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
@@ -241,13 +259,42 @@ def _split(config, tensor, count):
 # -- files -----------------------------------------------------------------------------------------
 
 
-def needed(names: Iterable[str]) -> list[str]:
+def needed(names: Iterable[str], weights: bool = True) -> list[str]:
     """Those of the files of a folder in this format that are read.
 
-    Raises CheckpointError where the package that reads them is missing.
+    weights: whether those are wanted, too.
     """
-    _check_package()
-    return [name for name in names if name in NEXT_TO_WEIGHTS or SAFETENSORS.fullmatch(name)]
+    return [name for name in names if name in NEXT_TO_WEIGHTS or (weights and _is_weights(name))]
+
+
+def has_weights(names: Iterable[str]) -> bool:
+    """True if weights are among these files."""
+    return any(map(_is_weights, names))
+
+
+def _is_weights(name):
+    return SAFETENSORS.fullmatch(name) is not None
+
+
+def check_weights(names: Collection[str], folder: str | Path) -> None:
+    """Raises CheckpointError unless the weights are among the files of a folder, with each shard.
+
+    And where the package that reads them is missing.
+    """
+    shards = [found for found in map(SAFETENSORS.fullmatch, names) if found]
+    if not shards:
+        hint = run_folder.other_format(names) or "if you downloaded it, repeat the download"
+        raise CheckpointError(f"{folder} has no model.safetensors; {hint}")
+    total = max(int(found[2] or 1) for found in shards)
+    if len(shards) < total:
+        raise CheckpointError(
+            f"{folder} has {len(shards)} of the {total} files of its weights; repeat the download"
+        )
+    if not importlib.util.find_spec("safetensors"):
+        raise CheckpointError(
+            "the package safetensors is needed for these weights:"
+            " pip install safetensors -c constraints.txt"
+        )
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -255,18 +302,13 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError for a missing or damaged file, and where the package is missing.
     """
-    _check_package()
+    paths = {path.name: path for path in sorted(folder.iterdir())}
+    check_weights(paths.keys(), folder)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    paths = sorted(path for path in folder.iterdir() if SAFETENSORS.fullmatch(path.name))
-    if not paths:
-        raise CheckpointError(
-            f"{folder / 'model.safetensors'} is missing; weights in pytorch_model.bin become one"
-            " with transformers: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)"
-        )
     tensors = {}
-    for path in paths:
+    for path in map(paths.get, filter(_is_weights, paths)):
         try:
             tensors |= load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
@@ -274,11 +316,3 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                 f"{path} is damaged, or no safetensors file ({files.error_message(error)})"
             ) from None
     return tensors
-
-
-def _check_package():
-    if not importlib.util.find_spec("safetensors"):
-        raise CheckpointError(
-            "the package safetensors is needed for these weights:"
-            " pip install safetensors -c constraints.txt"
-        )

@@ -190,7 +190,8 @@ def fetch_to_read(address: str) -> Path:
         mirror.folder.get((run_folder.LOG, "best.json"), here)
         whole = mirror.whole()
         if not whole:
-            raise CheckpointError(f"no checkpoint at {address}; give the address of a run")
+            hint = run_folder.other_format(mirror.folder.list()) or "give the address of a run"
+            raise CheckpointError(f"no checkpoint at {address}; {hint}")
         best = run_folder.best_of(here)
         step = best if best in whole else whole[-1]
         copy = here / step_name(step) / "state.json"

@@ -6,6 +6,7 @@ disk first.
 
 import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from model import GPT, GPTConfig, rotary_table
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
+PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/([^/?#]+/[^/?#]+)")  # of a model
 
 
 @dataclass
@@ -57,6 +59,18 @@ class Pretrained:
         """
         data = self.state.get("data", {})
         return PLAIN if "masks" in data and FORM not in data else form_of(self.tokenizer)
+
+    @property
+    def chats(self) -> bool:
+        """True if it was trained on conversations."""
+        if self.state:
+            return run_folder.saw_conversations(self.state)
+        return huggingface.has_chat_template(self.path)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The ids of the tokens that end a text, besides the tokenizer's end of text."""
+        return [] if self.state else huggingface.read_end_ids(self.path)
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
         """The tensors for a context of at most their own: of learned positions, the first."""
@@ -128,11 +142,14 @@ def load(path: str | Path | None) -> Pretrained:
 def read(folder: Path) -> Pretrained:
     """The weights in a folder of this disk. Raises as load() does."""
     if is_hf(folder):
-        config, tokenizer = huggingface.read_config(folder), None
+        config, tokenizer = huggingface.read_config(folder), read_tokenizer(folder)
         check_memory(config, folder)
+        if tokenizer and tokenizer.vocab_size > config.vocab_size:
+            raise CheckpointError(
+                f"{folder} has the tokenizer of another model: {tokenizer.vocab_size:,} ids, and"
+                f" embeddings for {config.vocab_size:,}"
+            )
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)
-        if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
-            tokenizer = Tokenizer.load(folder)
         return Pretrained(folder, config, tensors, tokenizer, state={})
     state = check_step(folder)
     config = read_shape(folder, state)
@@ -152,6 +169,33 @@ def check_memory(config: GPTConfig, folder: Path) -> None:
         )
 
 
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder in Hugging Face's format; None where it has none."""
+    if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
+        return Tokenizer.load(folder)
+    return None
+
+
+def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
+    """The tokenizer of a folder. Raises CheckpointError where there is none."""
+    if tokenizer:
+        return tokenizer
+    raise CheckpointError(
+        f"{folder} has no tokenizer.json (nor vocab.json with merges.txt); copy the model's own"
+        " there"
+    )
+
+
+def check_hf(folder: Path) -> GPTConfig:
+    """The shape of the model in a folder in Hugging Face's format.
+
+    Raises CheckpointError where it cannot be built, or where weights or tokenizer are missing.
+    """
+    huggingface.check_weights([path.name for path in folder.iterdir()], folder)
+    need_tokenizer(read_tokenizer(folder), folder)
+    return huggingface.read_config(folder)
+
+
 def check_step(folder: Path) -> dict:
     """The state of a step. Raises CheckpointError where it or its weights are damaged."""
     try:
@@ -160,22 +204,6 @@ def check_step(folder: Path) -> dict:
         others = [step.as_posix() for step in run_folder.steps(folder.parent) if step != folder]
         hint = f"; the run also has {files.few(others)}" if others else ""
         raise CheckpointError(f"{error}{hint}") from None
-
-
-def load_run(path: str | Path | None) -> Pretrained:
-    """As load(), of a run or a step of ours. Raises CheckpointError for another folder, too."""
-    found = load(path)
-    check_run(found.path)
-    return found
-
-
-def check_run(folder: Path) -> None:
-    """Raises CheckpointError for a folder in Hugging Face's format."""
-    if is_hf(folder):
-        raise CheckpointError(
-            f"{folder} is a folder in Hugging Face's format, as tools.export writes it; give the"
-            " run itself"
-        )
 
 
 def resolve(path: str | Path | None) -> Path:
@@ -198,25 +226,31 @@ def is_hf(folder: Path) -> bool:
     return "model_type" in files.read_json(folder / "config.json")
 
 
-def fetch(address: str) -> Path:
+def fetch(address: str, weights: bool = True) -> Path:
     """Copy a folder in Hugging Face's format, or a step of a run, from an address to this disk.
 
+    weights: False leaves those of a folder in Hugging Face's format out, for its tokenizer alone.
     One of several processes fetches it, and the others wait. A folder in Hugging Face's format is
     fetched again once its files have changed. Returns the folder. Raises as resolve() does.
     """
+    if page := PAGE.match(address):
+        raise AddressError(f"{address} is a page; the address of its files is hf://{page[1]}")
     there = Folder(address)
     with local_copy(there) as here:
+        have = files.read_json(here / ORIGIN)
         try:
             sizes = there.list()
         except AddressError as error:
-            if not is_hf(here):
+            if not have or (weights and not huggingface.has_weights(have)):
                 raise
             print(f"{error}. Using the copy in {here}", file=sys.stderr)
             return here
         if "config.json" in sizes and b'"model_type"' in there.read("config.json"):
-            wanted = huggingface.needed(sizes)
+            if weights:
+                huggingface.check_weights(sizes, address)
+            wanted = huggingface.needed(sizes, weights)
             versions = there.versions(wanted)
-            if is_hf(here) and files.read_json(here / ORIGIN) == versions:
+            if have and versions.items() <= have.items():
                 return here
             with files.atomic_folder(here) as partial:
                 there.get_large({name: sizes[name] for name in wanted}, partial)

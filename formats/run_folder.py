@@ -6,12 +6,13 @@ tensors. Imports PyTorch to write them alone: a report reads a run without it.
 """
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from shlex import quote
 
@@ -38,6 +39,19 @@ STEP_NAME = re.compile(r"step_(\d+)")
 STEP_STATE = re.compile(r"step_\d+/state\.json")
 REPLACED = re.compile(r"(log\.jsonl|best\.json|trace\.json|step_\d+/.*)")  # config.json aside
 FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
+# Weights of other programs, by the names of their files, and what to do with them.
+OTHERS = {
+    "ckpt.pt": "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
+    " prepare_data.py TEXT --tokenizer gpt2), or convert its weights to a folder in Hugging Face's"
+    " format and start from that with init_from",
+    "adapter_config.json": "it holds an adapter, such as a LoRA, which is not supported. Merge it"
+    " into its model with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
+    ".save_pretrained(OUT)",
+    "pytorch_model*.bin": "weights in pytorch_model.bin become model.safetensors with transformers:"
+    " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT)",
+    "*.gguf": "this program writes GGUF files and does not read them; give the folder in Hugging"
+    " Face's format that the file was made from",
+}
 
 
 class CheckpointError(ValueError):
@@ -188,13 +202,13 @@ def what_is_there(path: Path) -> str:
     """A sentence about a path without a checkpoint, and where checkpoints are."""
     if (path.parent / "state.json").exists():
         return f"it is a file of a step; give the step: {path.parent.as_posix()}"
-    if path.name == "ckpt.pt" or (path / "ckpt.pt").exists():
-        return (
-            "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
-            " prepare_data.py TEXT --tokenizer gpt2), or convert its weights to a folder in Hugging"
-            " Face's format and start from that with init_from"
-        )
+    if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
+        return hint
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
+    if any(path.glob("*.safetensors")):
+        here = "it has no config.json that names the architecture of its weights"
+    elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
+        here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
     elif RECORDED in read_text(path / "config.json"):
@@ -206,6 +220,12 @@ def what_is_there(path: Path) -> str:
     if runs:
         return f"{here}; runs with checkpoints: {runs}"
     return f"{here}; there are none under {ROOT}/ of {Path.cwd()} either"
+
+
+def other_format(names: Iterable[str]) -> str:
+    """What to do with the weights of another program; "" where the files hold none of these."""
+    names = list(names)
+    return next((hint for pattern, hint in OTHERS.items() if fnmatch.filter(names, pattern)), "")
 
 
 def read_best(run: Path) -> dict | None:

@@ -1,4 +1,4 @@
-"""A step folder -> a model ready to generate, with its tokenizer.
+"""A step folder, or one in Hugging Face's format -> a model ready to generate, with its tokenizer.
 
 Knows checkpoints and devices; it generates nothing.
 """
@@ -20,13 +20,16 @@ from tokenizer_bpe import Tokenizer
 class LoadedModel:
     """A model that is ready to generate.
 
-    name: its step folder, with slashes on every system. form: how conversations read for it.
-    summary: a line about it. state: its state.json.
+    name: its folder, with slashes on every system. end_ids: of the tokens that end a text, besides
+    the tokenizer's end of text. chats: it was trained on conversations. form: how they read for it.
+    summary: a line about it. state: of a step folder, its state.json; else empty.
     """
 
     name: str
     model: GPT
     tokenizer: Tokenizer
+    end_ids: list[int]
+    chats: bool
     form: Form
     summary: str
     state: dict
@@ -35,29 +38,47 @@ class LoadedModel:
 def open_checkpoint(
     path: str | Path | None, device: torch.device, dtype: str = "auto"
 ) -> LoadedModel:
-    """The model of a run or step, at its fastest on this machine.
+    """The model of a checkpoint, at its fastest on this machine.
 
-    path: as in pretrained.load_run. dtype: of the weights, as --dtype of generate.py takes it.
-    Raises CheckpointError where there is no checkpoint, or none that is whole.
+    path: as in pretrained.load. dtype: of the weights, as --dtype of generate.py takes it. Raises
+    CheckpointError where there is no checkpoint, or none that is whole.
     """
     on_cpu = device.type == "cpu"
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
-    found = pretrained.load_run(path)
-    folder, tokenizer, state = found.path, found.tokenizer, found.state
+    found = pretrained.load(path)
+    tokenizer = pretrained.need_tokenizer(found.tokenizer, found.path)
     model = found.model().to(device, weights_in).eval()
-    summary = f"{folder}: {model.num_parameters():,} parameters, {state['tokens']:,} tokens seen"
-    best = run_folder.read_best(folder.parent)
-    if best and best["step"] == state["step"]:
-        summary += f", validation loss {best['val_loss']:.4f}"
+    summary = f"{found.path}: {model.num_parameters():,} parameters, {describe(found)}"
     if on_cpu:
         pack(model, dtype)
-    return LoadedModel(folder.as_posix(), model, tokenizer, found.form, summary, state)
+    return LoadedModel(
+        name=found.path.as_posix(),
+        model=model,
+        tokenizer=tokenizer,
+        end_ids=found.end_ids,
+        chats=found.chats,
+        form=found.form,
+        summary=summary,
+        state=found.state,
+    )
+
+
+def describe(found: pretrained.Pretrained) -> str:
+    """What is known of a model's training; of one that was trained elsewhere, its architecture."""
+    if not found.state:
+        return found.config.arch
+    words = f"{found.state['tokens']:,} tokens seen"
+    best = run_folder.read_best(found.path.parent)
+    if best and best["step"] == found.state["step"]:
+        words += f", validation loss {best['val_loss']:.4f}"
+    return words
 
 
 def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict]:
-    """Model (evaluation mode, weights in float32), tokenizer and state of a step folder.
+    """Model (evaluation mode, weights in float32), tokenizer and state of a folder.
 
     Raises CheckpointError for a folder that is not whole.
     """
-    found = pretrained.load_run(folder)
-    return found.model().to(device, torch.float32).eval(), found.tokenizer, found.state
+    found = pretrained.load(folder)
+    model = found.model().to(device, torch.float32).eval()
+    return model, pretrained.need_tokenizer(found.tokenizer, found.path), found.state

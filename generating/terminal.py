@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options: checkpoints and prompts, the texts and how tokens are drawn, output."""
     add = parser.add_argument
     text = (
-        "a run (its best step by validation loss, else its newest), one step of it, or the address"
-        " of a run; default: the newest run under checkpoints/"
+        "a run (its best step by validation loss, else its newest), one step of it, a folder in"
+        " Hugging Face's format, or the address of one; default: the newest run under checkpoints/"
     )
     add("--checkpoint", type=place, metavar="PATH", help=text)
     text = "the text to continue; give it several times to continue several texts at once"

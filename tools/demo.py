@@ -23,7 +23,7 @@ import torch
 import hardware
 from command_line import Parser, number
 from formats import files, run_folder
-from formats.run_folder import CheckpointError, saw_conversations
+from formats.run_folder import CheckpointError
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import add_device
 from generating.text import Conversation, complete
@@ -86,10 +86,9 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
-    chat = saw_conversations(checkpoint.state)
     model, tokenizer, form = checkpoint.model, checkpoint.tokenizer, checkpoint.form
     asked = prompt
-    if chat:
+    if checkpoint.chats:
         asked = Conversation(model, tokenizer, form).prompt(prompt)
         settings |= {"stop": form.stop, "end_ids": form.markers.values()}
     drawn_at = 0.0
@@ -98,7 +97,7 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()
             speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
-            text = row.text.lstrip() if chat else prompt + row.text
+            text = row.text.lstrip() if checkpoint.chats else prompt + row.text
             ended = {"length": "stopped at the limit"}.get(row.ended, row.ended) or "..."
             yield text, f"{speed}, {ended}\n\n{as_markdown(checkpoint.summary)}"
 

@@ -14,6 +14,7 @@ import argparse
 import gzip
 import lzma
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
-from command_line import Parser, place
+from command_line import Parser, count, place
 from config import Config
 from formats import pretrained
 from formats.conversation import form_of
@@ -38,6 +39,9 @@ from training.dataset import Dataset
 from training.start import other_data
 
 TOKENS = 2048  # per forward: at most about 3 GB of logits, with Qwen3's vocabulary
+# Tokens of context for models from elsewhere: a forward of their own 8,192 or 131,072 takes much
+# memory, and few texts are as long.
+CONTEXT = Config.block_size
 COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
 
 
@@ -48,12 +52,14 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         " standard error.",
     )
     add = parser.add_argument
-    text = "a run, a step, or the address of a run"
+    text = "a run, a step, a folder in Hugging Face's format, or the address of one"
     add("checkpoints", nargs="+", type=place, metavar="CHECKPOINT", help=text)
     text = "prepared folder, whose validation split is used; default: the data of the run"
     add("--data", type=place, metavar="FOLDER", help=text)
     text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)
+    text = f"context, in tokens; default: the model's own, of Hugging Face's at most {CONTEXT:,}"
+    add("--block_size", type=count, metavar="N", help=text)
     add_device(parser)
     return parser.parse_args(argv)
 
@@ -62,20 +68,21 @@ def main(argv: list[str]) -> None:
     """Print a row for each checkpoint, then one for each compressor of the same text."""
     args = parse_args(argv)
     device = hardware.find_device(args.device)
+    # All are checked before one is evaluated, which may take minutes.
+    tasks = [find_task(path, args) for path in args.checkpoints]
+    contexts = {length for task in tasks for length in (task.context, task.whole_context)}
     models, compressors = {}, {}  # {label: function that computes the columns}
-    for folder in map(pretrained.resolve, args.checkpoints):
-        pretrained.check_run(folder)
-        state = pretrained.check_step(folder)  # before one is evaluated, which may take minutes
-        data_dir = args.data or state["settings"]["data_dir"]
-        loss_on = args.loss_on or state["settings"].get("loss_on", Config.loss_on)
-        check_data(data_dir, loss_on, folder, state)
-        if not args.data:
-            check_same_data(data_dir, folder, state)
-        label = f"{folder}, replies alone" if loss_on == "assistant" else str(folder)
-        models[label] = partial(evaluate, folder, data_dir, loss_on, device)
-        if loss_on == "all":
+    for task in tasks:
+        label = str(task.folder)
+        if task.loss_on == "assistant":
+            label += ", replies alone"
+        if len(contexts) > 1:
+            label += f", context {task.context:,}"
+        models[label] = partial(evaluate, task, device)
+        if task.loss_on == "all":
             for name, compress in COMPRESSORS.items():
-                compressors[f"{name} on {data_dir}"] = partial(compressed, data_dir, compress)
+                on = f"{name} on {task.data_dir}"
+                compressors[on] = partial(compressed, task.data_dir, compress)
 
     rows = models | compressors
     width = max(map(len, rows))
@@ -89,15 +96,55 @@ def main(argv: list[str]) -> None:
         )
 
 
-def check_data(data_dir: str, loss_on: str, folder: Path, state: dict) -> None:
-    """Raises DataError for data made with another tokenizer, or without a validation split."""
+@dataclass
+class Task:
+    """A checkpoint to evaluate. context: of the windows, in tokens. whole_context: the model's."""
+
+    folder: Path
+    data_dir: str
+    loss_on: str
+    context: int
+    whole_context: int
+
+
+def find_task(path: str, args: argparse.Namespace) -> Task:
+    """The checkpoint at `path`, and how to evaluate it.
+
+    Raises CheckpointError for one that is not whole, DataError for data that does not suit it.
+    """
+    folder = pretrained.resolve(path)
+    own = {}  # settings that a run brings
+    if pretrained.is_hf(folder):
+        shape = pretrained.check_hf(folder)
+    else:
+        state = pretrained.check_step(folder)
+        shape, own = pretrained.read_shape(folder, state), state["settings"]
+    data_dir = args.data or own.get("data_dir")
+    prepare = f"--tokenizer {quote(path)}"
+    if not data_dir:
+        raise DataError(
+            f"{folder} brings no text to evaluate it on; prepare some with its tokenizer, and add"
+            f" --data data/NAME:\n  python prepare_data.py TEXT {prepare} --out data/NAME"
+        )
+    loss_on = args.loss_on or own.get("loss_on", Config.loss_on)
     meta = read_meta(data_dir)
     check_validated(data_dir, meta, loss_on)
-    if meta.tokenizer["sha256"] != state["data"]["tokenizer_sha256"]:
+    tokenizer = Tokenizer.load(tokenizer_file(data_dir, meta))
+    if not tokenizer.same_as(Tokenizer.load(folder)):
         raise DataError(
-            f"{data_dir} has another tokenizer than {folder}; give --data the folder that it was"
-            f" trained on, or one prepared with --tokenizer {quote(str(folder))}"
+            f"{data_dir} has another tokenizer than {folder}; give --data a folder that was"
+            f" prepared with {prepare}"
         )
+    if own and not args.data:
+        check_same_data(data_dir, folder, state)
+    whole = shape.block_size
+    default = whole if own else min(whole, CONTEXT)
+    context = args.block_size or default
+    if context > whole:
+        raise CheckpointError(
+            f"--block_size {context} is longer than the context of {folder}, {whole}"
+        )
+    return Task(folder, data_dir, loss_on, context, whole)
 
 
 def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
@@ -110,14 +157,14 @@ def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
         )
 
 
-def evaluate(folder: Path, data_dir: str, loss_on: str, device: torch.device) -> str:
+def evaluate(task: Task, device: torch.device) -> str:
     """Loss, perplexity and bits per byte of a validation split with their standard errors."""
-    model, _, _ = load_model(folder, device)
-    meta, context = read_meta(data_dir), model.config.block_size
-    data = Dataset(data_dir, meta, "val", context, device, loss_on)
+    model, _, _ = load_model(task.folder, device)
+    meta = read_meta(task.data_dir)
+    data = Dataset(task.data_dir, meta, "val", task.context, device, task.loss_on)
     with hardware.autocast(device, hardware.find_dtype(device, "auto")):
         loss, error = validation_loss(model, data)
-    return columns_of(loss, error, meta.bits_per_byte(1.0, loss_on))
+    return columns_of(loss, error, meta.bits_per_byte(1.0, task.loss_on))
 
 
 def columns_of(loss: float, error: float, bits: float) -> str:
@@ -140,7 +187,7 @@ def validation_loss(model, data: Dataset) -> tuple[float, float]:
     window.
     """
     windows = []  # [2, B]: the sum of each window's losses, and how many they are
-    for x, y in data.evaluation(0, max(1, TOKENS // model.config.block_size)):
+    for x, y in data.evaluation(0, max(1, TOKENS // data.block_size)):
         logits = model(x).flatten(0, 1).float()
         losses = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORE, reduction="none")
         windows.append(torch.stack([losses.view(y.shape).sum(1), (y != IGNORE).sum(1)]).cpu())

@@ -25,15 +25,20 @@ from config import Config
 from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import END, Form
 from formats.pretrained import Pretrained
-from formats.run_folder import CheckpointError, saw_conversations
+from formats.run_folder import CheckpointError
 from tokenizer_bpe import TokenizerError
 from tools import command
 
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
-    source = pretrained.load_run(args.checkpoint)
-    form = source.form if saw_conversations(source.state) else None
+    source = pretrained.load(args.checkpoint)
+    if not source.state:
+        raise CheckpointError(
+            f"{source.path} is in Hugging Face's format already, which transformers reads; to make"
+            " a GGUF file of it, use convert_hf_to_gguf.py of llama.cpp"
+        )
+    form = source.form if source.chats else None
     if args.gguf:
         from formats import gguf
 

@@ -125,7 +125,7 @@ def test_damaged_and_missing_weights_are_named(hf_model, tmp_path):
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         pretrained.load(tmp_path)
     weights.unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing; .*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"has no model\.safetensors; .*repeat the download"):
         pretrained.load(tmp_path)
 
 
@@ -135,4 +135,4 @@ def test_a_missing_package_is_named_before_weights_are_fetched_too(hf_model, tmp
     with pytest.raises(CheckpointError, match="pip install safetensors"):
         pretrained.load(tmp_path)
     with pytest.raises(CheckpointError, match="pip install safetensors"):
-        huggingface.needed(["config.json", "model.safetensors"])
+        huggingface.check_weights(["config.json", "model.safetensors"], "hf://ORG/NAME")

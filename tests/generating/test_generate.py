@@ -16,8 +16,10 @@ from generating import terminal
 from generating.terminal import parse_args
 from generating.text import Completion
 from tests.conftest import ROOT, fails_clearly, reciting, run_script
+from tests.formats.conftest import saved, small_gpt2, small_llama, small_qwen3
 from tests.generating.test_chat import ends, on_a_terminal
 from tokenizer_bpe import Tokenizer
+from tools import export
 
 
 def generate(checkpoint, *arguments, stdin=""):
@@ -165,7 +167,7 @@ def test_a_temperature_and_a_seed_reach_the_text(reciting_run, capsys):
 
 def changed(run, folder, where, value):
     """A run in `folder` that is like another but for one weight of its head, and for dropout."""
-    weights = pretrained.load_run(run)
+    weights = pretrained.load(run)
     weights.tensors["lm_head.weight"][where] = value
     weights.state["model"]["dropout"] = 0.9  # in training alone
     del weights.state["sha256"]
@@ -329,3 +331,68 @@ def test_a_damaged_checkpoint_is_named(bpe_run, tmp_path):
     other = shutil.copytree(step, tmp_path / "step_00000009")
     (step / "model.pt").write_bytes(b"")
     fails_clearly(generate(step), "model.pt is damaged", f"the run also has {other}")
+
+
+# -- folders in Hugging Face's format --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reciting_folder(reciting_run, tmp_path_factory):
+    """The run as tools.export writes it, whose texts end with "w", too; a copy is a test's own."""
+    folder = tmp_path_factory.mktemp("hf") / "recites"
+    export.main([str(reciting_run), "--out", str(folder)])
+    tokenizer = Tokenizer.load(folder)
+    ends = [int(tokenizer.encode(letter)[0]) for letter in ("z", "w")]
+    files.write_json(folder / "generation_config.json", {"eos_token_id": ends})
+    return folder
+
+
+def test_a_folder_of_hugging_face_says_what_it_is_and_ends_where_it_says(
+    reciting_folder, tmp_path, capsys
+):
+    line = f"[{reciting_folder}: 35,892 parameters, gpt2]"
+    assert line in summary(reciting_folder, capsys).splitlines()
+    assert continuation(reciting_folder, capsys) == (" quick, bro", "end of text")
+    folder = shutil.copytree(reciting_folder, tmp_path / "hf")
+    for content in ('{"eos_token_id": null}', ""):
+        (folder / "generation_config.json").write_text(content)
+        assert continuation(folder, capsys) == (REST, "end of text")  # <|endoftext|>
+
+
+@pytest.mark.parametrize("make", [small_gpt2, small_qwen3, small_llama])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_of_transformers_continues_as_transformers_does(
+    make, tied, bpe_data, tmp_path, capsys
+):
+    theirs = make(tied)
+    folder = saved(theirs, tmp_path / "hf", eos_token_id=None)
+    shutil.copy(bpe_data / "tokenizer.json", folder)
+    options = ["--temperature=0", "--max_new_tokens=12", "--dtype=float32", "--json"]
+    main(["--checkpoint", str(folder), "--prompt=The name", *options])
+    written = json.loads(capsys.readouterr().out)["ids"]
+    prompt = torch.tensor(Tokenizer.load(folder).encode("The name").tolist())[None]
+    whole = theirs.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=511)
+    assert written == whole[0, prompt.size(1) :].tolist()
+
+
+def test_a_folder_with_a_template_was_trained_on_conversations(reciting_folder, tmp_path, capsys):
+    folder = shutil.copytree(reciting_folder, tmp_path / "hf")
+
+    def noted():
+        main(["--checkpoint", str(folder), "--chat", "--prompt=The", "--max_new_tokens=1"])
+        return "not trained on conversations" in capsys.readouterr().err
+
+    assert noted()
+    files.write_json(folder / "tokenizer_config.json", {"chat_template": "<|im_start|>..."})
+    assert not noted()
+    files.write_json(folder / "tokenizer_config.json", {})
+    (folder / "chat_template.jinja").write_text("<|im_start|>...")
+    assert not noted()
+
+
+def test_a_folder_without_its_own_tokenizer_is_a_sentence(reciting_folder, bpe_data, tmp_path):
+    folder = shutil.copytree(reciting_folder, tmp_path / "hf")
+    shutil.copy(bpe_data / "tokenizer.json", folder)
+    fails_clearly(generate(folder, "--prompt", "x"), "tokenizer of another model: 512 ids")
+    (folder / "tokenizer.json").unlink()
+    fails_clearly(generate(folder, "--prompt", "x"), f"{folder} has no tokenizer.json", "copy")

@@ -10,7 +10,6 @@ import torch
 
 from formats import run_folder
 from formats.data_folder import DataError, read_meta
-from formats.run_folder import CheckpointError
 from generating.load import load_model
 from model import IGNORE
 from tests.conftest import fails_clearly, run_script, train_small
@@ -101,7 +100,46 @@ def test_a_perplexity_is_short_however_large_the_loss_is(loss, shown):
     assert command.number(command.perplexity(loss)) == shown
 
 
-def test_a_folder_of_hugging_face_is_no_run(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(CheckpointError, match=r"Hugging Face's format.* give the run itself"):
-        evaluate.main([str(tmp_path)])
+def evaluated(*arguments):
+    """Run tools.evaluate; returns the finished process."""
+    return run_script("-m", "tools.evaluate", *arguments)
+
+
+def rows_of(*arguments):
+    """(label, numbers) of each checkpoint's row."""
+    result = evaluated(*arguments)
+    assert result.returncode == 0, result.stderr
+    rows = [re.split(r"\s{2,}", line) for line in result.stdout.splitlines() if "±" in line]
+    return [(label, numbers) for label, *numbers in rows]
+
+
+def test_contexts_are_named_where_they_differ(runs):
+    ((label, whole),) = rows_of(runs / "bpe")
+    assert label.endswith("step_00000020")
+    ((label, short),) = rows_of(runs / "bpe", "--block_size=8")
+    assert label.endswith("step_00000020, context 8")
+    assert short[0] > whole[0]
+    longer = evaluated(runs / "bpe", "--block_size=33")
+    fails_clearly(longer, "--block_size 33 is longer than the context of", ", 32")
+
+
+def test_a_folder_of_hugging_face_is_scored_like_the_run_that_it_was(
+    runs, bpe_data, char_data, tmp_path, monkeypatch
+):
+    folder = tmp_path / "hf"
+    assert run_script("-m", "tools.export", runs / "bpe", "--out", folder).returncode == 0
+    on = ["--data", bpe_data]
+    (_, ours), (label, theirs) = rows_of(runs / "bpe", folder, *on)
+    assert (label, theirs) == (str(folder), ours)
+    monkeypatch.setattr(evaluate, "CONTEXT", 16)  # of a model whose own may be 131,072
+    task = evaluate.find_task(str(folder), evaluate.parse_args([str(folder), f"--data={bpe_data}"]))
+    assert (task.context, task.whole_context) == (16, 32)
+
+    prepare = f"python prepare_data.py TEXT --tokenizer {folder} --out"
+    fails_clearly(evaluated(folder), "brings no text to evaluate it on", prepare)
+    other = evaluated(folder, "--data", char_data)
+    fails_clearly(other, "another tokenizer", f"prepared with --tokenizer {folder}")
+    (folder / "model.safetensors").unlink()
+    last = evaluated(runs / "bpe", folder, *on)
+    fails_clearly(last, f"{folder} has no model.safetensors; if you downloaded it")
+    assert not last.stdout
