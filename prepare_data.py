@@ -19,8 +19,10 @@ import signal
 import sys
 import time
 
+from formats.address import AddressError
 from formats.data_folder import DataError
 from formats.files import error_message
+from formats.run_folder import CheckpointError
 from preparing import InputError, PrepareError, engines
 from preparing.arguments import Plan, parse
 from preparing.documents import UNUSABLE
@@ -32,7 +34,7 @@ from preparing.writer import TokenWriter
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 # A user can correct these; the exit status is 2.
-MISTAKES = (DataError, InputError, TokenizerError)
+MISTAKES = (AddressError, CheckpointError, DataError, InputError, TokenizerError)
 
 
 def prepare(plan: Plan) -> None:

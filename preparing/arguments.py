@@ -100,7 +100,7 @@ def _add_arguments(parser):
         default="bpe",
         type=place,
         help="bpe: train one on the input; char; gpt2; or a path: tokenizer.json, prepared folder,"
-        " run, Hugging Face folder of GPT-2 or Qwen3; default %(default)s",
+        " run, Hugging Face folder; or an address: hf://ORG/NAME; default %(default)s",
     )
     text = "number of tokens of the bpe; default: 1,024 to 32,000, by the size of the text"
     add("--vocab_size", type=number(int, 257, LARGEST_VOCAB), help=text)

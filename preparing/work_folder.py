@@ -24,6 +24,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from command_line import near
+from formats.address import protocol_of
 from formats.conversation import form_of
 from formats.data_folder import FORM, Meta, read_meta, write_meta
 from formats.files import (
@@ -390,12 +391,19 @@ def _is_same(before, source):
 
 
 def _given_tokenizer(name):
-    """The tokenizer at a path; None for the others. Raises InputError and TokenizerError."""
+    """The tokenizer at a path or an address; None for the others.
+
+    Raises InputError, TokenizerError, and what formats.pretrained.fetch raises.
+    """
     if name in TOKENIZERS:
         return None
-    meant = near(name.lower(), TOKENIZERS)
+    if protocol_of(name):
+        from formats import pretrained  # it imports PyTorch, which takes seconds
+
+        name = pretrained.fetch(name, weights=False)
+    meant = near(str(name).lower(), TOKENIZERS)
     if not os.path.lexists(name):
-        advice = "it must be on this disk: fetch its tokenizer.json first, and give that"
+        advice = "give a path on this disk, or an address such as hf://ORG/NAME"
         if meant:
             advice = f"did you mean --tokenizer {meant[0]}?"
         raise InputError(f"no tokenizer at {name}; {advice}")

@@ -12,13 +12,16 @@ from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
 
 from formats import gguf, pretrained, run_folder
-from formats.address import Folder
+from formats.address import AddressError, Folder
 from formats.run_folder import CheckpointError
 from generating.load import load_model
 from model import GPT, GPTConfig
-from tests.conftest import SMALL, fails_clearly, run_script
+from tests import warm_start
+from tests.conftest import ROOT, SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
+from tests.preparing.hub import Hub
 from tokenizer_bpe import Tokenizer
+from tools import export
 
 
 def train(data, run, source, *more):
@@ -188,9 +191,88 @@ def test_text_is_prepared_with_the_tokenizer_of_a_run_or_of_a_folder_of_transfor
     assert Tokenizer.load(data).same_as(theirs)
 
 
-@pytest.mark.parametrize("command", [["generate.py", "--checkpoint"], ["-m", "tools.export"]])
-def test_where_a_run_is_needed_a_folder_of_transformers_is_a_sentence(hf_model, tmp_path, command):
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["config.json", "pytorch_model.bin"], r"has no model.safetensors; .* become .*save_pre"),
+        (["config.json", "model-q4.gguf"], "has no model.safetensors; .* GGUF files"),
+        (
+            ["model-q4.gguf"],
+            "no checkpoint at .*; this program writes GGUF files and does not read",
+        ),
+        (["adapter_config.json", "adapter_model.safetensors"], "an adapter.*merge_and_unload"),
+        (["config.json"], "has no model.safetensors; .* repeat the download"),
+        (["config.json", "model-00002-of-00003.safetensors"], "1 of the 3 files of its weights"),
+    ],
+)
+@pytest.mark.parametrize("where", ["disk", "address"])
+def test_weights_that_are_not_read_are_a_sentence(
+    hf_model, names, words, where, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    if "config.json" in names:
+        hf_model.config.save_pretrained(folder)
+    with pytest.raises(CheckpointError, match=words):
+        pretrained.load(folder if where == "disk" else folder.as_uri())
+    assert not list(tmp_path.glob("checkpoints/**/*.safetensors"))  # nothing was fetched
+
+
+def test_weights_without_the_file_that_describes_them_are_a_sentence(hf_model, tmp_path):
     folder = saved(hf_model, tmp_path / "hf")
-    more = [] if "generate.py" in command else ["--out", tmp_path / "again"]
-    result = run_script(*command, folder, *more)
-    fails_clearly(result, "in Hugging Face's format", "the run itself")
+    config = (folder / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(config[:50])  # half downloaded
+    with pytest.raises(CheckpointError, match=r"no config.json that names the architecture"):
+        pretrained.load(folder)
+
+
+def test_code_that_comes_with_weights_is_not_run(hf_model, tmp_path):
+    code = "modeling_own.OwnForCausalLM"
+    folder = saved(hf_model, tmp_path / "hf", model_type="own", auto_map={"AutoModel": code})
+    (folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    with pytest.raises(CheckpointError, match="describes the architecture 'own'; only gpt2"):
+        pretrained.load(folder)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_address_is_known_by_how_the_hub_writes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AddressError, match=r"is a page; .* is hf://ORG/NAME"):
+        pretrained.load("https://huggingface.co/ORG/NAME/tree/main")
+    with pytest.raises(CheckpointError, match="a model on the Hugging Face Hub is hf://ORG/NAME"):
+        pretrained.load("ORG/NAME")
+    with pytest.raises(CheckpointError, match="it does not exist; there are none"):
+        pretrained.load("checkpoints/none")
+
+
+def test_a_model_of_the_hub_is_tried_before_it_is_trained(bpe_run, text_file, tmp_path):
+    folder = tmp_path / "hub/ORG/NAME"
+    export.main([str(bpe_run), "--out", str(folder)])
+    here = tmp_path / "checkpoints/.fetched/hf/ORG/NAME"
+    prepare = [ROOT / "prepare_data.py", text_file, "--tokenizer", "hf://ORG/NAME", "--out", "data"]
+    with Hub(tmp_path / "hub") as hub:
+
+        def run(*command):
+            process = warm_start.Process(command, tmp_path, variables=hub.environment)
+            return process.complete(timeout=300)
+
+        prepared = run(*prepare)
+        assert prepared.returncode == 0, prepared.stderr
+        assert {"tokenizer.json", "config.json"} <= {path.name for path in here.iterdir()}
+        assert not (here / "model.safetensors").exists()
+
+        text = run(ROOT / "generate.py", "--checkpoint", "hf://ORG/NAME", "--prompt", "The name")
+        assert text.stdout.startswith("The name"), text.stderr
+        assert "fetching hf://ORG/NAME" in text.stderr
+        assert f"[{here.relative_to(tmp_path)}: " in text.stderr
+        scored = run("-m", "tools.evaluate", "hf://ORG/NAME", "--data", "data")
+        assert f"{here.relative_to(tmp_path)}  " in scored.stdout, scored.stderr
+        assert "fetching" not in run(*prepare, "--overwrite").stderr + scored.stderr
+
+        none = run(ROOT / "generate.py", "--checkpoint", "hf://ORG/NONE", "--prompt", "x")
+        fails_clearly(none, "hf://ORG/NONE cannot be reached")
+        none = run(*prepare[:3], "hf://ORG/NONE", "--out", "other")
+        fails_clearly(none, "hf://ORG/NONE cannot be reached")

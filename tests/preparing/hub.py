@@ -2,9 +2,10 @@
 
     with Hub(folder) as hub: ...   # folder/ORG/NAME/FILE is hf://datasets/ORG/NAME/FILE
 
-Speaks the addresses that huggingface_hub asks for datasets: information, tree and paths of a
-repository, and the files themselves in ranges, with ETags. Give its clients hub.environment. The
-files are also plain ones of the web, at hub.address/datasets/ORG/NAME/resolve/main/FILE.
+It is also hf://ORG/NAME/FILE, of a model. Speaks the addresses that huggingface_hub asks for:
+information, tree and paths of a repository, and the files themselves in ranges, with ETags. Give
+its clients hub.environment. The files are also plain ones of the web, at
+hub.address/datasets/ORG/NAME/resolve/main/FILE.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 # Repository, what is asked of it (nothing: information), and a file or folder in it.
 ASKED = re.compile(
-    r"(?:/api)?/datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/[^/]+(?:/(.+))?)?"
+    r"(?:/api/models|(?:/api)?/datasets)?/([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/[^/]+(?:/(.+))?)?"
 )
 BLOCK = 1 << 16  # bytes written at a time
 STALL_SECONDS = 3
