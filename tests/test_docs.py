@@ -140,17 +140,21 @@ def test_numbers_are_those_of_the_benchmarks():
     shares = [figures[f"{name}: share of nanoGPT's time"] for name in names]
     medians = [sorted(seconds[name])[1] for name in names]
     laptop = measured("time_to_loss_laptop_cpu")["figures"]
+    sources = measured("time_to_loss_sources_cpu")["seconds_to_aim"]
     cells = [
         f"| 134M | `train.py` | {speed['ours']:,.0f} |",
         f"bfloat16 | {speed[patched]:.0f} | {speed[f'ours, times {patched}']:.2f} |",
         f"stock nanoGPT | {speed['nanoGPT']:.0f} | {speed['ours, times nanoGPT']:.2f} |",
         f"loss, median | {medians[0]:.0f} | {medians[1]:.0f} | {medians[2]:.1f} |",
         f"time, median | {shares[0]:.0f} | {shares[1]:.2f} | {shares[2]:.2f} |",
+        f"loss of 4.26 | {sources['GPT-2'][0]:.0f} | {sources['modern'][0]:.0f} |",
         f"| gigatoken | {large['tokenising, MB/s']:.0f} |",
         f"| `generate.py` with 16-bit weights | {generation['from 16 tokens: ours']:.0f} | |",
         f"| `config/laptop.py` | {laptop['config/laptop.py: bits per byte at the end']:.3f} |",
     ]
     assert [cell for cell in cells if cell not in text_of("docs/results.md")] == []
+    steps = [f"| {1000 * rung['step_s']:,.0f} |" for rung in measured("ladder_cpu")["rungs"]]
+    assert [cell for cell in steps if cell not in text_of("docs/experiments.md")] == []
     readme = " ".join(text_of("README.md").split())
     assert f"trains {medians[0]:.0f} s on Shakespeare" in readme
     assert f"in {medians[2]:.0f} s on the same two cores" in readme
