@@ -1,9 +1,10 @@
 """Text <-> token ids.
 
-One class for every tokenizer here: byte-level BPE trained on one's own text, GPT-2's own
-vocabulary, and plain characters. All are kept as one `tokenizer.json` in the format of Hugging
-Face's `tokenizers`, so any tool of the field reads them. `tokenizers` (Rust) trains; `tiktoken`
-(Rust) encodes the same ids several times faster.
+One class for every tokenizer here: byte-level BPE trained on one's own text or taken from others,
+as GPT-2, Qwen3, Llama 3 and SmolLM2 have it, and plain characters. All are kept as one
+`tokenizer.json` in the format of Hugging Face's `tokenizers`, so any tool of the field reads them.
+`tokenizers` (Rust) trains; `tiktoken` (Rust) encodes the same ids several times faster. Special
+tokens are never found in a text.
 """
 
 import functools
@@ -361,12 +362,14 @@ def _eos_in(folder):
             values = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
+        if not isinstance(values, dict):
+            continue
         eos = values.get("eos_token") or values.get("eos_token_id")
         if isinstance(eos, dict):
-            eos = eos["content"]
+            eos = eos.get("content")
         if isinstance(eos, list):  # what ends a text is the first
-            eos = eos[0]
-        if eos is not None:
+            eos = next(iter(eos), None)
+        if isinstance(eos, str | int):
             return eos
     return None
 
@@ -397,8 +400,9 @@ def _word_pattern(description, source):
         found = "a SentencePiece tokenizer, not byte-level BPE"
     raise TokenizerError(
         f"{source} is {found} (model {model.get('type')}, normalizer {normalizer}, pre-tokenizer"
-        f" {', '.join(kinds) or None}); choose a model whose tokenizer is, such as SmolLM2, Qwen3,"
-        " Llama 3 or GPT-2, or train a tokenizer with prepare_data.py and begin with new weights"
+        f" {', '.join(kinds) or None}); choose a model with byte-level BPE, such as SmolLM2,"
+        " Qwen3, Llama 3 or GPT-2, or train a tokenizer with prepare_data.py, and begin with new"
+        " weights"
     )
 
 
@@ -482,8 +486,8 @@ def safe_cut(text: str, limit: int) -> int:
 
     After a line break between two characters that are not white space, before a space between two
     letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
-    expression, and those of GPT-4, Llama 3 and Qwen, begin a new word whatever comes further away.
-    0 where there is no such place.
+    expression, and those of GPT-4, Llama 3, Qwen and SmolLM2, begin a new word whatever comes
+    further away. 0 where there is no such place.
     """
     cuts = (match.end() for match in CUT.finditer(text, 0, limit + 1))
     return max((cut for cut in cuts if cut <= limit), default=0)

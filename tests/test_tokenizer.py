@@ -279,7 +279,7 @@ def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change,
     [
         ("tokenizer_config.json", {"eos_token": "</s>", "eos_token_id": 5}),
         ("tokenizer_config.json", {"eos_token": {"content": "</s>", "special": True}}),
-        ("generation_config.json", {"eos_token_id": [0, 5]}),
+        ("generation_config.json", {"eos_token": [], "eos_token_id": [0, 5]}),
         ("config.json", {"eos_token_id": 0}),
     ],
 )
