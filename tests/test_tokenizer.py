@@ -15,11 +15,10 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
 import tokenizer_bpe
-from formats.gguf import QWEN2_PATTERN
+from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN
 from tests.conftest import prose
 from tokenizer_bpe import ALPHABET, DIGITS_PATTERN, EOT, Tokenizer, TokenizerError, safe_cut
 
-LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 OTHER_SCRIPTS = "你好。你好，Привет हिन्दी 🙂 " * 20
 BPE = Tokenizer.train([prose(), OTHER_SCRIPTS], 700)
 CHARS = Tokenizer.characters(prose() + "é\u4e2d\U0001f600")

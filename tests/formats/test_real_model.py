@@ -6,11 +6,14 @@ import subprocess
 
 import pytest
 import torch
+from tokenizers import Tokenizer as HFTokenizer
 
 import config
 from formats import gguf, pretrained
 from generating import decode
 from tests.conftest import LLAMA_CPP, prepare, prose
+from tests.test_tokenizer import ids_agree
+from tokenizer_bpe import ALPHABET
 from train import training_step
 from training.setup import build
 
@@ -39,6 +42,16 @@ def text_logits(source, model):
     ids = torch.tensor([[source.tokenizer.eot_id, *source.tokenizer.encode(TEXT).tolist()]])
     with torch.inference_mode():
         return ids, model(ids)
+
+
+def test_ids_are_those_of_tokenizers(source):
+    tokenizer = source.tokenizer
+    lacking = [byte for byte, char in ALPHABET.items() if char in tokenizer.lacking]
+    controls = [chr(byte) for byte in lacking if byte < 0x80]
+    assert controls == list("\x04\x06\x13\x14\x16\x1d")  # no text has the others
+    written = HFTokenizer.from_str(tokenizer.to_json())
+    ids_agree(tokenizer, written, without=[*tokenizer.specials, *controls])
+    assert tokenizer.encode(prose()).tolist() == written.encode(prose()).ids
 
 
 def test_logits_are_those_of_transformers(smollm2, text_logits):

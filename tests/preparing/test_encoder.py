@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.gguf import QWEN2_PATTERN
+from formats.gguf import LLAMA3_PATTERN, QWEN2_PATTERN
 from preparing import PrepareError
 from preparing.encoder import FastBPE, new_encoder
 from tests.conftest import prose, run_script
 from tests.preparing.conftest import DOCUMENTS, ok, sha
-from tests.test_tokenizer import LLAMA3_PATTERN, cut_by
+from tests.test_tokenizer import cut_by
 from tokenizer_bpe import EOT, Tokenizer
 
 pytest.importorskip("gigatoken")
