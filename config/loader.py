@@ -171,9 +171,12 @@ def read_arguments(argv: list[str], table: dict[str, Field]) -> tuple[dict, Path
 
 
 def is_value(word: str, field: Field) -> bool:
-    """True if the word after `--key` is its value; the one after a switch may be a preset."""
-    if bool in kinds_of(field):
-        return word.capitalize() in ("True", "False", "None")
+    """True if the word after `--key` is its value.
+
+    The one after a switch may be a preset, a run or another setting; "no" and "0" are none of them.
+    """
+    if bool in kinds_of(field) and (re.search(r"[-./\\=]", word) or os.path.exists(word)):
+        return False
     return not word.startswith("--")
 
 

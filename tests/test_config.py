@@ -84,6 +84,8 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--lr=1e-3", ["'lr'; here it is learning_rate"]),
         ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
         ("--compile=maybe", ["compile = 'maybe'", "True or False"]),
+        ("config/demo.py --compile no", ["compile = 'no'", "True or False"]),
+        ("--compile 0 config/demo.py", ["compile = 0", "True or False"]),
         ("--dry_run=1", ["dry_run = 1", "True or False"]),
         ("--n_layer=six", ["n_layer = 'six'", "whole number"]),
         ("--n_layer=2.5", ["n_layer", "whole number"]),
