@@ -111,6 +111,27 @@ def test_a_large_model_is_packed_in_what_is_faster_for_its_dtype(monkeypatch):
         assert pack(randomised(), dtype) == ("float32", "float32")
 
 
+def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatch):
+    fast = FORMATS["float32"]
+
+    def for_several(weight, bias):
+        one_row, several = slow(weight, bias), fast(weight, bias)
+        return lambda x: one_row(x) / 100 if x.numel() == x.size(-1) else several(x)
+
+    monkeypatch.setattr(cpu_kernels, "SMALL", 1)
+    monkeypatch.setitem(FORMATS, "float16", fast)
+    monkeypatch.setitem(FORMATS, "bfloat16", for_several)
+    monkeypatch.setitem(FORMATS, "float32", slow)
+    model, plain = (randomised(tie_weights=False) for _ in range(2))
+    assert pack(model, "auto") == ("float16", "bfloat16")
+    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = module.weight.data.bfloat16().float()
+    for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
+        assert torch.allclose(model(idx), plain(idx), atol=1e-5)
+
+
 def test_a_format_that_is_hardly_faster_is_not_taken(monkeypatch):
     monkeypatch.setitem(FORMATS, "float16", FORMATS["float32"])
     monkeypatch.setattr(cpu_kernels, "CLEARLY", 0.1)  # a busy machine's times vary

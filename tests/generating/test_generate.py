@@ -233,8 +233,9 @@ def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):
 def test_a_terminal_shows_control_sequences_and_a_pipe_gets_them(bpe_run):
     title = "a\x1b]0;title\x07b\x9bc\td"
     command = ["generate.py", "--checkpoint", bpe_run, "--max_new_tokens=1", "--prompt", title]
-    terminal = on_a_terminal(*command[1:])
+    terminal = on_a_terminal(*command[1:-1], f"{title}\re")  # of a line break of Windows
     terminal.expect_exact("a\u241b]0;title\u2407b\ufffdc")
+    terminal.expect_exact("de")
     ends(terminal)
     assert title in run_script(*command).stdout
     assert json.loads(run_script(*command, "--json").stdout)["prompt"] == title
