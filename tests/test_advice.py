@@ -91,7 +91,8 @@ def test_weights_given_as_a_run_are_named_with_what_trains_them(tmp_path):
 @pytest.mark.parametrize("path", loader.presets(), ids=lambda path: path.stem)
 def test_the_commands_at_the_top_of_a_preset_fit_it(path):
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = commands("\n".join(line[2:] for line in lines if line.startswith("#")))
+    comment = "\n".join(line[2:] for line in lines if line.startswith("#"))
+    found = commands(comment.replace("\\\n", ""))  # a command may go on in the next line
     assert found
     preset = config.load([str(path)])
     for script, *words in found:
