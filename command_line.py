@@ -59,8 +59,8 @@ def unquoted(text: str) -> str:
     return text
 
 
-def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
-    """A type for argparse: finite numbers of a kind from `low` to `high`."""
+def number(kind: Callable, low: float, high: float = math.inf, least: str = "") -> Callable:
+    """A type for argparse: finite numbers of a kind from `low` to `high`. least: `low` in words."""
 
     def number(text):
         try:
@@ -70,14 +70,15 @@ def number(kind: Callable, low: float, high: float = math.inf) -> Callable:
         if not low <= value <= high or value == math.inf:
             limit = f" and at most {high}" if high < math.inf else ""
             what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text}: it must be {what} of at least {low}{limit}")
+            bound = least or f"of at least {low}"
+            raise argparse.ArgumentTypeError(f"{text}: it must be {what} {bound}{limit}")
         return value
 
     return number
 
 
 count = number(int, 1)
-positive = number(float, 1e-6)
+positive = number(float, 1e-6, least="above 0")
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:

@@ -96,7 +96,7 @@ def test_files_may_come_before_and_after_options():
         ("generate.py|--seed=18446744073709551616", "--seed: 18446744073709551616: it must be"),
         ("generate.py|--temperature=inf", "--temperature: inf: it must be a number"),
         ("generate.py|--top_k=1e3", "--top_k: 1e3: it must be a whole number of at least 0"),
-        ("prepare_data.py|--gigabytes=nan", "--gigabytes: nan: it must be a number"),
+        ("prepare_data.py|--gigabytes=0", "--gigabytes: 0: it must be a number above 0"),
         ("prepare_data.py|--sample_bytes=1e999", "--sample_bytes: 1e999: it must be a number"),
     ],
 )

@@ -32,7 +32,7 @@ from tools import command
 SMALL = {  # {field: title} of the small curves
     "lr": "learning rate",
     "grad_norm": "gradient norm, before clipping",
-    "tokens_per_second": "tokens a second",
+    "tokens_per_second": "tokens per second",
     "mfu": "MFU, share of the device's peak",
 }
 UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte"}
@@ -154,7 +154,7 @@ def key_figures(run: History, loss: str) -> dict[str, str]:
         figures["bits per byte"] = f"{best['bits_per_byte']:.3f}"
     figures["training tokens"] = short(last["tokens"])
     figures["training time"] = duration(last["elapsed_s"])
-    figures["tokens a second, median"] = f"{np.median(run.series('tokens_per_second')[1]):,.0f}"
+    figures["tokens per second, median"] = f"{np.median(run.series('tokens_per_second')[1]):,.0f}"
     if run.records("mfu"):
         figures["MFU, median"] = f"{np.median(run.series('mfu')[1]):.1%}"
     if last["cost"]:

@@ -90,7 +90,7 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
         "bits per byte": f"{bits:.3f}",
         "training tokens": "15.4k",  # 60 x 8 x 32
         "training time": "1 h 0 min",
-        "tokens a second, median": "30,500",
+        "tokens per second, median": "30,500",
         "MFU, median": "30.5%",
         "cost": "6.00",
     }
