@@ -118,6 +118,8 @@ def explain(error: BaseException) -> str | None:
 if __name__ == "__main__":
     startup.end()
     status = startup.run("prepare_data.py", main, MISTAKES, explain)
-    if status > 128:  # stopped: Python's own exit would wait for threads that are at a chunk
+    if status > 128:
+        # Stopped, maybe with threads at work in packages. Python's own exit would wait for those at
+        # a chunk, and abort, or hang, in the one that trains a tokenizer.
         os._exit(status)
     sys.exit(status)

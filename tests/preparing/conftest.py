@@ -36,15 +36,15 @@ def command(*inputs, **flags):
     return words
 
 
-def start(*inputs, hub=None, variables=(), preexec_fn=None, text="", **flags):
+def start(*inputs, hub=None, variables=(), text="", anew=False, preexec_fn=None, **flags):
     """Begin prepare_data.py with `text` as standard input; returns the process.
 
-    A fork as in tests/warm_start.py, unless something is to be called first. hub: takes the place
-    of the real one.
+    A fork as in tests/warm_start.py; a subprocess.Popen with a Python of its own where that is to
+    begin anew, or to call something first. hub: takes the place of the real one.
     """
     words = command(*inputs, **flags)
     variables = (hub.environment if hub else {}) | dict(variables)
-    if warm_start.suits(words[1:]) and not preexec_fn:
+    if warm_start.suits(words[1:]) and not (anew or preexec_fn):
         return warm_start.Process(words[1:], ROOT, text, variables)
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     environment = os.environ | variables

@@ -89,6 +89,16 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
     assert report["exact duplicates"]["documents"] == 1
 
 
+def test_a_stop_while_the_tokenizer_trains_has_its_status(tmp_path, large):
+    """Its threads are in a package's own code, which aborts where Python ends them."""
+    process = start(large, anew=True, vocab_size=2000, out=tmp_path / "out")
+    assert any("training the tokenizer" in line for line in process.stderr)
+    process.terminate()
+    result = end(process)
+    assert result.returncode == 143, result.stderr
+    assert result.stderr.startswith("prepare_data.py: stopped; ")
+
+
 def test_a_stop_waits_for_no_thread(tmp_path, tokenizer, large):
     plan = parse([str(large), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out")])
     at_work, go_on = threading.Event(), threading.Event()
