@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as HFTokenizer
 import config
 from formats import gguf, pretrained
 from generating import decode
+from generating.text import Conversation, complete
 from tests.conftest import LLAMA_CPP, prepare, prose
 from tests.test_tokenizer import ids_agree
 from tokenizer_bpe import ALPHABET
@@ -69,6 +70,15 @@ def test_a_text_has_the_bits_per_byte_of_a_trained_model(text_logits):
     nats = torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum")
     bits = nats.item() / math.log(2) / len(TEXT.encode())
     assert bits == pytest.approx(1.0915, abs=0.002)
+
+
+def test_a_chat_has_an_english_reply_that_ends(source, model):
+    assert source.chats
+    conversation = Conversation(model, source.tokenizer, source.form)
+    prompt = conversation.prompt("What is the capital of France?")
+    ends = {"stop": source.form.stop, "end_ids": source.end_ids}
+    *_, (reply,) = complete(model, source.tokenizer, [prompt], 30, temperature=0, **ends)
+    assert reply.text == "The capital of France is Paris."
 
 
 def test_a_few_steps_lower_the_loss(smollm2, tmp_path):
