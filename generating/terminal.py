@@ -18,8 +18,8 @@ from tokenizer_bpe import TokenizerError
 # Options that are numbers: default, smallest value, largest value, meaning.
 NUMBERS = {
     "--num_samples": (1, 1, 10**6, "continuations of each prompt"),
-    "--max_new_tokens": (200, 1, math.inf, "most tokens to generate; end-of-text stops earlier"),
-    "--temperature": (0.8, 0, math.inf, "0 always takes the likeliest token"),
+    "--max_new_tokens": (200, 1, math.inf, "tokens to generate, at most; a text may end earlier"),
+    "--temperature": (0.8, 0, math.inf, "randomness; 0 always takes the likeliest token"),
     "--top_k": (200, 0, math.inf, "choose among the N likeliest tokens; 0: among all"),
     "--top_p": (1.0, 0, 1, "choose among the likeliest tokens whose probabilities add up to N"),
     "--repetition_penalty": (1.0, 0.01, math.inf, "above 1, makes earlier tokens less likely"),

@@ -52,7 +52,7 @@ class Plan:
 
 def parse(argv: list[str]) -> Plan:
     """The plan that a command line asks for. Ends the process with status 2 for contradictions."""
-    names = f"texts by name, from the Hugging Face hub: {', '.join(CATALOG)}"
+    names = f"texts by name, from the Hugging Face Hub: {', '.join(CATALOG)}"
     parser = Parser("prepare_data.py", USAGE, DESCRIPTION, names)
     _add_arguments(parser)
     args = parser.parse_args(argv)
@@ -120,7 +120,7 @@ def _add_arguments(parser):
         "--stdin_format",
         choices=["txt", *dict.fromkeys(KINDS.values())],
         default="txt",
-        help="default txt",
+        help="what standard input holds; default %(default)s",
     )
     add("--encoding", type=encoding, help="encoding of all text files; default: UTF-8")
     add(

@@ -154,9 +154,8 @@ def build(device: torch.device):
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser(
-        prog="python -m tools.demo", description="Serve a page to try checkpoints on, on loopback."
-    )
+    text = "Serve a page on which you can try checkpoints; only this machine can reach it."
+    parser = Parser(prog="python -m tools.demo", description=text)
     parser.add_argument(
         "--port", type=number(int, 1, 65535), default=7860, metavar="N", help="default %(default)s"
     )

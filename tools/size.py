@@ -1,4 +1,4 @@
-"""Which model suits a text and a number of hours on this machine; writes a preset that trains it.
+"""Choose the size of model that suits a text and some hours; write a preset that trains it.
 
     python -m tools.size data/mine --hours 2 [--preset config/laptop.py]
 
