@@ -209,6 +209,8 @@ def what_is_there(path: Path) -> str:
         here = "it has no config.json that names the architecture of its weights"
     elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
         here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"
+    if path.suffix == ".safetensors" and path.exists():
+        return f"it is a file of a folder in Hugging Face's format; give {path.parent.as_posix()}"
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
     elif RECORDED in read_text(path / "config.json"):

@@ -128,6 +128,10 @@ def test_a_path_without_a_checkpoint_says_where_there_are_some(tmp_path, monkeyp
     (tmp_path / "model.pt").touch()
     with pytest.raises(CheckpointError, match="it is a file"):
         run_folder.find(tmp_path / "model.pt")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=f"give {(tmp_path / 'hf').as_posix()}"):
+        run_folder.find(tmp_path / "hf/model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"')  # not a run's, and damaged
     with pytest.raises(CheckpointError, match="it holds no step_"):
         run_folder.find(tmp_path)
