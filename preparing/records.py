@@ -123,13 +123,16 @@ def _conversation(name, text):
     return text
 
 
-def columns_of(name: str, columns: list[str], options: Options) -> list[str]:
-    """Those of a table's columns that may hold the text. Raises InputError if there is none."""
+def columns_of(name: str, columns: list[str], options: Options, advice: str = "") -> list[str]:
+    """Those of a table's columns that may hold the text. Raises InputError if there is none.
+
+    advice: what else to do then.
+    """
     wanted = fields_of(columns, options.text_field)
     if not wanted:
         raise InputError(
             f"{name} has no column {options.text_field or 'text'!r}; it has {shown(columns)}: name"
-            " one with --text_field. If these are not names, begin with a line of names"
+            f" one with --text_field{advice}"
         )
     for column in wanted:
         if columns.count(column) > 1:
@@ -190,7 +193,9 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
             break
     separator = said[1] if said else _separator(first, kind, options)
     header = _names(first, separator)
-    wanted = {column: header.index(column) for column in columns_of(name, header, options)}
+    advice = ". If these are not names, begin with a line of names"
+    columns = columns_of(name, header, options, advice)
+    wanted = {column: header.index(column) for column in columns}
     lines.keep(1)
     form = {
         "delimiter": separator if len(header) > 1 else NO_SEPARATOR,

@@ -95,7 +95,7 @@ def find_sources(inputs: list[str]) -> list[Source]:
 
 def _sources_of(given) -> Iterator[Source]:
     """The files of one INPUT. A path comes before a name."""
-    if not Path(given).exists():
+    if not os.path.exists(given):  # Path.exists() raises for a name that is too long
         if given == SHAKESPEARE:
             given = shakespeare()
         elif corpus := CATALOG.get(given):
@@ -154,13 +154,13 @@ def _without_hidden(paths, given):
 
 def _expand(given):
     """The paths that one INPUT names."""
-    if Path(given).is_dir():
+    if os.path.isdir(given):
         return _files_of_folder(given)
-    if Path(given).exists():
+    if os.path.exists(given):
         return [given]
     if not glob.has_magic(given):
         names = ", ".join([SHAKESPEARE, *CATALOG])
-        raise InputError(f"no such file or folder: {given}; texts by name are {names}")
+        raise InputError(f"no such file or folder: {given:.300}; texts by name are {names}")
     pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, given)  # .txt finds .TXT, as below a folder
     found = _without_hidden(glob.glob(pattern, recursive=True), given)
     found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))

@@ -151,6 +151,7 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     fails(tmp_path / "none.txt", "no such file", "none.txt")
     with pytest.raises(InputError, match=r"4\.txt and 35 more: the files are empty"):
         find_sources([f"{tmp_path}/{n}.txt" for n in range(40)])
+    fails("A text that is typed in place of a file. " * 200, "no such file or folder: A text that")
     fails(tmp_path / "*.csv", "no file matches")
     folder = tmp_path / "my [old] pictures"
     folder.mkdir()
