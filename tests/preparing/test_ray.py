@@ -14,7 +14,9 @@ from tests.preparing.torture import make_input
 
 pytest.importorskip("ray", reason="needs the package ray")
 PACE = 3_000_000  # bytes a second of each file from the hub, so that there is time to be killed in
+# Without the processes that collect logs, and that start and stop machines.
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+NODE |= {"include_log_monitor": False, "no_monitor": True}
 # So that a dead node is noticed within seconds.
 HEALTH = {
     "health_check_initial_delay_ms": 1000,
