@@ -34,7 +34,7 @@ def test_a_signal_during_imports_ends_it_quietly(name, number):
             break
     process.stderr.readline()
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + number
     assert not out
     assert "Traceback" not in err

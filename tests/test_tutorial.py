@@ -19,7 +19,7 @@ def run(line, clone, max_steps, text_file):
         if not (LLAMA_CPP / "node_modules").exists():
             return ""
         command = ["bash", "-c", line]
-        done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=300)
     else:
         if "--vocab_size" in words:
             words += [text_file, "--vocab_size=512"]

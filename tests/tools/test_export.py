@@ -178,7 +178,7 @@ def test_ctranslate2_writes_the_same(exported, tmp_path):
 def test_llama_cpp_writes_the_same(exported):
     _, out, model, tokenizer = exported
     command = ["node", LLAMA_CPP / "complete.mjs", out / "run.gguf", PROMPT, "50"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)
     assert theirs["prompt"] == tokenizer.encode(PROMPT).tolist()

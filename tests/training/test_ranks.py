@@ -16,7 +16,7 @@ import startup
 from config import ConfigError
 from formats import run_folder
 from tests import warm_start
-from tests.conftest import losses, run_script, train_command, trained
+from tests.conftest import losses, train_command, trained
 from tests.training.conftest import (
     EXACT,
     assert_same_end,
@@ -91,7 +91,7 @@ def assert_saved_once(folder, out):
 def test_a_signal_to_torchrun_saves_once_and_all_leave(char_data, tmp_path):
     process, _ = start_torchrun(2, char_data, tmp_path / "run")
     process.terminate()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert_saved_once(tmp_path / "run", out)
     assert 'train.py"' not in err, err  # no traceback of ours: torchrun's own is all there is
 
@@ -100,7 +100,7 @@ def test_a_signal_to_one_process_saves_once_and_all_leave(char_data, tmp_path):
     with ranks(2, *train_command(char_data, tmp_path, *ENDLESS)) as (first, second):
         wait_until(first, lambda: losses(tmp_path)[0])
         second.terminate()
-        ended = [process.complete(timeout=60) for process in (first, second)]
+        ended = [process.complete(timeout=300) for process in (first, second)]
     assert [result.returncode for result in ended] == [143, 143], ended
     assert_saved_once(tmp_path, ended[0].stdout + ended[1].stdout)
     assert not any(result.stderr for result in ended)
@@ -109,7 +109,7 @@ def test_a_signal_to_one_process_saves_once_and_all_leave(char_data, tmp_path):
 def test_when_a_process_dies_the_others_save_what_they_have(char_data, tmp_path):
     process, rank_1 = start_torchrun(3, char_data, tmp_path / "run", "--batch_size=24")
     os.kill(rank_1, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     step = re.search(r"another process of the run has ended: step ([\d,]+) is saved", out)[1]
     assert process.returncode == 1, err
     assert 'train.py"' not in err, err
@@ -203,12 +203,12 @@ def test_a_process_that_sees_one_gpu_takes_it(monkeypatch):
 
 
 def test_an_error_is_said_once(char_data, tmp_path):
-    command = train_command(char_data, tmp_path / "run", "--batch_size=7")
-    ours, _, torchruns = run_script(*torchrun(2), *command).stderr.partition("torch/distributed")
-    assert re.search(r"exitcode\s*:\s*2 ", torchruns), torchruns
-    assert "Traceback" not in ours, ours
-    assert ours.count("train.py: ") == 1, ours
-    assert "batch_size = 7 cannot be shared by 2 processes; the next larger that can is 8" in ours
+    ended = run_ranks(2, *train_command(char_data, tmp_path / "run", "--batch_size=7"))
+    assert [result.returncode for result in ended] == [2, 2]
+    said = "".join(result.stderr for result in ended)
+    assert "Traceback" not in said, said
+    assert said.count("train.py: ") == 1, said
+    assert "batch_size = 7 cannot be shared by 2 processes; the next larger that can is 8" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -289,5 +289,5 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(signum):
             if client.connect_ex(("127.0.0.1", port)) == 0:
                 break
     os.kill(process.pid, signum)
-    process.join(10)
+    process.join(60)
     assert process.exitcode == -signum

@@ -83,4 +83,4 @@ def test_a_mistake_that_nobody_reads_has_its_exit_status(char_data, tmp_path):
     process = start(char_data, tmp_path, "--batch_size=0", stdin=subprocess.DEVNULL)
     process.stdout.close()
     process.stderr.close()
-    assert process.wait(timeout=60) == 2
+    assert process.wait(timeout=300) == 2

@@ -304,7 +304,7 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
         process.kill()
         pytest.skip("may not make a folder immutable here")
     try:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=300)
     finally:
         subprocess.run(["chattr", "-i", folder], check=True)
     assert process.returncode == 1, err

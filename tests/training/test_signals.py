@@ -5,7 +5,7 @@ import signal
 import textwrap
 
 from formats import run_folder
-from tests.conftest import fails_clearly, losses, run_script, train_small, trained
+from tests.conftest import fails_clearly, losses, run_code, train_small, trained
 from tests.torture import torture
 from tests.training.conftest import start, wait_until
 
@@ -43,7 +43,7 @@ def test_a_signal_while_compiling_does_not_wait_for_the_compilers(char_data, tmp
     process = start(char_data, tmp_path / "run", "--compile=True", env=os.environ | variables)
     wait_until(process, at_work.exists)
     process.terminate()
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=300) == 143
     at_work.unlink()  # the compiler ends too
     assert not run_folder.steps(tmp_path / "run")
 
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_leaves_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         print("still running", flush=True)
     """
-    result = run_script("-c", textwrap.dedent(code))
+    result = run_code(textwrap.dedent(code))
     assert result.returncode == 130
     assert result.stdout == "2\n"
     assert "exited immediately; the last checkpoint is intact" in result.stderr
@@ -70,6 +70,6 @@ def test_nohup_is_respected(char_data, tmp_path):
     process = start(char_data, tmp_path, "--max_steps=300", handlers=as_nohup)
     wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signal.SIGHUP)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "finished: 300 steps" in out

@@ -174,7 +174,7 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     process = start(char_data, tmp_path, *endless, handlers=heard)
     wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == status, err
     assert not err
     step = int(re.search(r"step ([\d,]+) is saved", out)[1].replace(",", ""))
@@ -187,7 +187,7 @@ def test_a_signal_cuts_an_evaluation_short(char_data, tmp_path):
     process = start(char_data, tmp_path, *slow)
     wait_until(process, lambda: run_folder.steps(tmp_path))  # a save comes before an evaluation
     process.terminate()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 143, err
     assert "step 10 is saved" in out
     assert not losses(tmp_path)[1]
