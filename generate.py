@@ -39,8 +39,8 @@ def main(argv: list[str]) -> None:
     terminal.note(loaded.summary)
     if args.chat and not loaded.chats:
         terminal.note(
-            "this model was not trained on conversations, so its replies will make little sense;"
-            " see config/chat.py"
+            "this model was not trained on conversations as they read here (docs/data.md), so its"
+            " replies will make little sense; see config/chat.py"
         )
     if args.prompts is None and (args.chat or sys.stdin.isatty()):
         session(loaded, args)  # of a chat each line is a message, from a pipe too

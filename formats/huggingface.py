@@ -146,10 +146,11 @@ def read_end_ids(folder: Path) -> list[int]:
     return []
 
 
-def has_chat_template(folder: Path) -> bool:
-    """True if a folder says how a conversation reads: its model was trained on conversations."""
+def read_chat_template(folder: Path) -> str:
+    """How conversations read for the model of a folder, in Jinja; "" if it saw none."""
     settings = files.read_json(folder / "tokenizer_config.json")
-    return "chat_template" in settings or (folder / "chat_template.jinja").exists()
+    # Some have several, each with a name.
+    return files.read_text(folder / "chat_template.jinja") or str(settings.get("chat_template", ""))
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:

@@ -16,7 +16,7 @@ import torch
 import hardware
 from formats import files, huggingface, mirror, run_folder
 from formats.address import AddressError, Folder, local_copy, protocol_of
-from formats.conversation import PLAIN, Form, form_of
+from formats.conversation import PLAIN, START, Form, form_of
 from formats.data_folder import FORM
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, rotary_table
@@ -53,19 +53,25 @@ class Pretrained:
 
     @property
     def form(self) -> Form:
-        """How conversations read for the model: as its data has them, else as for its tokenizer.
+        """How conversations read for the model: as it saw them, else as for its tokenizer.
 
         Data that names no form is of a tokenizer without markers, or of an earlier version.
         """
         data = self.state.get("data", {})
-        return PLAIN if "masks" in data and FORM not in data else form_of(self.tokenizer)
+        saw_plain = "masks" in data and FORM not in data
+        if not self.state:
+            saw_plain = huggingface.read_chat_template(self.path) == PLAIN.chat_template
+        return PLAIN if saw_plain else form_of(self.tokenizer)
 
     @property
     def chats(self) -> bool:
-        """True if it was trained on conversations."""
+        """True if it was trained on conversations that read as its form has them."""
         if self.state:
             return run_folder.saw_conversations(self.state)
-        return huggingface.has_chat_template(self.path)
+        template = huggingface.read_chat_template(self.path)
+        if self.form.markers:
+            return START in template  # others have more in it, such as tools
+        return template == PLAIN.chat_template
 
     @property
     def end_ids(self) -> list[int]:

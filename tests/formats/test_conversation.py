@@ -14,7 +14,7 @@ from gguf import GGUFReader
 from jinja2 import Environment
 
 from formats import pretrained
-from formats.conversation import END, START, form_of, turns_of
+from formats.conversation import END, PLAIN, START, form_of, turns_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta, write_meta
 from generating.text import Completion
 from tests.conftest import fails_clearly, prose, reciting, run_script, write_conversations
@@ -174,6 +174,10 @@ def test_a_run_on_data_of_an_earlier_version_keeps_its_form(tmp_path, file):
     old = reciting(tmp_path / "old", text, tokenizer=Tokenizer.load(file), masks={})
     result = run_script("generate.py", "--checkpoint", old, "--chat", "--prompt=Hi")
     assert result.stdout == "Hello.\n", result.stderr
+    export.main([str(old), "--out", str(tmp_path / "hf")])
+    exported = pretrained.load(tmp_path / "hf")
+    assert exported.form == PLAIN
+    assert exported.chats
     base = reciting(tmp_path / "base", text, tokenizer=Tokenizer.load(file))
     assert pretrained.load(base).form.markers
 
@@ -184,6 +188,9 @@ def test_exports_have_the_form_and_end_a_reply_at_the_marker(run, tmp_path, file
     reading = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
     assert (reading["chat_template"], reading["eos_token"]) == (template, END)
     assert reading["pad_token"] == EOT
+    exported = pretrained.load(tmp_path / "hf")
+    assert exported.form.markers
+    assert exported.chats
     generation = json.loads((tmp_path / "hf/generation_config.json").read_text())
     assert generation["eos_token_id"] == [301, 0]
     fields = GGUFReader(tmp_path / "run.gguf").fields

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from formats import files, pretrained, run_folder
+from formats.conversation import PLAIN
 from generate import explain, main
 from generating import terminal
 from generating.terminal import parse_args
@@ -384,10 +385,11 @@ def test_a_folder_with_a_template_was_trained_on_conversations(reciting_folder, 
         return "not trained on conversations" in capsys.readouterr().err
 
     assert noted()
-    files.write_json(folder / "tokenizer_config.json", {"chat_template": "<|im_start|>..."})
+    files.write_json(folder / "tokenizer_config.json", {"chat_template": PLAIN.chat_template})
     assert not noted()
-    files.write_json(folder / "tokenizer_config.json", {})
-    (folder / "chat_template.jinja").write_text("<|im_start|>...")
+    files.write_json(folder / "tokenizer_config.json", {"chat_template": "[INST]..."})
+    assert noted()  # it knows another form
+    (folder / "chat_template.jinja").write_text(PLAIN.chat_template)
     assert not noted()
 
 
