@@ -205,7 +205,9 @@ def what_is_there(path: Path) -> str:
     if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
         return hint
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
-    if any(path.glob("*.safetensors")):
+    if "model_type" in read_json(path / "config.json"):
+        here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
+    elif any(path.glob("*.safetensors")):
         here = "it has no config.json that names the architecture of its weights"
     elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
         here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"

@@ -223,6 +223,7 @@ def test_weights_that_are_not_read_are_a_sentence(
 
 def test_weights_without_the_file_that_describes_them_are_a_sentence(hf_model, tmp_path):
     folder = saved(hf_model, tmp_path / "hf")
+    assert "which has neither steps nor a log" in run_folder.what_is_there(folder)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(config[:50])  # half downloaded
     with pytest.raises(CheckpointError, match=r"no config.json that names the architecture"):
