@@ -11,6 +11,7 @@ def small_gpt2(tied=True):
     from transformers import GPT2Config, GPT2LMHeadModel  # seconds, which the other tests save
 
     shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}
+    shape["layer_norm_epsilon"] = 0.01
     ids = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**shape, **ids, tie_word_embeddings=tied)).eval()

@@ -42,6 +42,7 @@ def test_a_gpt2_of_the_first_files_loads(hf_model, tmp_path):
     tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, weights)
     names = ["model_type", "vocab_size", "n_layer", "n_head", "n_embd", "n_positions"]
+    names.append("layer_norm_epsilon")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({name: config[name] for name in names}))
     logits_agree(pretrained.load(tmp_path).model().eval(), hf_model, 512)
