@@ -82,7 +82,11 @@ positive = number(float, 1e-6, least="above 0")
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that may be meant: up to three that begin alike, else the most similar."""
+    """The known names that may be meant: up to three that begin alike, else the most similar.
+
+    The known ones are in lower case.
+    """
+    name = name.lower()
     alike = [other for other in known if other.startswith(name) or name.startswith(other)]
     return alike[:3] or difflib.get_close_matches(name, known, 1, 0.65)
 

@@ -207,11 +207,12 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
         assigned = runpy.run_path(str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except Exception as error:  # a preset is a program, and may raise anything
+    except (Exception, SystemExit) as error:  # a preset is a program, and may raise anything
         raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
     values = {}
     for name, value in assigned.items():
-        if not name.startswith("_") and not isinstance(value, ModuleType):
+        is_helper = name not in table and (callable(value) or isinstance(value, ModuleType))
+        if not name.startswith("_") and not is_helper:
             check_name(name, table, path)
             values[name] = convert(table[name], value, path)
     return values

@@ -83,6 +83,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--eval=5", ["did you mean 'eval_interval' or 'eval_batches'?"]),
         ("--lr=1e-3", ["'lr'; here it is learning_rate"]),
         ("--learning_rte=1", ["the command line", "'learning_rte'", "'learning_rate'"]),
+        ("--DATA_DIR=x", ["'DATA_DIR'; did you mean 'data_dir'?"]),
         ("--compile=maybe", ["compile = 'maybe'", "True or False"]),
         ("config/demo.py --compile no", ["compile = 'no'", "True or False"]),
         ("--compile 0 config/demo.py", ["compile = 0", "True or False"]),
@@ -227,6 +228,13 @@ def test_recorded_settings_are_checked(tmp_path):
     (run / "config.json").write_text('{"checkpoint_dir": ' + "[" * 200_000)
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         config.load([str(run)])
+
+
+def test_a_preset_may_compute_with_functions_of_its_own_and_others(tmp_path):
+    text = "from math import sqrt\ndef half(n):\n    return n // 2\nn_layer = half(int(sqrt(64)))\n"
+    assert config.load([preset(tmp_path, text)]).n_layer == 4
+    with pytest.raises(ConfigError, match=r"mine.py: SystemExit: 3"):
+        config.load([preset(tmp_path, "import sys\nsys.exit(3)\n")])
 
 
 def test_a_preset_is_also_found_from_another_folder(tmp_path, monkeypatch):
