@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 IGNORE = -1  # a target with this value does not count in the loss
 
@@ -96,7 +97,7 @@ class RMSNorm(nn.RMSNorm):
 def rotary_frequencies(config: GPTConfig):
     """The angle per position, in radians, of each pair of a head's numbers. float32 [D / 2]."""
     half = config.head_dim // 2
-    return config.rope_theta ** -(torch.arange(half) / half)
+    return config.rope_theta ** -(torch.arange(half, device="cpu") / half)
 
 
 def rotary_table(config: GPTConfig):
@@ -104,7 +105,8 @@ def rotary_table(config: GPTConfig):
 
     Returns float32 [2, block_size, D].
     """
-    angles = torch.outer(torch.arange(config.block_size), rotary_frequencies(config))
+    positions = torch.arange(config.block_size, device="cpu")  # a model of shapes alone has it too
+    angles = torch.outer(positions, rotary_frequencies(config))
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)))
 
@@ -307,10 +309,24 @@ class GPT(nn.Module):
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 
 
+class NoDraws(TorchFunctionMode):
+    """Leaves normal draws out: on the device meta the first takes PyTorch a second of imports."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is nn.init.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def without_weights(config: GPTConfig) -> GPT:
+    """A model whose parameters have shapes alone, on the device meta; its rotary table is whole."""
+    with torch.device("meta"), NoDraws():
+        return GPT(config)
+
+
 def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a model."""
-    with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in GPT(config).state_dict().items()}
+    return {name: tuple(t.shape) for name, t in without_weights(config).state_dict().items()}
 
 
 def num_fused(name: str, config: GPTConfig) -> int:

@@ -19,7 +19,7 @@ from formats.address import AddressError, Folder, local_copy, protocol_of
 from formats.conversation import PLAIN, START, Form, form_of
 from formats.data_folder import FORM
 from formats.run_folder import CheckpointError
-from model import GPT, GPTConfig, rotary_table
+from model import GPT, GPTConfig, without_weights
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
@@ -42,13 +42,10 @@ class Pretrained:
 
     def model(self) -> GPT:
         """A model that holds the tensors, on the CPU. Its own are not made: that would take 3 s."""
-        with torch.device("meta"):
-            model = GPT(self.config)
+        model = without_weights(self.config)
         fill(model, self.tensors, self.path, assign=True)
         if self.config.tie_weights:
             model.lm_head.weight = model.wte.weight
-        if model.rotary is not None:
-            model.rotary = rotary_table(self.config)
         return model
 
     @property
@@ -165,8 +162,7 @@ def read(folder: Path) -> Pretrained:
 
 def check_memory(config: GPTConfig, folder: Path) -> None:
     """Raises CheckpointError where weights of this shape, in float32, exceed the free memory."""
-    with torch.device("meta"):
-        needed = 4 * GPT(config).num_parameters()
+    needed = 4 * without_weights(config).num_parameters()
     free = hardware.free_ram() or math.inf
     if needed > free:
         raise CheckpointError(

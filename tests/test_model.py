@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
 from formats import huggingface
-from model import GPT, IGNORE, GPTConfig, causal_attention, stream_dtype
+from model import GPT, IGNORE, GPTConfig, causal_attention, stream_dtype, without_weights
+from tests.conftest import run_script
 
 QWEN3 = {"arch": "qwen3", "tie_weights": False}
 LLAMA = {"arch": "llama", "n_kv_head": 1, "norm_eps": 0.1, "rope_theta": 1e5}
@@ -59,14 +60,18 @@ def test_logits_equal_those_of_transformers(shape, tied):
 def test_a_preset_has_its_parameters(name, vocab_size, parameters):
     settings = config.load([f"config/{name}.py"]).recorded()
     names = {field.name for field in dataclasses.fields(GPTConfig)} & settings.keys()
-    with torch.device("meta"):
-        model = GPT(GPTConfig(vocab_size, **{name: settings[name] for name in names}))
+    model = without_weights(GPTConfig(vocab_size, **{name: settings[name] for name in names}))
     assert model.num_parameters() == parameters
 
 
+def test_a_model_of_shapes_alone_imports_no_compiler():  # which takes a second of each start
+    code = "import sys; from model import *; without_weights(GPTConfig(97, arch='llama'));"
+    result = run_script("-c", f"{code} print('torch._dynamo' in sys.modules)")
+    assert result.stdout == "False\n", result.stderr
+
+
 def test_the_operations_of_a_token_are_those_of_palm():
-    with torch.device("meta"):
-        model = GPT(GPTConfig(32000))
+    model = without_weights(GPTConfig(32000))
     weights, attention = 85_054_464 + 32000 * 768, 12 * 768 * 1024
     assert model.flops_per_token() == 6 * weights + 12 * attention
 
