@@ -7,7 +7,8 @@
 init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture
 data_dir = "data/chat"
 loss_on = "assistant"
-batch_size = 32
+block_size = 512  # or that of the weights, if it is shorter
+batch_size = 4  # x 512 = 2,048 tokens per step: many steps from few conversations
 learning_rate = 1e-4
 min_lr = 0.0
 warmup_steps = 20

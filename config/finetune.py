@@ -2,10 +2,11 @@
 # format, or the address of either. Prepare the text with the weights' own tokenizer.
 #   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small_modern --out data/finetune
 #   python train.py config/finetune.py
-init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture; block_size may be lower
+init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture
 data_dir = "data/finetune"
-batch_size = 32
-learning_rate = 3e-5  # a tenth of the rate in gpt2_small.py; a small model needs a higher one
+block_size = 512  # or that of the weights, if it is shorter
+batch_size = 4  # x 512 = 2,048 tokens per step: many steps from little text
+learning_rate = 1e-4  # 3e-4 is as good, 1e-3 too high (docs/fine-tuning.md)
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3

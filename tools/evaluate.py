@@ -39,9 +39,9 @@ from training.dataset import Dataset
 from training.start import other_data
 
 TOKENS = 2048  # per forward: at most about 3 GB of logits, with Qwen3's vocabulary
-# Tokens of context for models from elsewhere: a forward of their own 8,192 or 131,072 takes much
-# memory, and few texts are as long.
-CONTEXT = Config.block_size
+# Tokens of context for models from elsewhere, as in config/finetune.py: a forward of their own,
+# 8,192 or more, takes much memory.
+CONTEXT = 512
 COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
 
 
