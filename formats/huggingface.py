@@ -148,9 +148,9 @@ def read_end_ids(folder: Path) -> list[int]:
 
 def read_chat_template(folder: Path) -> str:
     """How conversations read for the model of a folder, in Jinja; "" if it saw none."""
-    settings = files.read_json(folder / "tokenizer_config.json")
-    # Some have several, each with a name.
-    return files.read_text(folder / "chat_template.jinja") or str(settings.get("chat_template", ""))
+    template = files.read_json(folder / "tokenizer_config.json").get("chat_template")
+    # Some have several, each with a name; null is none.
+    return files.read_text(folder / "chat_template.jinja") or str(template or "")
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:

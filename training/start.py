@@ -237,7 +237,7 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNT & saved.keys()}
     if config.init_from:  # it brings its shape
-        names = demanded(config, saved["block_size"])
+        names = demanded(config, saved.get("block_size", config.block_size))
         known = {name: v for name, v in known.items() if name not in shape - names}
     differ = differences(config, known, known, "the mirror")
     if trained_on := mirror.data():

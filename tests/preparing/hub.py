@@ -22,7 +22,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 # Repository, what is asked of it (nothing: information), and a file or folder in it.
 ASKED = re.compile(
-    r"(?:/api/models|(?:/api)?/datasets)?/([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/[^/]+(?:/(.+))?)?"
+    r"(?:/api/models|(?:/api)?/datasets)?/([^/]+/[^/]+)"
+    r"(?:/(revision|tree|paths-info|resolve)/[^/]+(?:/(.+))?)?"
 )
 BLOCK = 1 << 16  # bytes written at a time
 STALL_SECONDS = 3

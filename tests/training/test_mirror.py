@@ -226,6 +226,12 @@ def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(
     assert fetch(machine, place) == [1, 2]
 
 
+def test_a_mirror_without_settings_is_fetched_for_a_run_that_starts_from_weights(tmp_path, place):
+    save(tmp_path / "run", 1)
+    upload(tmp_path / "run", place)  # of a version that recorded none
+    assert fetch(tmp_path / "machine" / "run", place, init_from="checkpoints/base") == [1]
+
+
 def test_runs_that_share_a_name_and_the_begin_of_a_log_are_told_apart_by_their_ids(tmp_path, place):
     run, other = tmp_path / "first" / "run", tmp_path / "second" / "run"
     save(run, 1)
