@@ -159,7 +159,7 @@ def loop(run: Run, stop: StopFlag, recorder: Recorder) -> tuple[str, int]:
 
 
 def training_step(run: Run) -> None:
-    """One optimiser step: the next batch, its gradients, and the update.
+    """One optimizer step: the next batch, its gradients, and the update.
 
     Several processes each take their share of the sequences.
     """

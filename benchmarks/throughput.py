@@ -7,7 +7,7 @@ Each round starts every contender once, on the same tokens. A contender's speed 
 measurements or fewer in a round, without the first ones (compilation, warm-up); ratios are taken
 round by round. PATH is a checkout of nanoGPT; it runs unchanged, and on a CPU also with the bf16
 autocast that it lacks there. Ours runs once more with --profile for the share of a step outside
-forward, backward and optimiser.
+forward, backward and optimizer.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def nanogpt_speed(copy: Path, arguments: list[str], tokens: int) -> float:
 
 
 def share_outside(arguments: list[str]) -> float:
-    """The share of a step of ours outside forward, backward and optimiser."""
+    """The share of a step of ours outside forward, backward and optimizer."""
     log = train(*arguments, "--max_steps=10", "--profile=True")
     parts = next(r["seconds_a_step"] for r in log if r.get("event") == "profile")
     return (parts["data"] + parts["other"]) / sum(parts.values())

@@ -259,7 +259,7 @@ def draw(path: Path) -> None:
     axes = figure.subplots()
     axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
     axes.set_title(title, fontsize=10)
-    axes.axhline(aim, color="grey", linestyle=":")
+    axes.axhline(aim, color="gray", linestyle=":")
     for color, (name, curves) in zip(COLORS, result["curves"].items(), strict=False):
         for curve in curves:
             axes.plot(*zip(*curve, strict=True), color=color)

@@ -174,7 +174,7 @@ SETTINGS = {field.name: field for field in dataclasses.fields(Config) if field.m
 LENGTH = {"epochs", "max_steps"}
 
 
-def _learnt():
+def _learned():
     """The names of the settings on which the weights of a step depend."""
     section, names = None, {"seed"}
     for name, field in SETTINGS.items():
@@ -184,7 +184,7 @@ def _learnt():
     return names - LENGTH - {"micro_batch_size"}
 
 
-LEARNT = _learnt()
+LEARNED = _learned()
 
 
 def load(argv: list[str]) -> Config:

@@ -181,7 +181,7 @@ class Mirror:
 
 
 def fetch_to_read(address: str) -> Path:
-    """A copy on this disk of a run's best step, else its newest, without the optimiser's state.
+    """A copy on this disk of a run's best step, else its newest, without the optimizer's state.
 
     Raises CheckpointError, AddressError, and OSError where the disk does not take the copy.
     """

@@ -78,8 +78,8 @@ def apply_repetition_penalty(logits, seen, penalty):
     logits: [B, V]. seen: bool [B, V]. Returns logits: those of seen tokens are divided by the
     penalty, or multiplied where negative (Keskar et al., 2019, "CTRL", section 4.1).
     """
-    penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-    return torch.where(seen, penalised, logits)
+    penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, penalized, logits)
 
 
 def sample(logits, temperature=1.0, top_k=0, top_p=1.0, vocab_size=None, generator=None):

@@ -99,7 +99,7 @@ def _sources_of(given) -> Iterator[Source]:
         if given == SHAKESPEARE:
             given = shakespeare()
         elif corpus := CATALOG.get(given):
-            print(f"{given}: {corpus.repository}; licence: {corpus.licence}", file=sys.stderr)
+            print(f"{given}: {corpus.repository}; license: {corpus.license}", file=sys.stderr)
             given = f"hf://datasets/{corpus.repository}/{corpus.files}"
     if protocol_of(given):
         files = list_files(given)
@@ -250,13 +250,13 @@ NOT_IN_STDLIB = re.compile(
 class Corpus:
     """A text by name.
 
-    files: the files of its training split, as a glob within the repository. licence: of the
+    files: the files of its training split, as a glob within the repository. license: of the
     collection.
     """
 
     repository: str
     files: str
-    licence: str
+    license: str
 
 
 CATALOG = {
@@ -279,7 +279,7 @@ CATALOG = {
     ),
     # nvidia/Nemotron-ClimbMix as text, shuffled: 6,543 files, shard_00000.parquet to
     # shard_06542.parquet, the last one nanochat's validation text; here the first 1,000. The
-    # licence is that of nvidia's card, "for research and development only".
+    # license is that of nvidia's card, "for research and development only".
     "climbmix": Corpus(
         "karpathy/climbmix-400b-shuffle",
         "shard_00*.parquet",

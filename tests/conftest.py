@@ -155,7 +155,7 @@ def fails_clearly(result, *words, status=2):
 
 
 def prose() -> str:
-    """About 200 KB of real text on every machine: Python's own licence and help topics."""
+    """About 200 KB of real text on every machine: Python's own license and help topics."""
     import pydoc_data.topics
 
     return "".join(pydoc_data.topics.topics.values())[:200_000]

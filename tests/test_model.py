@@ -1,4 +1,4 @@
-"""model.py: shape, equality with Hugging Face's models, initialisation, dropout, errors."""
+"""model.py: shape, equality with Hugging Face's models, initialization, dropout, errors."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ FORMS = {"gpt2": {}, "qwen3": QWEN3, "grouped queries": GROUPED, "llama": LLAMA}
 TINY = {"vocab_size": 97, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 64}
 
 
-def randomised(**changes):
+def randomized(**changes):
     """A tiny model whose biases and norms are not at their initial values."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | changes)).eval()
@@ -35,7 +35,7 @@ def randomised(**changes):
 def test_logits_equal_those_of_transformers(shape, tied):
     from transformers import AutoConfig, AutoModelForCausalLM  # seconds, not for whoever imports
 
-    model = randomised(**shape | {"tie_weights": tied})
+    model = randomized(**shape | {"tie_weights": tied})
     tokenizer = SimpleNamespace(vocab_size=97, eot_id=0)
     described = AutoConfig.for_model(**huggingface.config_values(model.config, tokenizer))
     hf = AutoModelForCausalLM.from_config(described).eval()
@@ -76,7 +76,7 @@ def test_the_operations_of_a_token_are_those_of_palm():
     assert model.flops_per_token() == 6 * weights + 12 * attention
 
 
-def test_initialisation_is_gpt2s():
+def test_initialization_is_gpt2s():
     torch.manual_seed(0)
     model = GPT(GPTConfig(1000, 64, 6, 4, 128))
     assert model.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -91,7 +91,7 @@ def test_initialisation_is_gpt2s():
 @pytest.mark.parametrize("shape", [{}, QWEN3], ids=["gpt2", "qwen3"])
 def test_with_bfloat16_between_the_layers_the_loss_is_the_same(shape, monkeypatch):
     """As a GPU computes it: a CPU keeps float32 there."""
-    model, idx, seen = randomised(**shape), torch.randint(97, (2, 32)), []
+    model, idx, seen = randomized(**shape), torch.randint(97, (2, 32)), []
     for block in model.h:
         block.register_forward_hook(lambda block, inputs, output: seen.append(output.dtype))
     exact = model(idx, idx)
@@ -130,7 +130,7 @@ def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length):
 
 
 def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
-    model = randomised()
+    model = randomized()
     idx, targets = torch.randint(97, (2, 16)), torch.randint(97, (2, 16))
     targets[0, :5] = IGNORE
     picked = model(idx).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -151,7 +151,7 @@ def test_without_bias_there_is_none():
 
 def test_a_sequence_beyond_the_context_is_a_sentence():
     with pytest.raises(ValueError, match=r"33 tokens is longer than .* \(block_size = 32\)"):
-        randomised()(torch.zeros(1, 33, dtype=torch.int64))
+        randomized()(torch.zeros(1, 33, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])

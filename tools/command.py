@@ -62,7 +62,7 @@ def render(template: str, **values) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
-        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, not an empty place
+        undefined=jinja2.StrictUndefined,  # a misspelled name is an error, not an empty place
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from command_line import Parser, duration, local_path, short
-from config import LEARNT, LENGTH, SETTINGS
+from config import LEARNED, LENGTH, SETTINGS
 from formats import files, run_folder
 from tools import command
 
@@ -39,11 +39,11 @@ UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte"}
 MARK = "by python -m tools.report"  # is in each page
 # Settings in which runs of one recipe may differ: the weights do not depend on them, or only by
 # chance, or, on the data, by what it holds.
-SHOWN_ALONE = SETTINGS.keys() - LEARNT - LENGTH - {"eval_batches"} | {"seed"}
+SHOWN_ALONE = SETTINGS.keys() - LEARNED - LENGTH - {"eval_batches"} | {"seed"}
 SAMPLES = 8  # answers per prompt
 STYLE = [  # of matplotlib
     "seaborn-v0_8-whitegrid",
-    "seaborn-v0_8-colorblind",  # C0, C1, ... are colours that the colour-blind can tell apart
+    "seaborn-v0_8-colorblind",  # C0, C1, ... are colors that the color-blind can tell apart
     {"path.simplify_threshold": 1.0},  # in pixels, so that a long log makes no large picture
     {"text.parse_math": False},  # a "$" in a name is a character
     {"svg.fonttype": "none"},  # text, for which a browser has the characters of every script
@@ -292,8 +292,8 @@ def plot_losses(axes, runs: list[History], column: str) -> None:
             late.extend(y[len(y) // 25 :])
         x, y = run.series(loss, column)
         # Matplotlib leaves out of the legend what begins with "_".
-        colour, name = ("C2", "validation") if single else (f"C{n}", f" {run.name}")
-        axes.plot(x, y, colour, marker="o" if len(y) <= 40 else None, label=name)
+        color, name = ("C2", "validation") if single else (f"C{n}", f" {run.name}")
+        axes.plot(x, y, color, marker="o" if len(y) <= 40 else None, label=name)
         late.extend(y[len(y) // 25 :])
     if single:
         mark_events(axes, runs[0], column)

@@ -40,7 +40,7 @@ BREAKS_COMMAND = re.compile(r"[\s'\"]")
 def fit(run: Run) -> str | None:
     """Compile the model, and halve the micro-batch until a step fits the memory.
 
-    The batch of an optimiser step stays the same, so the losses do too. Sets run.compiled, run.ddp
+    The batch of an optimizer step stays the same, so the losses do too. Sets run.compiled, run.ddp
     and run.micro_batch. Returns why the model is not compiled, where that failed. Raises RunError
     where one sequence is too much.
     """

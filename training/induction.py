@@ -1,4 +1,4 @@
-"""Initial weights that lean towards copying: what followed the current token before, follows again.
+"""Initial weights that lean toward copying: what followed the current token before, follows again.
 
 Most runs learn this in their first few hundred steps, when the loss drops by half a nat: heads of
 two layers have to learn it together (Olsson et al., 2022, "In-context Learning and Induction

@@ -1,4 +1,4 @@
-"""The optimiser of a run: AdamW, or with Muon for the matrices of the blocks; clipping, an update.
+"""The optimizer of a run: AdamW, or with Muon for the matrices of the blocks; clipping, an update.
 
 Knows parameters, gradients, the settings that it names, and the processes that share Muon's work;
 no data and no files.
@@ -77,13 +77,13 @@ def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
 
 
 def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of an optimiser's parameters, in the order in which its state numbers them."""
+    """The names of an optimizer's parameters, in the order in which its state numbers them."""
     names = {p: name for name, p in model.named_parameters()}
     return [names[p] for group in optimizer.param_groups for p in group["params"]]
 
 
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the optimiser's state, as its first step would."""
+    """Allocate the optimizer's state, as its first step would."""
     for group in optimizer.param_groups:
         if "num_fused" in group:
             optimizer.reserve_momentum(group)
@@ -104,7 +104,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, multiplier: float) -> N
 def clip_gradients(model, optimizer, scaler, grad_clip: float) -> torch.Tensor:
     """Let the next update take gradients of a norm of at most grad_clip (0: of any).
 
-    Returns their norm before, a scalar on the device. Fused optimisers take the factor as a tensor,
+    Returns their norm before, a scalar on the device. Fused optimizers take the factor as a tensor,
     and whether to skip the update, as the norm is not finite: nothing waits for the device.
     """
     scaler.unscale_(optimizer)
@@ -121,7 +121,7 @@ def clip_gradients(model, optimizer, scaler, grad_clip: float) -> torch.Tensor:
 def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
     """Step along the gradients, and clear them.
 
-    Where their norm is not finite, weights and optimiser stay as they are.
+    Where their norm is not finite, weights and optimizer stay as they are.
     """
     if is_fused(optimizer, scaler) or scaler.is_enabled() or norm.isfinite():
         scaler.step(optimizer)
@@ -130,7 +130,7 @@ def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
 
 
 def is_fused(optimizer, scaler) -> bool:
-    """True if the optimiser itself clips and skips; with float16 the GradScaler needs that."""
+    """True if the optimizer itself clips and skips; with float16 the GradScaler needs that."""
     return optimizer.defaults["fused"] and not scaler.is_enabled()
 
 

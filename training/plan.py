@@ -32,7 +32,7 @@ from training.step import forward_backward
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
-UTILISATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
+UTILIZATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
 TOKENS = 4096  # per micro-batch on a CPU; with more, the time per token does not change
 LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch is timed
 STEPS = 20  # the most that are timed
@@ -112,7 +112,7 @@ def describe_data(run: Run) -> str:
 
 
 def describe_step(run: Run) -> str:
-    """The tokens of an optimiser step, and its micro-batch."""
+    """The tokens of an optimizer step, and its micro-batch."""
     c, micro_batch, local_batch = run.config, run.micro_batch, run.local_batch
     text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
@@ -315,11 +315,11 @@ def hours_table(run: Run) -> list[str]:
         hint = "; set cost_per_hour for costs (Colab's A100: about 8 compute units)"
     count = distributed.world_size
     who = "of the GPU's peak speed" if count == 1 else f"of the peak speed of {count} GPUs"
-    lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILISATION:.0%} {who}{hint}"]
+    lines = [f"{'':15}{'time':>14}{'cost':>10}   at {UTILIZATION:.0%} {who}{hint}"]
     flops = run.model.flops_per_token() * c.tokens_per_step * run.schedule.steps_left
     for name in PLANNED:
         device = from_data_sheet(name)
-        hours = flops / (device.peak_flops * UTILISATION * count) / 3600
+        hours = flops / (device.peak_flops * UTILIZATION * count) / 3600
         fits = largest_micro_batch(run, device)
         gigabytes = f"{device.memory / 1e9:.0f} GB"
         room = f"micro-batch {fits} in {gigabytes}" if fits else f"does not fit {gigabytes}"
@@ -368,7 +368,7 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
 
     Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
     all of the seconds, and doubles from there. Several processes take the same steps, by the clock
-    of the first: Muon's update waits for all of them. Returns the seconds of an optimiser step, and
+    of the first: Muon's update waits for all of them. Returns the seconds of an optimizer step, and
     the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
     memory, and MemoryError where that of any process runs out.
     """

@@ -159,7 +159,7 @@ def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) 
 def open_model(
     start: Start, device: Device, decay: float
 ) -> tuple[GPT, torch.optim.Optimizer, torch.amp.GradScaler]:
-    """Model, optimiser and scaler in the shape of `start`, new. decay: as for make_optimizer."""
+    """Model, optimizer and scaler in the shape of `start`, new. decay: as for make_optimizer."""
     config = start.config
     torch.manual_seed(config.seed)
     model = GPT(start.shape, config.zero_init)

@@ -13,7 +13,7 @@ from os.path import abspath
 from pathlib import Path
 from shlex import quote
 
-from config import LEARNT, SETTINGS, Config, ConfigError
+from config import LEARNED, SETTINGS, Config, ConfigError
 from formats import pretrained, run_folder
 from formats.address import AddressError
 from formats.data_folder import Meta, read_meta
@@ -125,9 +125,9 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
 
 
 def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
-    """Copy weights and the optimiser's state into the run's own.
+    """Copy weights and the optimizer's state into the run's own.
 
-    The optimiser's are matched by the parameters' names, and its settings stay as set. Its state is
+    The optimizer's are matched by the parameters' names, and its settings stay as set. Its state is
     copied into tensors of our own: fused AdamW writes out of bounds where a moment has another
     shape than its parameter. Raises CheckpointError for what does not fit.
     """
@@ -235,7 +235,7 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     mirror.check_same_run(Path(config.checkpoint_dir))  # it may be no run at all
     saved = mirror.settings()
     shape = {field.name for field in fields(GPTConfig)}
-    known = {name: saved[name] for name in LEARNT & saved.keys()}
+    known = {name: saved[name] for name in LEARNED & saved.keys()}
     if config.init_from:  # it brings its shape
         names = demanded(config, saved.get("block_size", config.block_size))
         known = {name: v for name, v in known.items() if name not in shape - names}

@@ -9,7 +9,7 @@ from generating.cpu_kernels import FORMATS, PackedLinear, fastest, pack
 from generating.decode import generate
 from tests.conftest import run_code
 from tests.generating.test_decode import CONTEXT, PROMPTS
-from tests.test_model import randomised
+from tests.test_model import randomized
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02, "auto": 0.1}  # of logits near 1
 # Emulations of machines that have less: oneDNN's instructions, and PyTorch's own.
@@ -24,7 +24,7 @@ KINDS = {
 @pytest.mark.parametrize("arch", ["gpt2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_in_float32_greedy_text_is_that_of_the_plain_model(arch, tied):
-    model, packed = (randomised(arch=arch, tie_weights=tied) for _ in range(2))
+    model, packed = (randomized(arch=arch, tie_weights=tied) for _ in range(2))
     assert pack(packed, "auto") == ("float32", "float32")  # so small a model is not timed
     written = list(generate(packed, PROMPTS, CONTEXT, temperature=0))
     assert written == list(generate(model, PROMPTS, CONTEXT, temperature=0))
@@ -33,9 +33,9 @@ def test_in_float32_greedy_text_is_that_of_the_plain_model(arch, tied):
 def compute_the_same():
     """Assert that a packed model is close to the plain one, and generates."""
     cpu_kernels.SMALL = 1  # so that formats are timed
-    plain = randomised(tie_weights=False)
+    plain = randomized(tie_weights=False)
     for dtype, most in TOLERANCE.items():
-        model = randomised(tie_weights=False)
+        model = randomized(tie_weights=False)
         _, several = pack(model, dtype)
         assert dtype == "auto" or several in ("float32", dtype)
         for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
@@ -104,11 +104,11 @@ def slow(weight, bias):
 def test_a_large_model_is_packed_in_what_is_faster_for_its_dtype(monkeypatch):
     for name, form in {"bfloat16": FORMATS["float32"], "float32": slow, "float16": missing}.items():
         monkeypatch.setitem(FORMATS, name, form)
-    assert pack(randomised(), "auto") == ("float32", "float32")
+    assert pack(randomized(), "auto") == ("float32", "float32")
     monkeypatch.setattr(cpu_kernels, "SMALL", 1)
-    assert pack(randomised(), "auto") == ("bfloat16", "bfloat16")
+    assert pack(randomized(), "auto") == ("bfloat16", "bfloat16")
     for dtype in ("float32", "float16"):
-        assert pack(randomised(), dtype) == ("float32", "float32")
+        assert pack(randomized(), dtype) == ("float32", "float32")
 
 
 def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatch):
@@ -122,7 +122,7 @@ def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatc
     monkeypatch.setitem(FORMATS, "float16", fast)
     monkeypatch.setitem(FORMATS, "bfloat16", for_several)
     monkeypatch.setitem(FORMATS, "float32", slow)
-    model, plain = (randomised(tie_weights=False) for _ in range(2))
+    model, plain = (randomized(tie_weights=False) for _ in range(2))
     assert pack(model, "auto") == ("float16", "bfloat16")
     assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
     for module in plain.modules():

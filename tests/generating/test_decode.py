@@ -20,7 +20,7 @@ from generating.decode import (
     generate,
     sample,
 )
-from tests.test_model import FORMS, TINY, randomised
+from tests.test_model import FORMS, TINY, randomized
 
 pytestmark = pytest.mark.filterwarnings("error:no CUDA graph")
 CONTEXT = TINY["block_size"]
@@ -29,7 +29,7 @@ PROMPTS = [[5, 17, 3], [8] * 20, [1], list(range(40, 75))]  # the last is beyond
 
 def varied(**changes):
     """A model that does not repeat one token, as so small a one else does."""
-    model = randomised(**changes)
+    model = randomized(**changes)
     model.wpe.weight.data *= 20
     return model
 
@@ -154,7 +154,7 @@ def test_the_cache_changes_nothing_up_to_the_context_and_beyond(make_decoder, pr
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_cache_changes_nothing_in_qwen3(make_decoder, kv_heads):
-    model = randomised(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
+    model = randomized(arch="qwen3", n_kv_head=kv_heads, tie_weights=False)
     decoder = make_decoder(model, len(PROMPTS))
     written = list(generate(model, PROMPTS, CONTEXT, decoder=decoder, temperature=0))
     assert written == without_cache(model, PROMPTS, CONTEXT, temperature=0)
@@ -163,7 +163,7 @@ def test_the_cache_changes_nothing_in_qwen3(make_decoder, kv_heads):
 
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_the_smallest_contexts_go_on_too(make_decoder, context):
-    model = randomised(block_size=context)
+    model = randomized(block_size=context)
     assert len(list(generate(model, [[1, 2, 3], [4]], 7, decoder=make_decoder(model, 2)))) == 7
 
 
@@ -183,7 +183,7 @@ def test_a_decoder_that_is_used_again_changes_no_text(make_decoder):
 )
 def test_a_step_gives_the_logits_of_a_whole_forward(make_decoder, shape, weights, cast):
     """Under autocast as at the evaluations of a run."""
-    model = randomised(**shape).to(weights)
+    model = randomized(**shape).to(weights)
     decoder, texts = make_decoder(model, 3), [[5, 17, 3], [8] * 6, [1]]
     device = model.wte.weight.device.type
     ids = torch.randint(97, (20, 3), generator=torch.Generator().manual_seed(0))
@@ -226,7 +226,7 @@ def test_a_cache_that_grows_keeps_what_it_has():
 
 
 def test_a_cache_is_as_long_as_its_text_needs_and_not_as_the_context():
-    model = randomised(block_size=4096)
+    model = randomized(block_size=4096)
     decoder = Decoder(model, 1)
     for prompt, length in (([7], 512), ([7] * 600, 1024), ([7] * 3000, 4096)):
         list(generate(model, [prompt], 1, decoder=decoder))
@@ -242,7 +242,7 @@ def greedy(model, prompt, count, **settings):
 
 
 def test_the_repetition_penalty_counts_the_text():
-    model = randomised()
+    model = randomized()
     assert len(set(greedy(model, [5], 25))) < 25
     assert len(set(greedy(model, [5], 25, repetition_penalty=1e9))) == 25
 
@@ -250,7 +250,7 @@ def test_the_repetition_penalty_counts_the_text():
 def test_the_repetition_penalty_counts_the_prompt_beyond_the_context_too():
     torch.manual_seed(0)
     prompts = [torch.randperm(TINY["vocab_size"])[:60].tolist() for _ in range(20)]
-    (drawn,) = generate(randomised(), prompts, 1, temperature=0, repetition_penalty=1e9)
+    (drawn,) = generate(randomized(), prompts, 1, temperature=0, repetition_penalty=1e9)
     assert [i for i, prompt in zip(drawn, prompts, strict=True) if i in prompt] == []
 
 

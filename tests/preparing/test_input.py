@@ -39,7 +39,7 @@ def test_folders_and_globs(tmp_path, tokenizer):
     (tmp_path / "in/.venv").mkdir()
     write(tmp_path / "in/b.txt", "txt", DOCUMENTS[:50])
     write(tmp_path / "in/deep/a.jsonl.gz", "jsonl.gz", DOCUMENTS[50:])
-    for name in ("picture.png", "table.parquet.gz", "deep/notes.md", ".venv/licence.txt"):
+    for name in ("picture.png", "table.parquet.gz", "deep/notes.md", ".venv/license.txt"):
         (tmp_path / "in" / name).write_bytes(b"not read")
     result = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert len(documents(tmp_path / "folder")) == 200

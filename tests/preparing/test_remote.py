@@ -92,7 +92,7 @@ def test_every_name_is_prepared_from_its_repository(tmp_path, tokenizer, name):
         result = ok(fetch(hub, name, tokenizer=tokenizer, val_fraction=0, out=tmp_path / "out"))
     turn = "User: {}\n\n" if name == "smoltalk" else "{}"
     assert documents(tmp_path / "out") == [turn.format(text) for text in DOCUMENTS[:2]]
-    assert CATALOG[name].licence in result.stderr
+    assert CATALOG[name].license in result.stderr
 
 
 def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):

@@ -178,7 +178,7 @@ def test_another_text_is_prepared_or_a_sentence_says_how(run_cell, tmp_path):
     def prepared():
         return json.loads((drive / "data/meta.json").read_text())["sources"]
 
-    # An upload that is cancelled, or brings no text, is asked for again.
+    # An upload that is canceled, or brings no text, is asked for again.
     assert "stopped: no file was uploaded; run this cell again" in text()
     (chosen / "notes.md").write_text("# Notes")
     assert "holds no .txt" in text()

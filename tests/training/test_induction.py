@@ -1,4 +1,4 @@
-"""Weights that lean towards copying from the start: training/induction.py."""
+"""Weights that lean toward copying from the start: training/induction.py."""
 
 import pytest
 import torch

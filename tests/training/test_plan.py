@@ -17,7 +17,7 @@ from training.start import model_shape
 
 
 def planned(vocab_size, *arguments):
-    """Settings, and a model and optimiser that take no memory."""
+    """Settings, and a model and optimizer that take no memory."""
     c = config.load([*arguments])
     meta = torch.device("meta")
     with meta:

@@ -61,7 +61,7 @@ def test_a_weight_decay_that_is_not_set_follows_from_the_epochs(optimizer):
     assert peak_decay(1000, 0.5, config) == 0.0
 
 
-def test_the_optimiser_of_a_run_has_the_weight_decay_of_its_epochs(little_data, tmp_path):
+def test_the_optimizer_of_a_run_has_the_weight_decay_of_its_epochs(little_data, tmp_path):
     run = small_run(little_data, tmp_path, "--weight_decay=None", "--epochs=4")
     decay = peak_decay(run.schedule.total_steps, 4.0, run.config)
     groups = run.optimizer.param_groups

@@ -27,7 +27,7 @@ UNSCALED = torch.amp.GradScaler("cpu", enabled=False)
 
 
 def optimizer_for(model, config, device=CPU):
-    """The optimiser of a run of one epoch."""
+    """The optimizer of a run of one epoch."""
     return make_optimizer(model, config, device, peak_decay(1, 1.0, config))
 
 
@@ -107,7 +107,7 @@ def model_and_batch():
 def one_step(micro_batch=8, grad_clip=1.0, poison=False, scaled=False, device="cpu", **settings):
     """A model after one step on fixed data, the loss and the norm.
 
-    device: whose kind of optimiser steps; the step is taken on the CPU.
+    device: whose kind of optimizer steps; the step is taken on the CPU.
     """
     model, x, y = model_and_batch()
     config = Config(**{"learning_rate": 1e-2} | settings)
