@@ -156,7 +156,7 @@ def test_numbers_are_those_of_the_benchmarks():
     steps = [f"| {1000 * rung['step_s']:,.0f} |" for rung in measured("ladder_cpu")["rungs"]]
     assert [cell for cell in steps if cell not in text_of("docs/experiments.md")] == []
     readme = " ".join(text_of("README.md").split())
-    assert f"trains {medians[0]:.0f} s on Shakespeare" in readme
+    assert f"trains for {medians[0]:.0f} s on Shakespeare" in readme
     assert f"in {medians[2]:.0f} s on the same two cores" in readme
 
 
