@@ -28,7 +28,7 @@ from tokenizer_bpe import TokenizerError
 
 # The arguments that generating.text.complete takes too.
 SETTINGS = ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
-# Errors that a user can mend; the exit status is 2.
+# Errors that a user can fix; the exit status is 2.
 MISTAKES = (AddressError, CheckpointError, TokenizerError, hardware.DeviceError)
 
 

@@ -89,7 +89,7 @@ def look_up(device: torch.device, dtype: str) -> Device:
 def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device for a setting of `auto`, cuda, cuda:N, xpu, mps or cpu. Raises DeviceError.
 
-    local_rank: the GPU that `cuda` and `auto` mean; GPU 0 where a launcher shows each process only
+    local_rank: the GPU that `cuda` and `auto` mean; GPU 0 if a launcher shows each process only
     its own. Whoever asks will compute: PyTorch's threads are limited to what a container may use.
     """
     limit_threads_to_cgroup()
@@ -149,7 +149,7 @@ def unused_gpus(device: torch.device, processes: int) -> str:
 
 
 def _check_build():
-    """Raises DeviceError where only PyTorch's build keeps a GPU of NVIDIA from use."""
+    """Raises DeviceError if only PyTorch's build keeps an NVIDIA GPU from use."""
     # A notebook without a GPU may have nvidia-smi, but not the driver. WSL2 has Windows'.
     paths = ("proc/driver/nvidia/version", "dev/dxg")
     driver = os.name == "nt" or any((SYSTEM / path).exists() for path in paths)
@@ -163,7 +163,7 @@ def _check_build():
 
 
 def _check_kernels(device: torch.device) -> None:
-    """Raises DeviceError where PyTorch's build has no kernels for a GPU of NVIDIA."""
+    """Raises DeviceError if PyTorch's build has no kernels for an NVIDIA GPU."""
     own = torch.cuda.get_device_capability(device)
     # sm_86: machine code, for later ones of its generation too; compute_86: also for all later.
     listed = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
@@ -183,7 +183,7 @@ def _check_kernels(device: torch.device) -> None:
 def find_dtype(device: torch.device, name: str) -> torch.dtype:
     """The dtype of matrix products for a setting of `auto`, bfloat16, float16 or float32.
 
-    auto: bfloat16 where the hardware multiplies it (CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16;
+    auto: bfloat16 if the hardware multiplies it (CPUs with AMX, AVX512-BF16 or ARM's FEAT_BF16;
     AMD's, Intel's and NVIDIA's GPUs from Ampere on), float16 on NVIDIA's older GPUs, float32 on
     other CPUs, and on Apple's GPUs, where bfloat16 is slower.
     """
@@ -241,7 +241,7 @@ def gpu_memory(device: torch.device) -> int | None:
 
 
 def free_ram() -> int | None:
-    """Bytes of RAM that can be had without swapping; None where the system does not say.
+    """Bytes of RAM that can be had without swapping; None if the system does not say.
 
     A container has at most what its limit leaves (version 2 of Linux's control groups).
     """

@@ -38,7 +38,7 @@ class GPTConfig:
     dropout: float = 0.0
     tie_weights: bool = True
     arch: str = "gpt2"
-    n_inner: int | None = None  # width of the MLP; None: 4 n_embd, or 8/3 of it where it has a gate
+    n_inner: int | None = None  # width of the MLP; None: 4 n_embd, or 8/3 of it if it has a gate
     n_kv_head: int | None = None  # of keys and values, each for a group of queries; None: n_head
     head_dim: int | None = None  # None: n_embd / n_head
     rope_theta: float = 10_000.0  # base of the rotary positions' wavelengths
@@ -114,7 +114,7 @@ def rotary_table(config: GPTConfig):
 def rotate(x, rotary):
     """Turn each pair of x's numbers, one of either half, by the angle of its position.
 
-    x: [B, T, heads, D]. rotary: [2, T, 1, D], or [2, B, T, 1, D] where the rows are at different
+    x: [B, T, heads, D]. rotary: [2, T, 1, D], or [2, B, T, 1, D] if the rows are at different
     positions.
     """
     cos, sin = rotary.to(x.dtype)
@@ -202,7 +202,7 @@ class Block(nn.Module):
 
 
 def cross_entropy(logits, targets):
-    """The mean loss in nats of the targets that count; 0 where none does.
+    """The mean loss in nats of the targets that count; 0 if none does.
 
     logits: [N, V]. targets: int64 [N], IGNORE where there is nothing to predict.
     """
@@ -263,7 +263,7 @@ class GPT(nn.Module):
         return.
 
         Returns logits, [B, T, V], or [B, V] with `last`; with targets, the mean cross-entropy in
-        nats per token, a scalar in float32, 0 where all are IGNORE. Raises ValueError for a
+        nats per token, a scalar in float32, 0 if all are IGNORE. Raises ValueError for a
         sequence beyond the context.
         """
         B, T = idx.shape

@@ -118,7 +118,7 @@ def tune_environment() -> None:
 
 
 def drop_unread() -> None:
-    """Python flushes stdout as it exits, and prints an exception where its reader has left."""
+    """Python flushes stdout as it exits, and prints an exception if its reader has left."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -141,8 +141,8 @@ def run(
     """Call main with the command line. Returns the exit status: what main returns, or 0 for None.
 
     An error becomes a sentence, which `say` prints in the script's name. mistakes: errors that a
-    user can mend; the status is 2. explain: what another error means; the status is 1, with a
-    traceback where it returns None. Ctrl-C is 130, without a sentence where explain has none.
+    user can fix; the status is 2. explain: what another error means; the status is 1, with a
+    traceback if it returns None. Ctrl-C is 130, without a sentence if explain has none.
     A handler of another signal raises KeyboardInterrupt(signum), for 128 + signum.
     """
     try:

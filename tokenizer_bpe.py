@@ -77,7 +77,7 @@ class Tokenizer:
     ):
         """description: the parsed tokenizer.json; source: its name, for errors.
 
-        eos: the token or id that ends a text where the description has none of END_NAMES. Raises
+        eos: the token or id that ends a text if the description has none of END_NAMES. Raises
         TokenizerError if it is of a kind unknown here.
         """
         try:
@@ -240,7 +240,7 @@ class Tokenizer:
                     )
 
     def _encode_words(self, text):
-        """The ids of a text; where tiktoken's expressions give up, word by word.
+        """The ids of a text; if tiktoken's expressions give up, word by word.
 
         And such words in parts, of which equal ones are encoded once: whole, a million blanks take
         more than a second.
@@ -267,7 +267,7 @@ class Tokenizer:
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The UTF-8 bytes of token ids.
 
-        Collect them where tokens come one by one: a token may end inside a character.
+        Collect them if tokens come one by one: a token may end inside a character.
         """
         if self.kind == "char":
             return "".join(self._characters.texts[i] for i in ids).encode()
@@ -348,7 +348,7 @@ def _adds_tokens(post):
 
 
 def _end_of_text(model, specials, eos, source):
-    """The added token that ends a text. Raises TokenizerError where none is known."""
+    """The added token that ends a text. Raises TokenizerError if none is known."""
     by_id = {n: token for token, n in specials.items()}
     for name in (model.get("end_of_text"), *END_NAMES, by_id.get(eos, eos)):
         if name in specials:
@@ -463,7 +463,7 @@ def _vocab_and_merges(ranks):
 def composed(text: str) -> str:
     """A text in NFC, as `tokenizers` has it: Python's is many times as fast, and knows more marks.
 
-    Raises UnicodeEncodeError where it has to ask `tokenizers` about a lone surrogate.
+    Raises UnicodeEncodeError if it has to ask `tokenizers` about a lone surrogate.
     """
     if unicodedata.is_normalized("NFC", text):
         return text
@@ -491,7 +491,7 @@ def safe_cut(text: str, limit: int) -> int:
     After a line break between two characters that are not white space, before a space between two
     letters, or before a Chinese or Japanese punctuation mark after a letter: there GPT-2's
     expression, and those of GPT-4, Llama 3, Qwen and SmolLM2, begin a new word whatever comes
-    further away. 0 where there is no such place.
+    further away. 0 if there is no such place.
     """
     cuts = (match.end() for match in CUT.finditer(text, 0, limit + 1))
     return max((cut for cut in cuts if cut <= limit), default=0)

@@ -45,7 +45,7 @@ from training.schedule import LIMITS
 from training.setup import build
 from training.step import evaluate, forward_backward, seed_dropout, unsaved_if_it_fails
 
-# What a user can mend; the exit status is 2.
+# What a user can fix; the exit status is 2.
 MISTAKES = (
     AddressError,
     CheckpointError,
@@ -181,7 +181,7 @@ def training_step(run: Run) -> None:
         multiplier = run.schedule.lr_multiplier
         set_learning_rates(run.optimizer, multiplier)
         norm = clip_gradients(run.model, run.optimizer, run.scaler, c.grad_clip)
-        update_weights(run.optimizer, run.scaler, norm)  # not where the norm is NaN or infinite
+        update_weights(run.optimizer, run.scaler, norm)  # not if the norm is NaN or infinite
         # A GradScaler skips steps until it has found its scale: these are not bad ones.
         deciding = loss if run.scaler.is_enabled() else norm
         run.loss_sums.add(loss, norm, good=deciding.isfinite())
@@ -240,7 +240,7 @@ def already_finished(run: Run) -> int:
 
 
 def check_batch(config: Config) -> None:
-    """Raises ConfigError where the processes cannot share a batch."""
+    """Raises ConfigError if the processes cannot share a batch."""
     world_size = distributed.world_size
     if config.batch_size % world_size:
         next_larger = -(-config.batch_size // world_size) * world_size

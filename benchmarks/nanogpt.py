@@ -28,7 +28,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def checkout(text: str) -> Path:
-    """A typed path to a checkout. Raises ArgumentTypeError where there is none."""
+    """A typed path to a checkout. Raises ArgumentTypeError if there is none."""
     path = local_path(text)
     if not (path / "train.py").is_file():
         raise argparse.ArgumentTypeError(f"{path} is no checkout of nanoGPT: it has no train.py")

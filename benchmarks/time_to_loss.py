@@ -232,7 +232,7 @@ def main(argv):
         draw(path)
 
 
-# Of the picture: a task's title, a contender's name where that of the JSON file is shorter.
+# Of the picture: a task's title, a contender's name if that of the JSON file is shorter.
 TITLES = {
     "shakespeare": "Shakespeare by characters",
     "sources": "330 MB of Python",

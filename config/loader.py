@@ -105,7 +105,7 @@ def parse(field: Field, text: str):
 
 
 def convert(field: Field, value, where: str | Path):
-    """`value` in the type of a setting. Raises ConfigError where it does not fit."""
+    """`value` in the type of a setting. Raises ConfigError if it does not fit."""
     kinds, limits = kinds_of(field), field.metadata
     if float in kinds and type(value) is int and abs(value) < 2**53:
         value = float(value)
@@ -311,7 +311,7 @@ def help_text(table: dict[str, Field], defaults, markdown: bool = False) -> str:
 
 
 def check(config) -> None:
-    """Raises ConfigError where settings contradict each other. config: a Config."""
+    """Raises ConfigError if settings contradict each other. config: a Config."""
     if wrong := [*wrong_rates(config), *wrong_places(config)]:
         raise ConfigError(wrong[0])
 

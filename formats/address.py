@@ -66,7 +66,7 @@ class Folder:
     """A folder at an address, or on a disk; it need not exist yet.
 
     Its files are known by their names below it, with slashes. A file is written whole or not at
-    all. Raises AddressError where a package is missing, and its methods do where a request fails
+    all. Raises AddressError if a package is missing, and its methods do if a request fails
     again and again. What asks for a file that does not exist raises FileNotFoundError.
     """
 
@@ -134,7 +134,7 @@ class Folder:
     def get_large(self, sizes: dict[str, int], folder: Path) -> None:
         """Copy files that take a while: check the room for them and print their size first.
 
-        sizes: those of `list` that are wanted. Raises OSError where the disk does not take them.
+        sizes: those of `list` that are wanted. Raises OSError if the disk does not take them.
         """
         size = sum(sizes.values())
         check_room(folder, size, "choose another disk")
@@ -147,7 +147,7 @@ class Folder:
         self._request(self.files.rm, f"{self.root}/{name}", recursive=True)
 
     def _request(self, action, *arguments, **options):
-        """Call a method of fsspec, and again where its failure may pass."""
+        """Call a method of fsspec, and again if its failure may pass."""
         try:
             return retry(self.address, PAUSES, action, *arguments, **options)
         except (FileNotFoundError, *BUGS):

@@ -130,7 +130,7 @@ CHATML = Form(
 
 
 def form_of(tokenizer: Tokenizer) -> Form:
-    """The form of conversations for a tokenizer: ChatML with its ids where it has the markers."""
+    """The form of conversations for a tokenizer: ChatML with its ids if it has the markers."""
     markers = {text: tokenizer.specials.get(text) for text in (START, END)}
     # Where a marker ends documents, too, one with several turns would be several.
     if not {None, tokenizer.eot_id}.isdisjoint(markers.values()):

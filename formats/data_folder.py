@@ -17,7 +17,7 @@ from formats.files import few, fingerprint, parse_json, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
-FORM = "conversations"  # the setting that names the form of conversations, where it is not PLAIN
+FORM = "conversations"  # the setting that names the form of conversations, if it is not PLAIN
 # Bits of a mask's byte for each token.
 IN_REPLY = 1  # the assistant says it, or it ends a reply
 TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
@@ -32,7 +32,7 @@ class DataError(ValueError):
 class Split:
     """A .bin file and what is known of it.
 
-    text_bytes: UTF-8 bytes of the text of the tokens. mask: where the data holds conversations, the
+    text_bytes: UTF-8 bytes of the text of the tokens. mask: if the data holds conversations, the
     file with a byte for each token, of the bits above; its tokens and text_bytes are those in
     replies, and it counts no documents.
     """
@@ -194,7 +194,7 @@ def read_tokens(folder: str | Path, meta: Meta, split: str) -> np.ndarray:
 
 
 def check_masked(folder: str | Path, meta: Meta) -> None:
-    """Raises DataError where the data has no replies to train on."""
+    """Raises DataError if the data has no replies to train on."""
     if not meta.splits["train"].counted("assistant").tokens:
         tokenizer = shlex.quote(str(folder))
         raise DataError(
@@ -206,7 +206,7 @@ def check_masked(folder: str | Path, meta: Meta) -> None:
 
 
 def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
-    """Raises DataError where no validation loss can be computed. loss_on: the setting."""
+    """Raises DataError if no validation loss can be computed. loss_on: the setting."""
     if loss_on == "assistant":
         check_masked(folder, meta)
     if not meta.splits["val"].counted(loss_on).tokens:

@@ -1,4 +1,4 @@
-"""Files as every format here writes them: whole or not at all, also when the power fails."""
+"""Files as every format here writes them: whole or not at all, even when the power fails."""
 
 import contextlib
 import hashlib
@@ -132,7 +132,7 @@ def read_json(path: Path) -> dict:
 
 
 def read_checked(path: Path) -> dict:
-    """As read_json, of an object with its fingerprint as `checksum`; {} where they differ."""
+    """As read_json, of an object with its fingerprint as `checksum`; {} if they differ."""
     values = read_json(path)
     checksum = values.pop("checksum", None)
     return values if checksum == fingerprint(values) else {}
@@ -170,7 +170,7 @@ def fingerprint(values: dict) -> str:
 
 
 def check_room(folder: Path, size: int, remedy: str) -> None:
-    """Raises OSError where a file system has not `size` bytes free. remedy: what to do then."""
+    """Raises OSError if a file system has not `size` bytes free. remedy: what to do then."""
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
         raise OSError(

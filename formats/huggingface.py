@@ -39,7 +39,7 @@ SHAPES = {
     "qwen3": MODERN_SHAPE,
     "llama": MODERN_SHAPE,
 }
-DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # model.py does so where they are null
+DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # model.py does so if they are null
 FRACTIONS = ("norm_eps", "rope_theta")
 # The only values that model.py builds; the first is that of a config.json without the name.
 FIXED = {
@@ -240,7 +240,7 @@ def is_transposed(arch: str, name: str) -> bool:
 
 
 def their_names(arch: str, name: str) -> list[str]:
-    """Their name of a tensor of ours, or their names where it holds several of theirs."""
+    """Their name of a tensor of ours, or their names if it holds several of theirs."""
     if arch == "gpt2":
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
@@ -280,7 +280,7 @@ def _is_weights(name):
 def check_weights(names: Collection[str], folder: str | Path) -> None:
     """Raises CheckpointError unless the weights are among the files of a folder, with each shard.
 
-    And where the package that reads them is missing.
+    And if the package that reads them is missing.
     """
     shards = [found for found in map(SAFETENSORS.fullmatch, names) if found]
     if not shards:
@@ -301,7 +301,7 @@ def check_weights(names: Collection[str], folder: str | Path) -> None:
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a folder under their names there, from one file or several.
 
-    Raises CheckpointError for a missing or damaged file, and where the package is missing.
+    Raises CheckpointError for a missing or damaged file, and if the package is missing.
     """
     paths = {path.name: path for path in sorted(folder.iterdir())}
     check_weights(paths.keys(), folder)

@@ -29,7 +29,7 @@ def steps_in(names: Collection[str]) -> dict[int, bool]:
 
 
 def id_in(settings: dict) -> str | None:
-    """The id of the run with these settings; None where there is no run, or one older than ids."""
+    """The id of the run with these settings; None if there is no run, or one older than ids."""
     return settings.get("run", {}).get("id")
 
 
@@ -60,7 +60,7 @@ class Mirror:
             return ""
 
     def settings(self) -> dict:
-        """The settings of its run, and under "run" its id; {} where they are not known."""
+        """The settings of its run, and under "run" its id; {} if they are not known."""
         return files.object_in(self.config())
 
     def data(self) -> dict:
@@ -96,7 +96,7 @@ class Mirror:
     def update(self, run: Path) -> None:
         """Upload what the copy of a run lacks, the newest step first; delete what the disk deleted.
 
-        Raises CheckpointError where the copy is of another run.
+        Raises CheckpointError if the copy is of another run.
         """
         there, _ = self.check_same_run(run)
         if (run / "config.json").exists():
@@ -133,7 +133,7 @@ class Mirror:
     def fetch_newer(self, run: Path) -> list[str]:
         """Fetch the newest whole step, if it is newer than those of a run, and the best one.
 
-        Returns a sentence for each damaged step. Raises CheckpointError where the copy is of
+        Returns a sentence for each damaged step. Raises CheckpointError if the copy is of
         another run.
         """
         there, settings = self.check_same_run(run)
@@ -168,7 +168,7 @@ class Mirror:
         """Copy files of a step, and its state.json, into a run folder of this disk.
 
         Returns the step's folder, which is whole or does not exist. Raises CheckpointError if the
-        step is damaged, OSError where the disk does not take it.
+        step is damaged, OSError if the disk does not take it.
         """
         final = run / step_name(step)
         there = Folder(f"{self.address}/{final.name}")
@@ -183,7 +183,7 @@ class Mirror:
 def fetch_to_read(address: str) -> Path:
     """A copy on this disk of a run's best step, else its newest, without the optimizer's state.
 
-    Raises CheckpointError, AddressError, and OSError where the disk does not take the copy.
+    Raises CheckpointError, AddressError, and OSError if the disk does not take the copy.
     """
     mirror = Mirror(address)
     with local_copy(mirror.folder) as here:

@@ -30,7 +30,7 @@ PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/([^/?#]+/[^/?#]+)"
 class Pretrained:
     """The weights in a folder.
 
-    config: their shape. tensors: on the CPU, under the names of model.GPT. tokenizer: None where
+    config: their shape. tensors: on the CPU, under the names of model.GPT. tokenizer: None if
     the folder has none. state: of a step folder, its state.json; else empty.
     """
 
@@ -110,7 +110,7 @@ def load_tensors(path: Path) -> dict:
 def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: bool = False) -> None:
     """Copy the weights of a folder into a model; assign: it takes the tensors as its own.
 
-    Raises CheckpointError where model.py has other parameters now.
+    Raises CheckpointError if model.py has other parameters now.
     """
     try:
         model.load_state_dict(tensors, assign=assign)
@@ -161,7 +161,7 @@ def read(folder: Path) -> Pretrained:
 
 
 def check_memory(config: GPTConfig, folder: Path) -> None:
-    """Raises CheckpointError where weights of this shape, in float32, exceed the free memory."""
+    """Raises CheckpointError if weights of this shape, in float32, exceed the free memory."""
     needed = 4 * without_weights(config).num_parameters()
     free = hardware.free_ram() or math.inf
     if needed > free:
@@ -172,14 +172,14 @@ def check_memory(config: GPTConfig, folder: Path) -> None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder in Hugging Face's format; None where it has none."""
+    """The tokenizer of a folder in Hugging Face's format; None if it has none."""
     if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
         return Tokenizer.load(folder)
     return None
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
-    """The tokenizer of a folder. Raises CheckpointError where there is none."""
+    """The tokenizer of a folder. Raises CheckpointError if there is none."""
     if tokenizer:
         return tokenizer
     raise CheckpointError(
@@ -191,7 +191,7 @@ def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
 def check_hf(folder: Path) -> GPTConfig:
     """The shape of the model in a folder in Hugging Face's format.
 
-    Raises CheckpointError where it cannot be built, or where weights or tokenizer are missing.
+    Raises CheckpointError if it cannot be built, or if weights or tokenizer are missing.
     """
     huggingface.check_weights([path.name for path in folder.iterdir()], folder)
     need_tokenizer(read_tokenizer(folder), folder)
@@ -199,7 +199,7 @@ def check_hf(folder: Path) -> GPTConfig:
 
 
 def check_step(folder: Path) -> dict:
-    """The state of a step. Raises CheckpointError where it or its weights are damaged."""
+    """The state of a step. Raises CheckpointError if it or its weights are damaged."""
     try:
         return run_folder.read_state(folder, ("model.pt", "tokenizer.json"))
     except CheckpointError as error:
@@ -214,7 +214,7 @@ def resolve(path: str | Path | None) -> Path:
     path: a run (its best step by validation loss, else its newest), a step of one, or a folder in
     Hugging Face's format; the address of a run or such a folder, which is fetched; None: the run
     under checkpoints/ that was saved last. Raises CheckpointError that lists what there is,
-    AddressError, and OSError where the disk does not take the copy of an address.
+    AddressError, and OSError if the disk does not take the copy of an address.
     """
     if protocol_of(str(path)):
         return fetch(str(path))

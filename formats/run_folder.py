@@ -62,7 +62,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
     state: plain values. model, optimizer: state dicts of tensors and plain values. Raises OSError
-    where the disk does not take it; nothing of it is left then.
+    if the disk does not take it; nothing of it is left then.
     """
     final = run / step_name(state["step"])
     with atomic_folder(final) as partial:
@@ -128,7 +128,7 @@ def step_of(folder: Path) -> int:
 def read_state(folder: Path, names=FILES) -> dict:
     """state.json, after comparing its own checksum and those of the files `names`.
 
-    Raises CheckpointError naming what is missing or damaged, and OSError where the folder cannot
+    Raises CheckpointError naming what is missing or damaged, and OSError if the folder cannot
     be read just now.
     """
     path = folder / "state.json"
@@ -227,7 +227,7 @@ def what_is_there(path: Path) -> str:
 
 
 def other_format(names: Iterable[str]) -> str:
-    """What to do with the weights of another program; "" where the files hold none of these."""
+    """What to do with the weights of another program; "" if the files hold none of these."""
     names = list(names)
     return next((hint for pattern, hint in OTHERS.items() if fnmatch.filter(names, pattern)), "")
 
@@ -253,7 +253,7 @@ def best_of(run: Path) -> int | None:
 
 
 def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
-    """Let best.json name a step with its loss, or be gone where there is none."""
+    """Let best.json name a step with its loss, or be gone if there is none."""
     best = {"step": step, "val_loss": val_loss}
     if step is None:
         (run / "best.json").unlink(missing_ok=True)
@@ -319,7 +319,7 @@ def set_log_aside(run: Path) -> Path:
 
 
 def first_log_line(run: Path) -> bytes:
-    """The first line of log.jsonl, which no two runs share; empty where there is none."""
+    """The first line of log.jsonl, which no two runs share; empty if there is none."""
     try:
         with open(run / LOG, "rb") as log:
             return log.readline().rstrip()
@@ -328,7 +328,7 @@ def first_log_line(run: Path) -> bytes:
 
 
 def evaluation_at(run: Path, step: int) -> dict | None:
-    """The evaluation at a step; None where there was none, or its loss was not finite."""
+    """The evaluation at a step; None if there was none, or its loss was not finite."""
     for record in read_log(run):
         if record["step"] == step and record.get("val_loss") is not None:
             return record
@@ -369,7 +369,7 @@ def new_id() -> str:
 
 
 def run_id(run: Path) -> str | None:
-    """The id of the run in a folder; None where there is no run yet, or one older than ids."""
+    """The id of the run in a folder; None if there is no run yet, or one older than ids."""
     paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
     known = (read_json(path).get("run", {}).get("id") for path in paths)
     return next(filter(None, known), None)
@@ -398,7 +398,7 @@ def part_from_original(run: Path) -> None:
 
 
 def check_own(run: Path) -> None:
-    """Raises CheckpointError where a run in this folder would replace what no run wrote."""
+    """Raises CheckpointError if a run in this folder would replace what no run wrote."""
     paths = [*run.glob("*.json*"), *run.glob("step_*/*")]
     names = [path.relative_to(run).as_posix() for path in paths]
     name = foreign(names, read_text(run / "config.json"))

@@ -37,7 +37,7 @@ def by_onednn(dtype, weight, bias):
 
 
 def in_float32(weight, bias):
-    """float32, by oneDNN where PyTorch has it: half the time of the usual layout."""
+    """float32, by oneDNN if PyTorch has it: half the time of the usual layout."""
     if torch.backends.mkldnn.is_available():
         return by_onednn(torch.float32, weight, bias)
     return lambda x: F.linear(x, weight, bias)
@@ -86,7 +86,7 @@ class PackedLinear(nn.Module):
 def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
     """Replace the Linear layers of a float32 model by the fastest that this CPU can run.
 
-    dtype: of their weights, float32, bfloat16, float16 or auto: 16 bits where that is clearly
+    dtype: of their weights, float32, bfloat16, float16 or auto: 16 bits if that is clearly
     faster. Between the layers all stays in float32. Returns the formats of one row and of several.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]

@@ -29,7 +29,7 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
     model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
     prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
     `apply_repetition_penalty`. decoder: a Decoder of this model for B sequences, to use it again;
-    None: a new one. settings: as in `sample`. An id is NAN where the model computes no numbers.
+    None: a new one. settings: as in `sample`. An id is NAN if the model computes no numbers.
 
     A sequence that has filled the context continues from its newer half: the model sees the last
     block_size / 2 tokens and all that follow, until the context is full again.
@@ -180,7 +180,7 @@ class CudaGraphDecoder(Decoder):
     To launch a token's 200 kernels one by one takes several times longer than to run them. If the
     recording fails, they are launched one by one, with a warning. It is not measured on a GPU yet.
 
-    The graph reads the whole cache; where that has grown, it is recorded again.
+    The graph reads the whole cache; if that has grown, it is recorded again.
     """
 
     def __init__(self, model, rows: int):

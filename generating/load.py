@@ -41,7 +41,7 @@ def open_checkpoint(
     """The model of a checkpoint, at its fastest on this machine.
 
     path: as in pretrained.load. dtype: of the weights, as --dtype of generate.py takes it. Raises
-    CheckpointError where there is no checkpoint, or none that is whole.
+    CheckpointError if there is no checkpoint, or none that is whole.
     """
     on_cpu = device.type == "cpu"
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)

@@ -158,7 +158,7 @@ def show_json(name: str, completions: list[Completion]) -> None:
 
 
 def note_nan(completions: list[Completion]) -> None:
-    """Note what to do where the model computed NaN."""
+    """Note what to do if the model computed NaN."""
     if any(completion.ended == "NaN" for completion in completions):
         note("the model computed NaN; try --dtype float32, or an earlier step of the run")
 

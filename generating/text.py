@@ -19,7 +19,7 @@ class Completion:
     """One continuation as it grows.
 
     text: whole characters only, and nothing that may turn out to be a stop text. ids: its tokens.
-    ended: why it is finished, "end of text", "stop", "length", or "NaN" where the model computes
+    ended: why it is finished, "end of text", "stop", "length", or "NaN" if the model computes
     no numbers; empty until then. seconds: from the start to its last token.
     """
 

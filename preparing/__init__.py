@@ -30,7 +30,7 @@ def bytes_in_words(size: float) -> str:
 
 
 def need(what: str, package: str) -> None:
-    """Raises InputError where a package that `what` needs is missing, or cannot be imported."""
+    """Raises InputError if a package that `what` needs is missing, or cannot be imported."""
     try:
         importlib.import_module(package)
     except ImportError as error:

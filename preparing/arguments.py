@@ -28,8 +28,8 @@ class Plan:
 
     inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
     folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
-    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe; vocab_size is None where it follows
-    from the size of the input, as val_fraction does. val_fraction: None where it follows
+    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe; vocab_size is None if it follows
+    from the size of the input, as val_fraction does. val_fraction: None if it follows
     from the size of the input. gigabytes: of text, after which to stop; None for all of it.
     cache_gb: that remote files may take on the disk at a time. ray: address of a cluster.
     """

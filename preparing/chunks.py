@@ -148,7 +148,7 @@ def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bo
 
 
 def _cut_between_tokens(buffer, limit):
-    """The last place before `limit` that no token can cross; 0 where there is none."""
+    """The last place before `limit` that no token can cross; 0 if there is none."""
     tail = buffer[max(0, limit - LOOK_BACK) : limit + LOOK_AHEAD]
     tail = tail.lstrip(CONTINUATION_BYTES)  # from the first whole character
     # With surrogateescape a broken byte stays one character, and encodes back.

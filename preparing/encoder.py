@@ -1,7 +1,7 @@
 """Chunks -> token ids, and which of them are replies.
 
 Independent of threads, of files to write, and of what came before: the same chunk always gives the
-same ids. gigatoken (Rust), where it is installed, gives those of tiktoken many times as fast. It is
+same ids. gigatoken (Rust), if it is installed, gives those of tiktoken many times as fast. It is
 young: each run compares its first ids with tiktoken's, and tests/preparing/test_encoder.py more.
 """
 
@@ -34,7 +34,7 @@ class Encoded:
     """The documents of a chunk.
 
     ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
-    tokens. mask: of the ids, as mask_of gives it; None where no document is a conversation.
+    tokens. mask: of the ids, as mask_of gives it; None if no document is a conversation.
     tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text,
     without the white space at its end. whole, end: of the chunk.
     """
@@ -182,11 +182,11 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     return lengths
 
 
-# -- gigatoken, where it is installed
+# -- gigatoken, if it is installed
 
 
 def new_encoder(tokenizer: Tokenizer):
-    """gigatoken's encoder for a tokenizer; None where it has none for it, or is not installed."""
+    """gigatoken's encoder for a tokenizer; None if it has none for it, or is not installed."""
     # Text that spells a special token is text: gigatoken knows of none.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
     with contextlib.suppress(Exception):  # it has no errors of its own
@@ -197,9 +197,9 @@ def new_encoder(tokenizer: Tokenizer):
 
 
 class FastBPE:
-    """Encodes as its tokenizer does, whose text is in NFC already where it composes.
+    """Encodes as its tokenizer does, whose text is in NFC already if it composes.
 
-    Threads may share it: gigatoken and tiktoken release Python's lock.
+    Threads may share it: gigatoken and tiktoken release Python's GIL.
     """
 
     def __init__(self, tokenizer: Tokenizer):

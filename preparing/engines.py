@@ -1,6 +1,6 @@
 """Where chunks of text are worked on: threads of this process, or the cores of a Ray cluster.
 
-The encoders release Python's lock, so threads use all cores. For a cluster of more machines this
+The encoders release Python's GIL, so threads use all cores. For a cluster of more machines this
 process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the code
 to the nodes; they need the same packages.
 """
@@ -56,7 +56,7 @@ def begin(function: Callable, *arguments) -> Future:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster, at HOST:PORT or auto. Raises InputError where there is none."""
+    """Connect to a cluster, at HOST:PORT or auto. Raises InputError if there is none."""
     need("--ray", "ray")
     import ray
 
@@ -83,7 +83,7 @@ def connect(address: str) -> None:
 def map_on_cluster(function: Callable, items: Iterable) -> Iterator:
     """Yield function(item) for each item, in order, from the cluster that connect() chose.
 
-    Raises what the function raises, and PrepareError where Ray fails.
+    Raises what the function raises, and PrepareError if Ray fails.
     """
     import ray
 

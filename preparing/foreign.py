@@ -50,7 +50,7 @@ WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def foreign(ending: str, head: bytes = b"") -> str:
-    """What a file is that is no text, and what to do, in words; "" where nothing shows it.
+    """What a file is that is no text, and what to do, in words; "" if nothing shows it.
 
     ending: of its name, in lower case, without that of a compression. head: its first bytes.
     """

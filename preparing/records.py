@@ -39,7 +39,7 @@ SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel 
 def fields_of(names: Collection[str], text_field: str | None) -> list[str]:
     """Those of a record's fields, or a table's columns, that hold its text. Empty if none does.
 
-    text_field: the only one, where the user names it. Where no name is known as it is written,
+    text_field: the only one, if the user names it. If no name is known as it is written,
     capitals do not count: Question, but not next to QUESTION.
     """
     if text_field:
@@ -91,7 +91,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
 
 
 def shown(names: list) -> str:
-    """Names of fields for a sentence, of which each may be a text where a header is missing."""
+    """Names of fields for a sentence, of which each may be a text if a header is missing."""
     return few([repr(str(name)[:SHOWN_CHARS]) for name in names])
 
 
@@ -256,7 +256,7 @@ def _swallows(lines, cells, separator):
     """True if the lines of a row are rather rows, the first of which leaves a quote open.
 
     Their numbers go on from line to line, and in the line that follows. Between tabs a line with as
-    many cells is enough where the first cell is no number.
+    many cells is enough if the first cell is no number.
     """
     others = list(filter(str.strip, lines.taken))[1:]
     if len(cells) < 2 or not others or others[0].count(separator) < len(cells) - 1:
@@ -351,7 +351,7 @@ def _parsed(text):
 
 
 def parquet_rows(name: str, raw, options: Options) -> Iterator[tuple]:
-    """The rows of a file of Parquet. Raises InputError where no column holds the text."""
+    """The rows of a Parquet file. Raises InputError if no column holds the text."""
     import pyarrow
     import pyarrow.parquet
 

@@ -48,7 +48,7 @@ def list_files(address: str) -> dict[str, tuple[int, str]]:
     """The files that an address names: one, those of a folder, or those that match a glob.
 
     In order of their names, {address: (bytes, version)}, as a Source has them; "" if unknown.
-    Raises InputError, and PrepareError where nobody answers.
+    Raises InputError, and PrepareError if nobody answers.
     """
     protocol = protocol_of(address)
     if protocol not in PACKAGES:

@@ -1,6 +1,6 @@
 """Which text is for validation: its share of the bytes, the same for equal documents.
 
-Documents are hashes and sizes here, and token ids where one is cut.
+Documents are hashes and sizes here, and token ids if one is cut.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Draw:
     """How much of each document is for validation; nothing else decides it.
 
     fraction: of the bytes, for validation. whole: bytes up to which a document is drawn whole; of a
-    longer one the end is. known: the share of each document by its hash, where they are all known.
+    longer one the end is. known: the share of each document by its hash, if they are all known.
     """
 
     fraction: float
@@ -112,7 +112,7 @@ def _edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 def find_cut(
     tokenizer: Tokenizer, ids: np.ndarray, end_bytes: float, mask: np.ndarray | None = None
 ) -> int:
-    """Where the last `end_bytes` of tokens begin, about; 0 where they cannot be cut.
+    """Where the last `end_bytes` of tokens begin, about; 0 if they cannot be cut.
 
     At the best kind of place near it: where a document begins, a turn, a line, a character. ids,
     mask: may be on the disk.

@@ -24,7 +24,7 @@ SHOWN_CHARS = 100  # of that line
 
 
 class Progress(tqdm):
-    """A bar with MB/s and time left; a line every half minute where the output is no terminal."""
+    """A bar with MB/s and time left; a line every half minute if the output is no terminal."""
 
     def __init__(self, total: float, what: str, start: int = 0):
         """total, start: bytes, in all and at the beginning. what: the name of the step."""

@@ -21,7 +21,7 @@ from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 # Bytes of text up to which a BPE has so many ids by default. With few tokens to learn each id from,
-# a model of a small text predicts it worse (docs/results.md).
+# a model of a small text predicts it worse (docs/experiments.md).
 VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
 # Characters in a row of one kind, such as letters, after which a sample's word is broken: training
 # takes the square of a word's length.
@@ -80,7 +80,7 @@ def default_vocab_size(text_bytes: float) -> int:
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
-    """The text of each document to train on; in parts where words exceed LONG_WORD characters."""
+    """The text of each document to train on; in parts if words exceed LONG_WORD characters."""
     for chunk in chunks:
         for document in documents_of(chunk, options)[0]:
             yield from without_long_words(document.text)
@@ -145,7 +145,7 @@ def all_characters(work: WorkFolder) -> set[str]:
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)
-            # A document is written to its end; where copies are left out, more of the input is.
+            # A document is written to its end; if copies are left out, more of the input is.
             if size >= work.most_bytes and not end.inside and not work.plan.options.dedupe:
                 break
     return found

@@ -99,7 +99,7 @@ class WorkFolder:
             )
 
     def _check_out(self):
-        """Raises InputError where the folder holds what another program, or a run, wrote."""
+        """Raises InputError if the folder holds what another program, or a run, wrote."""
         places = (self.path, self.out, *self.out.absolute().parents)
         at = next(filter(os.path.lexists, places))  # a link may lead nowhere
         if not at.is_dir():
@@ -154,7 +154,7 @@ class WorkFolder:
         self.lock.release()
 
     def _settings(self):
-        """{name: value} of all choices on which the bytes written depend, where given."""
+        """{name: value} of all choices on which the bytes written depend, if given."""
         plan = self.plan
         tokenizer, form = plan.tokenizer, None
         if self.given_tokenizer:
@@ -180,7 +180,7 @@ class WorkFolder:
         return {name: value for name, value in values.items() if name not in unused}
 
     def _known_text_bytes(self):
-        """What former work here took as the size of the text; 0 where there is none.
+        """What former work here took as the size of the text; 0 if there is none.
 
         Earlier versions took the size of the files.
         """
@@ -191,7 +191,7 @@ class WorkFolder:
     def _estimated_text_bytes(self):
         """About the bytes of text in the input, judged by some MB of it.
 
-        They come from all of the input, or where files are elsewhere, from the first one.
+        They come from all of the input, or if files are elsewhere, from the first one.
         """
         ends = list(itertools.accumulate(source.size for source in self.sources))
         places = [bisect.bisect(ends, (n + 0.5) * ends[-1] / SAMPLES) for n in range(SAMPLES)]
@@ -279,7 +279,7 @@ class WorkFolder:
         return f"{self.out} is finished already (--overwrite makes it again)"
 
     def _differences(self, settings, former_sources):
-        """Describe how former work differs from this one; "" where it does not."""
+        """Describe how former work differs from this one; "" if it does not."""
         compared = (settings | self.settings).keys() - {TEXT_BYTES}
         if settings.get("on_error") == "stop":
             compared.discard("on_error")  # nothing broken came up, so the bytes are the same

@@ -109,7 +109,7 @@ class SplitWriter:
         self.marked = (self.tokens, self.last, *(array.copy() for array in arrays))
 
     def place_to_cut(self, start: int, end_bytes: float) -> int:
-        """Where the last `end_bytes` begin, about; `start` where there is no place after it."""
+        """Where the last `end_bytes` begin, about; `start` if there is no place after it."""
         if self.tokens == start:
             return start
         self.file.flush()
@@ -141,7 +141,7 @@ class SplitWriter:
 
     @property
     def is_inside(self) -> bool:
-        """True where a document lacks its end."""
+        """True if a document lacks its end."""
         return self.last != self.tokenizer.eot_id
 
     def sync(self) -> None:
@@ -235,7 +235,7 @@ class TokenWriter:
 
     @property
     def done(self) -> int:
-        """Bytes of text so far where --gigabytes limits them, else of the input files."""
+        """Bytes of text so far if --gigabytes limits them, else of the input files."""
         return self.position.on_disk if math.isinf(self.work.most_bytes) else self.text_bytes
 
     def add(self, part: Encoded) -> None:
@@ -385,7 +385,7 @@ class TokenWriter:
         return draw_of(self.val_fraction, *arrays)
 
     def _settle_split(self):
-        """Split at the end of the text where validation lacks its share; returns how, in words."""
+        """Split at the end of the text if validation lacks its share; returns how, in words."""
         train, val = self.train, self.val
         if not self.val_fraction:
             return "none (--val_fraction 0)"

@@ -36,7 +36,7 @@ def explain(error: BaseException) -> str | None:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss) of a loss in nats per token; infinite where it exceeds what a float holds."""
+    """exp(loss) of a loss in nats per token; infinite if it exceeds what a float holds."""
     return math.exp(loss) if loss < 700 else math.inf
 
 

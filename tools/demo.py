@@ -108,7 +108,7 @@ def as_markdown(text: str) -> str:
 
 
 def build(device: torch.device):
-    """The page, of gradio's Blocks. Raises CheckpointError where there is no checkpoint."""
+    """The page, of gradio's Blocks. Raises CheckpointError if there is no checkpoint."""
     run_folder.find(None)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
     import gradio as gr

@@ -148,7 +148,7 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
 
 
 def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
-    """Raises DataError where a run's data_dir holds other data now: the run may have seen it."""
+    """Raises DataError if a run's data_dir holds other data now: the run may have seen it."""
     if other := other_data(state["data"], read_meta(data_dir), folder):
         raise DataError(
             f"{data_dir} is no longer what {folder} was trained on, and the model may have seen its"

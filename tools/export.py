@@ -95,7 +95,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 def write_folder(source: Pretrained, out: Path, form: Form | None) -> int:
     """Write the folder `out`, new or empty, whole or not at all; returns the model's parameters.
 
-    form: of the conversations that the model was trained on, if it was. Raises OSError where the
+    form: of the conversations that the model was trained on, if it was. Raises OSError if the
     disk does not take it.
     """
     from safetensors import SafetensorError

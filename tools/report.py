@@ -345,7 +345,7 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
 
 
 def check_own(out: Path) -> None:
-    """Raises ReportError where the page or its picture would replace what no report wrote."""
+    """Raises ReportError if the page or its picture would replace what no report wrote."""
     is_ours = out.exists() and not files.is_foreign(files.read_text(out), MARK)
     for path in (out, out.with_suffix(".png")):
         if path.exists() and not is_ours:

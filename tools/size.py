@@ -69,7 +69,7 @@ def family(config: Config) -> list[Config]:
 def time_size(config: Config, hours: float) -> Size:
     """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs.
 
-    Raises RunError or MemoryError where it does not fit the memory.
+    Raises RunError or MemoryError if it does not fit the memory.
     """
     run = build(
         replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])

@@ -24,16 +24,16 @@ HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
 # Share of a GPU's memory that tokens may take. From RAM a step costs a copy of some 100 KB, and a
 # micro-batch halved for want of memory costs far more.
 GPU_SHARE = 0.05
-RAM_UNKNOWN = 8 << 30  # bytes assumed to be free where the system does not say
+RAM_UNKNOWN = 8 << 30  # bytes assumed to be free if the system does not say
 
 
 class Dataset:
     """The tokens of one split, and its batches.
 
     tokens: [length], int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped, as
-    `location` says. mask: where only replies count in the loss, [length], uint8: bits that
+    `location` says. mask: if only replies count in the loss, [length], uint8: bits that
     prepare_data.py wrote for each token. windows: how many sequences of block_size tokens an epoch
-    has: as many as fit into the split from whatever offset below block_size, or, where only replies
+    has: as many as fit into the split from whatever offset below block_size, or, if only replies
     count, those that reply_windows finds.
     """
 
@@ -87,11 +87,11 @@ class Dataset:
 
         Each is int64 [batch_size, block_size] on the device. Without replacement: an epoch visits
         every window once, in an order and from an offset that follow from (seed, epoch) alone;
-        where only replies count, there is no offset. So with first = step x batch_size a batch
+        if only replies count, there is no offset. So with first = step x batch_size a batch
         follows from (seed, step), and a run resumes anywhere at no cost.
         """
         parts = []
-        while batch_size:  # once, or more often where epochs end inside the batch
+        while batch_size:  # once, or more often if epochs end inside the batch
             epoch, at = divmod(first, self.windows)
             count = min(batch_size, self.windows - at)
             parts.append(self._epoch(epoch, seed)[at : at + count])
@@ -147,7 +147,7 @@ class Dataset:
     def _at(self, index, since):
         """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory.
 
-        since: int64 [B, 1]: where only replies count, targets of inputs before it do not.
+        since: int64 [B, 1]: if only replies count, targets of inputs before it do not.
         """
         chunk = self._send(self.tokens[index]).long()
         if self.tokens.dtype == torch.int16:  # uint16's bits

@@ -46,7 +46,7 @@ def init() -> None:
     """Join the other processes, if torchrun started several.
 
     All but the first print nothing from here on, but for errors. Raises ConfigError for variables
-    in the environment that do not fit together, and RunError where the others cannot be reached.
+    in the environment that do not fit together, and RunError if the others cannot be reached.
     """
     global rank, world_size, local_rank, local_world_size, is_main
     if read_number("WORLD_SIZE", 1, default="1") == 1:

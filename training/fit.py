@@ -41,8 +41,8 @@ def fit(run: Run) -> str | None:
     """Compile the model, and halve the micro-batch until a step fits the memory.
 
     The batch of an optimizer step stays the same, so the losses do too. Sets run.compiled, run.ddp
-    and run.micro_batch. Returns why the model is not compiled, where that failed. Raises RunError
-    where one sequence is too much.
+    and run.micro_batch. Returns why the model is not compiled, if that failed. Raises RunError
+    if one sequence is too much.
     """
     problem, retried = None, False
     if run.compiles:
@@ -127,7 +127,7 @@ def should_compile(config: Config, model: GPT, device: Device, total_steps: int)
 
 
 def compiler_obstacle(device: str) -> str:
-    """Why torch.compile cannot work on this machine, in a sentence; "" where nothing is known.
+    """Why torch.compile cannot work on this machine, in a sentence; "" if nothing is known.
 
     Looks at what it needs before it takes half a minute to find out. device: its type.
     """
@@ -200,7 +200,7 @@ def data_parallel(model) -> DistributedDataParallel:
 
 
 def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
-    """Checkpoint activations where the settings say so; chunk the loss where memory demands it."""
+    """Checkpoint activations if the settings say so; chunk the loss if memory demands it."""
     if config.activation_checkpointing:
         use_activation_checkpointing(model)
     chunks = loss_chunks(config, model.config.vocab_size, device)
@@ -209,7 +209,7 @@ def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
 
 
 def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
-    """How many chunks head and loss are computed in: 8 where the logits fill a GPU, else 1."""
+    """How many chunks head and loss are computed in: 8 if the logits fill a GPU, else 1."""
     if not device.memory:
         return 1
     sequences = config.micro_batch_size or config.batch_size // distributed.world_size

@@ -147,7 +147,7 @@ class Muon(torch.optim.AdamW):
     (3 for query, key and value), and has `lr`, Nesterov `momentum`, decoupled `weight_decay`, and
     `dtype`, in which matrices are made orthogonal.
 
-    As in fused AdamW, gradients are divided by the tensor `grad_scale`, and where the tensor
+    As in fused AdamW, gradients are divided by the tensor `grad_scale`, and if the tensor
     `found_inf` is 1 a step changes neither weights nor momentum; nothing waits for the device.
     """
 

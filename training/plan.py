@@ -239,7 +239,7 @@ def memory_table(run: Run) -> list[str]:
 
 
 def largest_micro_batch(run: Run, device: Device) -> int:
-    """The largest micro-batch that fits a GPU's memory; 0 where none does."""
+    """The largest micro-batch that fits a GPU's memory; 0 if none does."""
     room = 0.92 * device.memory
     if run.data.train.bytes <= GPU_SHARE * device.memory:
         room -= run.data.train.bytes  # dataset.find_location puts the tokens there
@@ -254,7 +254,7 @@ def largest_micro_batch(run: Run, device: Device) -> int:
 
 
 def check_ram(run: Run) -> None:
-    """Raises MemoryError where a CPU lacks the memory: Linux would end the process instead."""
+    """Raises MemoryError if a CPU lacks the memory: Linux would end the process instead."""
     needed = memory(run.config, run.model, run.optimizer, 1, run.device)
     free = hardware.free_ram() or math.inf
     to_come = needed["peak"] - needed["weights"]  # these are there
@@ -265,7 +265,7 @@ def check_ram(run: Run) -> None:
 
 @contextlib.contextmanager
 def memory_everywhere():
-    """Raises MemoryError in all processes where one lacks the memory for what it does here."""
+    """Raises MemoryError in all processes if one lacks the memory for what it does here."""
     lacks = False
     try:
         yield
@@ -290,7 +290,7 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 
 @distributed.on_main
 def check_disk(run: Run) -> None:
-    """Raises RunError where the disk of a run's folder has no room for one checkpoint."""
+    """Raises RunError if the disk of a run's folder has no room for one checkpoint."""
     try:
         files.check_room(run.folder, checkpoint_bytes(run.optimizer), "choose a larger disk")
     except OSError as error:
@@ -369,8 +369,8 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
     all of the seconds, and doubles from there. Several processes take the same steps, by the clock
     of the first: Muon's update waits for all of them. Returns the seconds of an optimizer step, and
-    the micro-batch with which it was timed. Raises RunError where one sequence is too much for the
-    memory, and MemoryError where that of any process runs out.
+    the micro-batch with which it was timed. Raises RunError if one sequence is too much for the
+    memory, and MemoryError if that of any process runs out.
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
     if run.device.type == "cpu":

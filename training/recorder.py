@@ -27,7 +27,7 @@ from training.loggers import Loggers
 from training.run import Run
 
 NEW_TOKENS = 64  # of the answer to a sample prompt
-QUIET_S = 20  # seconds between lines where no terminal shows a progress bar
+QUIET_S = 20  # seconds between lines if no terminal shows a progress bar
 
 
 class Recorder:
@@ -143,7 +143,7 @@ class Recorder:
         self.show_step(loss, mfu, summed["bad_steps"])
 
     def show_step(self, loss: float | None, mfu: float | None, bad_steps: int) -> None:
-        """Show the step on the progress bar; where there is none, on a line now and then."""
+        """Show the step on the progress bar; if there is none, on a line now and then."""
         parts = ["loss NaN" if loss is None else f"loss {loss:.4f}"]
         if mfu:
             parts.append(f"MFU {mfu:.1%}")
@@ -161,7 +161,7 @@ class Recorder:
         return f"step {self.run.step:,} of {self.run.schedule.total_steps:,}"
 
     def pace(self) -> list[str]:
-        """Speed, cost so far and time left in words, where they are known."""
+        """Speed, cost so far and time left in words, if they are known."""
         run, speed, cost = self.run, self.tokens_per_second, self.run.clock.cost
         tokens_left = run.schedule.steps_left * run.config.tokens_per_step
         parts = []
@@ -253,7 +253,7 @@ class Recorder:
 
 
 def commit() -> str | None:
-    """The git commit of this code, "-dirty" where files were changed; None without git."""
+    """The git commit of this code, "-dirty" if files were changed; None without git."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     git += ["--exclude=*", "--abbrev=12"]
     try:
@@ -271,7 +271,7 @@ def continue_command(run: Run) -> str:
 
 
 def generate_command(run: Run) -> str:
-    """The command that generates from a run, or chats where it was trained on conversations."""
+    """The command that generates from a run, or chats if it was trained on conversations."""
     command = f"python generate.py --checkpoint {quote(run.folder.as_posix())}"
     if run.data.meta.splits["train"].mask:
         return f"{command} --chat"

@@ -17,7 +17,7 @@ def reply_windows(mask: np.ndarray, block_size: int) -> tuple[np.ndarray, np.nda
     [windows]: the first input of a window, and the first of its inputs whose target counts. Those
     before it were targets of the window before, so each token of a reply counts once.
 
-    A window starts with what was asked, or, where that and the reply do not fit into one, with a
+    A window starts with what was asked, or, if that and the reply do not fit into one, with a
     later part of it. A reply that fills more than one goes on where the window before ended. No
     window is without a reply.
     """
@@ -56,7 +56,7 @@ def find_replies(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         edges = np.append(edges, len(mask) - 1)
     first, end = edges[::2], edges[1::2]
     # What a reply answers begins with the first turn after the reply before began, as the name of
-    # that turn ends it; where the assistant speaks twice, after that reply.
+    # that turn ends it; if the assistant speaks twice, after that reply.
     next_turn = np.searchsorted(turns, np.append(-1, first[:-1]), side="right")
     asked = np.append(turns, len(mask))[next_turn]
     return np.where(asked <= first, asked, np.append(0, end[:-1] + 1)), first, end

@@ -66,7 +66,7 @@ class LossSums:
     def pop(self) -> dict:
         """For the log: the mean loss since the last call, the last norm, the bad steps in all.
 
-        The loss is None where no step was good, the norm where it is not finite. Waits for the
+        The loss is None if no step was good, the norm if it is not finite. Waits for the
         device.
         """
         loss_sum, good_steps, _, bad_total = self.tolist()
@@ -94,7 +94,7 @@ class Run:
     "". learning_rate: of the last step.
 
     micro_batch: sequences in one forward, a divisor of local_batch. compiled: the model, which
-    fit() compiles. ddp: that one, or where there are several processes the one whose backward
+    fit() compiles. ddp: that one, or if there are several processes the one whose backward
     averages their gradients.
     """
 

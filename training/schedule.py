@@ -14,7 +14,7 @@ import hardware
 from config import Config
 
 DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
-DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/results.md
+DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/experiments.md
 MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
 LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
 
@@ -91,7 +91,7 @@ def matrix_lr(config) -> float:
 def peak_decay(total_steps: int, epochs: float, config) -> float:
     """The share of the matrices' weights that decays in a step at the peak learning rate.
 
-    weight_decay times that rate; where the setting is None, what suits a run of so many epochs:
+    weight_decay times that rate; if the setting is None, what suits a run of so many epochs:
     summed over the run, DECAY_PER_REPEAT for each epoch after the first.
     """
     if config.weight_decay is not None:

@@ -87,7 +87,7 @@ def build(config: Config) -> Run:
 def load(start: Start, model: GPT, optimizer, scaler) -> bool:
     """Copy what a run starts from into its own tensors.
 
-    False where the checkpoint has gone: as in a dry run, while a training process saves and
+    False if the checkpoint has gone: as in a dry run, while a training process saves and
     rotates. Several processes decide together.
     """
     gone = False
@@ -104,7 +104,7 @@ def load(start: Start, model: GPT, optimizer, scaler) -> bool:
 
 def open_device(config: Config) -> Device:
     """The device of this process, made ready."""
-    torch.set_float32_matmul_precision("high")  # TF32 where products stay in float32
+    torch.set_float32_matmul_precision("high")  # TF32 if products stay in float32
     device = hardware.find_device(config.device, distributed.local_rank)
     if distributed.world_size > 1 and device.type in ("xpu", "mps"):
         raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
@@ -146,7 +146,7 @@ def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
 
 
 def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) -> Data:
-    """The splits of the prepared folder; val is None where it holds no tokens."""
+    """The splits of the prepared folder; val is None if it holds no tokens."""
     if config.loss_on == "assistant":
         check_masked(config.data_dir, meta)
     options = (config.block_size, device.torch, config.loss_on)

@@ -48,8 +48,8 @@ class Start:
 def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
     """The newest whole step of the run, on the disk or in the mirror; else init_from; else new.
 
-    Prints what was passed over. Raises CheckpointError where `resume` forbids what is there, where
-    all of it is damaged, and where settings or data do not fit; AddressError and RunError as
+    Prints what was passed over. Raises CheckpointError if `resume` forbids what is there, if
+    all of it is damaged, and if settings or data do not fit; AddressError and RunError as
     fetch_from_mirror does.
     """
     run = Path(config.checkpoint_dir)
@@ -128,7 +128,7 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
     """Copy weights and the optimizer's state into the run's own.
 
     The optimizer's are matched by the parameters' names, and its settings stay as set. Its state is
-    copied into tensors of our own: fused AdamW writes out of bounds where a moment has another
+    copied into tensors of our own: fused AdamW writes out of bounds if a moment has another
     shape than its parameter. Raises CheckpointError for what does not fit.
     """
     pretrained.fill(model, pretrained.load_tensors(folder / "model.pt"), folder)
@@ -202,7 +202,7 @@ def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:
     """Fetch a newer step than the disk has; returns what was passed over, in words.
 
-    Raises CheckpointError where the mirror holds another run, RunError where it cannot be read and
+    Raises CheckpointError if the mirror holds another run, RunError if it cannot be read and
     the disk has no checkpoint.
     """
     if not config.mirror or config.dry_run or not distributed.is_main:
@@ -228,7 +228,7 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
 
 
 def check_meant(config: Config, mirror: Mirror) -> None:
-    """Raises CheckpointError where a mirror holds a run that these settings do not continue.
+    """Raises CheckpointError if a mirror holds a run that these settings do not continue.
 
     The folder of the run is empty: it may be a new machine, or a new run of the same name.
     """
@@ -297,7 +297,7 @@ def differences(config: Config, trained: dict, names: Collection[str], where: st
 
 
 def other_data(trained: dict, meta: Meta, where: str) -> list[str]:
-    """A line where the data is not that of a run. trained: as Meta.identity() has it."""
+    """A line if the data is not that of a run. trained: as Meta.identity() has it."""
     values = meta.identity().items()
     differ = [name for name, value in values if trained.get(name, value) != value]
     return [f"  data: other {', '.join(differ)} than in {where}"] if differ else []
