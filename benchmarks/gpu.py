@@ -33,8 +33,8 @@ PARTS = {  # {part: (minutes, what follows `python`)}
         " --out data/gpu",
     ),
     "generate": (5, "-m benchmarks.generate --rounds 2 {nanogpt} {settings}"),
-    "gpt2_small": (9, "-m benchmarks.throughput --steps 100 {nanogpt} {settings}"),
-    "gpt2_small_modern": (9, "-m benchmarks.throughput --steps 100 {modern} {settings}"),
+    "gpt2_small": (9, "-m benchmarks.throughput --rounds 2 --steps 100 {nanogpt} {settings}"),
+    "gpt2_small_modern": (9, "-m benchmarks.throughput --rounds 2 --steps 100 {modern} {settings}"),
     "generate_modern": (
         5,
         "-m benchmarks.generate --rounds 2 {modern} --name generate_modern {settings}",

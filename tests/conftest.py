@@ -98,7 +98,7 @@ def nothing_is_left(tmp_path_factory):
 def processes_with(name, value):
     """(process, its test and command) of all whose environment has a variable of this value.
 
-    Not those of multiprocessing, which end with this one.
+    Not those of multiprocessing and of torch.compile, which end with this one.
     """
     import psutil
 
@@ -106,6 +106,7 @@ def processes_with(name, value):
         with contextlib.suppress(psutil.Error):
             command, variables = shlex.join(process.cmdline()), process.environ()
             own = process.ppid() == os.getpid() and "multiprocessing" in command
+            own |= f"--parent={os.getpid()}" in command
             if variables.get(name) == value and not own:
                 named = f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
                 yield process, warm_start.started.get(process.pid, named)
