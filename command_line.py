@@ -23,9 +23,9 @@ def place(text: str) -> str:
     """A path or address as shells, notebooks and presets leave it -> one that can be opened.
 
     Quotes and blanks around it go, unless something has that name, and ~ becomes the home folder,
-    which shells leave in --key=~/value. A name that exists may be typed as a console shows it that
-    lacks its characters, as caf\\xe9. Raises ArgumentTypeError for nothing but blanks, as an
-    empty variable leaves, and for a home folder that nobody has.
+    which shells leave in --key=~/value. A name that exists may be typed as a console that
+    lacks its characters shows it, such as caf\\xe9. Raises ArgumentTypeError if only blanks are
+    left, as after an empty variable, and for a home folder that does not exist.
     """
     found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
     unescaped = ESCAPE.sub(lambda escape: chr(int(escape[0][2:], 16)), found)
@@ -34,7 +34,8 @@ def place(text: str) -> str:
     if not found:
         raise argparse.ArgumentTypeError(EMPTY)
     if found.startswith("~") and Path(found).parent != Path() and not os.path.lexists(found):
-        raise argparse.ArgumentTypeError(f"{text}: {Path(found).parts[0]} is no home folder here")
+        home = Path(found).parts[0]
+        raise argparse.ArgumentTypeError(f"{text}: there is no home folder {home} here")
     return found
 
 

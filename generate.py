@@ -39,7 +39,7 @@ def main(argv: list[str]) -> None:
     terminal.note(loaded.summary)
     if args.chat and not loaded.chats:
         terminal.note(
-            "this model was not trained on conversations as they read here (docs/data.md), so its"
+            "this model was not trained on conversations in this format (docs/data.md), so its"
             " replies will make little sense; see config/chat.py"
         )
     if args.prompts is None and (args.chat or sys.stdin.isatty()):

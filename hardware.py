@@ -103,7 +103,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         known = False
     if not known:
         raise DeviceError(
-            f"PyTorch knows no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
+            f"PyTorch has no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
         )
     if fastest == "cpu" and (name == "auto" or device.type == "cuda"):
         _check_build()

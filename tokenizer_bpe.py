@@ -194,7 +194,7 @@ class Tokenizer:
             raise TokenizerError(f"no tokenizer at {path}") from None
         except (UnicodeDecodeError, json.JSONDecodeError):
             raise TokenizerError(
-                f"{path} is no tokenizer.json; give that file of the model, or its folder"
+                f"{path} is not a tokenizer.json; give that file of the model, or its folder"
             ) from None
         except Exception as error:  # tokenizers' own errors have no type, and values may have any
             raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from None

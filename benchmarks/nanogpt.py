@@ -31,7 +31,7 @@ def checkout(text: str) -> Path:
     """A typed path to a checkout. Raises ArgumentTypeError if there is none."""
     path = local_path(text)
     if not (path / "train.py").is_file():
-        raise argparse.ArgumentTypeError(f"{path} is no checkout of nanoGPT: it has no train.py")
+        raise argparse.ArgumentTypeError(f"{path} is not a checkout of nanoGPT: it has no train.py")
     return path
 
 

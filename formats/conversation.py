@@ -155,7 +155,7 @@ def turns_of(messages: Sequence[dict]) -> list[Turn]:
         if name not in SPEAKERS:
             known = ", ".join(SPEAKERS)
             raise ConversationError(
-                f"has the role {role!r:.40}, which is none of {known}; rename it"
+                f"has the role {role!r:.40}, which is not one of {known}; rename it"
             )
         if calls := next(filter(message.get, CALLS), None):
             raise ConversationError(

@@ -314,6 +314,6 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             tensors |= load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(
-                f"{path} is damaged, or no safetensors file ({files.error_message(error)})"
+                f"{path} is damaged, or not a safetensors file ({files.error_message(error)})"
             ) from None
     return tensors

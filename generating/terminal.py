@@ -106,7 +106,7 @@ def read_prompt() -> str:
 
 def not_text(error: UnicodeDecodeError) -> TokenizerError:
     """The error for standard input that is not UTF-8."""
-    return TokenizerError(f"standard input is no text in UTF-8: {error}")
+    return TokenizerError(f"standard input is not text in UTF-8: {error}")
 
 
 def note(words: str) -> None:

@@ -184,9 +184,9 @@ def _decoded(data, offset, *, chunk, options, report):
     what = f"not {options.encoding or 'UTF-8'}"
     if options.on_error != "replace":
         raise InputError(
-            f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; take such bytes as U+FFFD"
-            " with --on_error replace. Only where all files are in another encoding, name it:"
-            " --encoding cp1252 or utf-16"
+            f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; --on_error replace turns"
+            " such bytes into U+FFFD. If all files are in another encoding, name it: --encoding"
+            " cp1252 or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())
@@ -287,7 +287,7 @@ JSON = "JSON, as plain text"
 NO_REPLY = "conversations in which the assistant says nothing"
 # What to do about each.
 ADVICE = {
-    IN_LINES: "put it in quotes where it is part of the text",
+    IN_LINES: "put it in quotes if it is part of the text",
     SPECIAL: "remove them, or write <|endoftext|> where a document ends, and conversations as"
     " messages",
     CONTROLS: "--clean removes them",

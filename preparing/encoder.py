@@ -131,7 +131,7 @@ def _unknown_character(tokenizer, documents):
     advice = "remove it (--clean removes control characters), or choose another --tokenizer"
     if tokenizer.kind == "char":
         advice = (
-            "remove it, or begin with new weights and --tokenizer char, which takes all of a text"
+            "remove it, or begin with new weights and --tokenizer char, which encodes all of a text"
         )
     for document in documents:
         try:

@@ -65,8 +65,8 @@ def _list_files(address):
         info = files.info(address)
         if info["size"] is None or info.get("partial") is False:
             raise InputError(
-                f"{address}: the server does not give its size, or no parts of it; fetch it first,"
-                " as with curl -LO, and give the file"
+                f"{address}: the server does not tell its size, or sends no parts of it; download"
+                " the file first, for example with curl -LO"
             )
         return {address: (info["size"], version_of(info))}
     path = re.sub(r"\*\*(?=[^/])", "**/*", files._strip_protocol(address))  # **.parquet is common
@@ -97,7 +97,7 @@ def _read_block(source, start):
     if len(data) == size:
         return data
     _check_unchanged(source)
-    raise OSError(f"{len(data):,} bytes came of {size:,}")
+    raise OSError(f"only {len(data):,} of {size:,} bytes arrived")
 
 
 def _tried(source, pauses, function, *arguments):
@@ -115,7 +115,7 @@ def _tried(source, pauses, function, *arguments):
             ) from error
         hint = PERMISSION.get(protocol_of(source), "")
         raise InputError(
-            f"{source} is not there, or not open to you: {why}; {hint}".rstrip("; ")
+            f"{source} does not exist, or you have no access to it: {why}; {hint}".rstrip("; ")
         ) from error
 
 

@@ -77,7 +77,7 @@ def test_files_may_come_before_and_after_options():
         ("prepare_data.py|", "argument INPUT: it is empty"),
         ("prepare_data.py|a.txt|--ray=", "argument --ray: it is empty"),
         ("prepare_data.py|--text_field=", "argument --text_field: it is empty"),
-        ("prepare_data.py|--out=~nobody_at_all/d", "~nobody_at_all is no home folder here"),
+        ("prepare_data.py|--out=~nobody_at_all/d", "there is no home folder ~nobody_at_all here"),
         ("tools.export|run|--gguf=", "argument --gguf: it is empty"),
         # Names that are nearly right.
         ("generate.py|--n|5", "unknown --n; did you mean --num_samples?"),

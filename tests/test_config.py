@@ -73,7 +73,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--mirror=", ["--mirror has no value; write --mirror=VALUE"]),
         ("--data_dir=''", ["data_dir: it is empty; is a variable in it not set?"]),
         ("--wandb=''", ["wandb = '', but it must be a text that is not empty or None"]),
-        ("--data_dir=~nobody_at_all/d", ["data_dir: ~nobody_at_all/d: ~nobody_at_all is no home"]),
+        ("--data_dir=~nobody_at_all/d", ["data_dir: ~nobody_at_all/d: there is no home"]),
         ("config/demo.py --sample_prompts=Hello, World", ["config/demo.py and World", "quotes"]),
         ("max_steps = 5", ["write --NAME=VALUE without blanks around the ="]),
         ("--wandb=False", ["wandb = False, but it must be a text that is not empty or None"]),

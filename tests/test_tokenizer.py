@@ -276,7 +276,9 @@ def test_a_tokenizer_that_cannot_be_used_faithfully_is_refused(tmp_path, change,
 @pytest.mark.parametrize("content", [b"GGUF\x03\0\0\0\x10\x01\xc3", b"", b"\x0a\x09<unk>\x15"])
 def test_another_file_than_a_tokenizer_json_is_told(tmp_path, content):
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"model\.gguf is no tokenizer\.json; give that file"):
+    with pytest.raises(
+        TokenizerError, match=r"model\.gguf is not a tokenizer\.json; give that file"
+    ):
         Tokenizer.load(tmp_path / "model.gguf")
 
 

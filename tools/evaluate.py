@@ -123,7 +123,7 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     prepare = f"--tokenizer {quote(path)}"
     if not data_dir:
         raise DataError(
-            f"{folder} brings no text to evaluate it on; prepare some with its tokenizer, and add"
+            f"there is no text to evaluate {folder} on; prepare some with its tokenizer, and add"
             f" --data data/NAME:\n  python prepare_data.py TEXT {prepare} --out data/NAME"
         )
     loss_on = args.loss_on or own.get("loss_on", Config.loss_on)

@@ -102,7 +102,7 @@ class Recorder:
             self.unwritten.clear()
         except OSError as error:
             if len(self.unwritten) == 1:
-                why = f"{self.run.folder} takes no writes: {files.error_message(error)}"
+                why = f"{self.run.folder} cannot be written to: {files.error_message(error)}"
                 warn(f"{why}; training continues")
         self.loggers.write(record)
 

@@ -141,7 +141,7 @@ def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
             problem = f"sample_prompts: {prompt!r}: {error}"
             if "sample_prompts" in config.typed:
                 raise ConfigError(f"{problem}; choose another, or --sample_prompts=[]") from None
-            print(f"{problem}; the run goes without it. --sample_prompts=TEXT sets another")
+            print(f"{problem}; the run skips it. --sample_prompts=TEXT sets another")
     return replace(config, sample_prompts=known)
 
 

@@ -277,7 +277,7 @@ def test_an_empty_standard_input_is_an_empty_prompt(bpe_run):
 @pytest.mark.parametrize("more", [[], ["--chat"]])
 def test_standard_input_that_is_no_text_is_a_sentence(bpe_run, more):
     result = generate(bpe_run, *more, "--max_new_tokens", 3, stdin="\udcff")
-    fails_clearly(result, "no text in UTF-8", "0xff")
+    fails_clearly(result, "not text in UTF-8", "0xff")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs bash")

@@ -135,7 +135,7 @@ def test_conversations_of_questions_and_answers_are_read_from_tables(tmp_path, t
 
 
 BAD = [
-    ({"messages": said("narrator", "user")}, "has the role 'narrator', which is none of system,"),
+    ({"messages": said("narrator", "user")}, "role 'narrator', which is not one of system,"),
     ({"messages": "User: Hello?"}, "'messages' is 'User: Hello\\?', not a list of messages"),
     ({"messages": [{"role": "user", "content": None}]}, "has a message of the role 'user' without"),
     ({"messages": {"role": ["user"]}}, "is {'role': .*, not a text or a list of messages"),

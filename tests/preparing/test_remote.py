@@ -188,14 +188,14 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
 
     fails("", "argument INPUT: it is empty")
     fails("finweb-edu", "no such file or folder: finweb-edu", "shakespeare, fineweb-edu")
-    fails("hf://datasets/ORG/OTHER", "hf://datasets/ORG/OTHER is not there, or not open to you")
+    fails("hf://datasets/ORG/OTHER", "ORG/OTHER does not exist, or you have no access to it")
     fails("hf://datasets/ORG/NAME/none/*.parquet", "no .txt, .jsonl or .parquet file")
-    fails(f"{hub.address}/datasets/ORG/NAME/resolve/main/no.txt", "no.txt is not there")
+    fails(f"{hub.address}/datasets/ORG/NAME/resolve/main/no.txt", "no.txt does not exist")
     fails("hf://datasets/ORG/NAME", "does not hold", "at least --cache_gb 0.01", cache_gb=0.001)
     fails("ftp://host/file.txt", "ftp:// is not among", "s3://")
     fails("gs://bucket/file.txt", "python -m pip install gcsfs")
     hub.gated = True
-    fails("hf://datasets/ORG/NAME", "not open to you", "accept its terms", "HF_TOKEN")
+    fails("hf://datasets/ORG/NAME", "you have no access to it", "accept its terms", "HF_TOKEN")
     hub.gated = False
     wrong = {"HF_TOKEN": "hf_wrong"}
     fails("hf://datasets/ORG/NAME", "401 Unauthorized", "HF_TOKEN", variables=wrong)

@@ -136,7 +136,7 @@ def test_a_folder_of_hugging_face_is_scored_like_the_run_that_it_was(
     assert (task.context, task.whole_context) == (16, 32)
 
     prepare = f"python prepare_data.py TEXT --tokenizer {folder} --out"
-    fails_clearly(evaluated(folder), "brings no text to evaluate it on", prepare)
+    fails_clearly(evaluated(folder), "there is no text to evaluate", prepare)
     other = evaluated(folder, "--data", char_data)
     fails_clearly(other, "another tokenizer", f"prepared with --tokenizer {folder}")
     (folder / "model.safetensors").unlink()
