@@ -1,4 +1,4 @@
-"""The story's ladder: what each change to a training loop gains, one change a rung.
+"""What each change to a plain training loop gains: a ladder with one change a rung.
 
     python -m benchmarks.ladder [--preset config/gpt2_small.py] [--rounds 2] [--steps 8]
         [--key=value ...]

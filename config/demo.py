@@ -1,5 +1,5 @@
 # make demo: a small model on the standard library's sources, on a CPU, in about a minute.
-# The modern recipe, as in gpt2_small_modern.py. A vocabulary this small suits a run this short.
+# The modern recipe, as in gpt2_small_modern.py. Such a short run needs such a small vocabulary.
 #   python prepare_data.py --vocab_size 512 --out data/python_stdlib
 #   python train.py config/demo.py
 data_dir = "data/python_stdlib"

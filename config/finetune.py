@@ -2,14 +2,14 @@
 # format, or the address of either. Prepare the text with the weights' own tokenizer.
 #   python prepare_data.py YOUR_TEXT --tokenizer checkpoints/gpt2_small_modern --out data/finetune
 #   python train.py config/finetune.py
-init_from = "checkpoints/gpt2_small_modern"  # it brings its architecture
+init_from = "checkpoints/gpt2_small_modern"  # the architecture comes with it
 data_dir = "data/finetune"
 block_size = 512  # or that of the weights, if it is shorter
 batch_size = 4  # x 512 = 2,048 tokens per step: many steps from little text
-learning_rate = 1e-4  # 3e-4 is as good, 1e-3 too high (docs/fine-tuning.md)
+learning_rate = 1e-4  # 3e-4 is as good, and 1e-3 is too high: docs/fine-tuning.md
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3
-# The best step by validation loss is kept and used, so overfitting late in the run does no harm.
+# The run keeps the best step by validation loss, so overfitting late in the run does no harm.
 eval_interval = 100
 save_interval = 0

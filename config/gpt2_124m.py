@@ -1,5 +1,5 @@
-# GPT-2 as published, 124 million parameters, on FineWeb-Edu's ten billion tokens: a run to compare
-# with other people's. Batch, peak rate and warm-up are those of llm.c's reproduction.
+# GPT-2 as published, with 124 million parameters, on the ten billion tokens of FineWeb-Edu: a run
+# to compare with other people's. Batch, peak learning rate and warm-up are those of llm.c.
 #   python prepare_data.py fineweb-edu --tokenizer gpt2 --out data/fineweb_edu_gpt2
 #   python train.py config/gpt2_124m.py
 data_dir = "data/fineweb_edu_gpt2"
@@ -8,7 +8,7 @@ n_head = 12
 n_embd = 768
 block_size = 1024
 batch_size = 512  # x 1024 = 524,288 tokens per step
-micro_batch_size = 32  # estimate: 18.5 GB
+micro_batch_size = 32  # takes 18.5 GB, estimated
 learning_rate = 6e-4
 min_lr = 0.0
 warmup_steps = 700

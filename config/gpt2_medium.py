@@ -1,5 +1,5 @@
-# GPT-2 Medium's shape, 24 layers x 1024: 355 million parameters with GPT-2's vocabulary and
-# context, as published.
+# GPT-2 Medium as published, 24 layers x 1024: 355 million parameters with GPT-2's vocabulary and
+# context.
 #   python prepare_data.py YOUR_TEXT --tokenizer gpt2 --out data/gpt2
 #   python train.py config/gpt2_medium.py
 data_dir = "data/gpt2"

@@ -1,5 +1,5 @@
-# GPT-2 Small with a vocabulary of 32,000 tokens, 134,601,216 parameters, on an A100 or better. For
-# your own text, gpt2_small_modern.py learns faster.
+# GPT-2 Small with a vocabulary of 32,000 tokens and 134,601,216 parameters, for an A100 or better.
+# For your own text, gpt2_small_modern.py learns faster.
 #   python prepare_data.py YOUR_TEXT --vocab_size 32000 --out data/main
 #   python train.py config/gpt2_small.py
 data_dir = "data/main"

@@ -1,4 +1,4 @@
-# A model of GPT-2 Small's size for several GB of text, on an A100 or better: Qwen3's architecture,
+# A model of GPT-2 Small's size for several GB of text and an A100 or better: Qwen3's architecture,
 # Muon, and a linear decay. With a vocabulary of 32,000 tokens it has 134,107,392 parameters.
 #   python prepare_data.py YOUR_TEXT --vocab_size 32000 --out data/main
 #   python train.py config/gpt2_small_modern.py

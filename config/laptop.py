@@ -1,4 +1,4 @@
-# Your own text on your own machine: 1 to 100 MB, a model of 7 million parameters. All 6,000 steps
+# For 1 to 100 MB of your own text, on a laptop: a model of 7 million parameters. All 6,000 steps
 # take 80 minutes on one server core with AMX; most laptops need longer. Text below 10 MB ends
 # sooner, after eight epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine

@@ -1,5 +1,5 @@
-# 250 MB of text as characters, about 11 million parameters, on a T4 or V100. These have no bf16,
-# so dtype = "auto" uses fp16 with a GradScaler.
+# For 250 MB of text as characters, on a T4 or V100: about 11 million parameters. These GPUs have no
+# bfloat16, so dtype = "auto" uses float16 with a GradScaler.
 #   python prepare_data.py YOUR_TEXT --tokenizer char --out data/medium_char
 #   python train.py config/medium_char.py
 data_dir = "data/medium_char"

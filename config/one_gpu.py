@@ -1,5 +1,5 @@
-# Your own text on one GPU at home: 100 MB to 2 GB, a model of 55 million parameters, about three
-# hours on an RTX 3090 (estimate). Shorter text ends sooner, after four epochs.
+# For 100 MB to 2 GB of your own text, on one GPU at home: a model of 55 million parameters, in
+# about three hours on an RTX 3090 (estimated). Shorter text ends sooner, after four epochs.
 #   python prepare_data.py YOUR_TEXT --out data/mine
 #   python train.py config/one_gpu.py
 data_dir = "data/mine"

@@ -1,4 +1,4 @@
-# Characters of Shakespeare on a CPU, in about a minute.
+# Shakespeare as characters, on a CPU, in about a minute.
 #   python prepare_data.py shakespeare --tokenizer char --out data/shakespeare_char
 #   python train.py config/shakespeare_char.py
 data_dir = "data/shakespeare_char"
@@ -10,7 +10,6 @@ batch_size = 8
 learning_rate = 6e-3
 embedding_lr = 0.02  # for the positions only, as the embedding is tied
 warmup_steps = 50
-# AdamW averages over as many tokens as with larger batches.
 beta2 = 0.5 ** (batch_size * block_size / 280_000)  # half-life of AdamW's average: 280k tokens
 max_steps = 1200
 eval_interval = 100
