@@ -62,8 +62,9 @@ def plain_speed(c: Config, steps: int, in_bf16: bool, compiles: bool) -> float:
 
 def main(argv):
     parser = argument_parser("finetune", __doc__)
-    parser.add_argument("--base", type=place, required=True)
-    parser.add_argument("--data", type=place, required=True)
+    parser.add_argument("--base", type=place, required=True, help="weights to start from")
+    text = "folder that was prepared with the tokenizer of --base"
+    parser.add_argument("--data", type=place, required=True, help=text)
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--steps", type=count, default=12, help="in a round; default %(default)s")
     args, extra = parser.parse_known_args(argv)
