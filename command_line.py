@@ -93,7 +93,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no abbreviations, and answers a word that it does not know with what may be meant.
+    """Accepts no abbreviations, and answers an unknown word with what may be meant.
 
     others: names that other programs have for its options, {"model": "checkpoint"}. text: the
     option for a text that comes without one.
@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         return values
 
     def hint(self, word: str) -> str:
-        """What may be meant by a word that is no argument."""
+        """What may be meant by a word that is not an argument."""
         if not word.startswith("-"):
             if self.text:
                 return f"; write --{self.text} {word!r}"

@@ -110,7 +110,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is no mistake, if it has one."""
+    """The sentence for a failure that is not a mistake, if it has one."""
     if isinstance(error, OSError):
         return files.error_message(error)
     if hardware.out_of_memory(error):

@@ -58,7 +58,7 @@ class Device:
     """The device of a run, and what is known of it.
 
     torch: PyTorch's name of it. dtype: of matrix products. name: for banners and logs. memory:
-    bytes that a GPU may use. peak_flops: its floating-point operations a second, as sold; None if
+    bytes that a GPU may use. peak_flops: its floating-point operations per second, as sold; None if
     not known. Both are None on a CPU.
     """
 
@@ -224,7 +224,7 @@ def limit_threads_to_cgroup() -> None:
 
 
 def data_sheet_flops(name: str) -> float | None:
-    """Floating-point operations a second that a GPU is sold with; None if not known."""
+    """Floating-point operations per second, by a GPU's data sheet; None if not known."""
     for key, (tflops, _) in GPUS.items():
         if re.search(rf"\b{key}\b(?!.*\b({VARIANTS})\b)", name):
             return tflops * 1e12
@@ -252,7 +252,7 @@ def free_ram() -> int | None:
         if not (group / "memory.max").exists() or (group / "memory.max").read_text() == "max\n":
             return free
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # Bytes of files: counted as used, but given back to whoever asks.
+        # Bytes of files: counted as used, but given back on demand.
         statistics = (group / "memory.stat").read_text()
         cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
         return min(free, limit - used + sum(map(int, cached)))

@@ -310,7 +310,7 @@ class GPT(nn.Module):
 
 
 class NoDraws(TorchFunctionMode):
-    """Leaves normal draws out: on the device meta the first takes PyTorch a second of imports."""
+    """Leaves normal draws out: on the device meta, the first one takes a second of imports."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is nn.init.normal_:

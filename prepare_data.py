@@ -104,7 +104,7 @@ def terminate(signum, _):
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is no mistake, if it has one."""
+    """The sentence for a failure that is not a mistake, if it has one."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; finished work is kept, and the same command continues"
     if isinstance(error, OSError):

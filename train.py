@@ -267,7 +267,7 @@ def start(argv: list[str]) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is no mistake, if it has one."""
+    """The sentence for a failure that is not a mistake, if it has one."""
     if isinstance(error, RunError):
         return str(error)
     if isinstance(error, OSError):

@@ -42,7 +42,7 @@ OTHERS = {
     "always_save_checkpoint": "save_interval",
     "vocab_size": "python prepare_data.py --vocab_size N, as it comes from the data",
 }
-# Values of nanoGPT's init_from that are no weights of ours.
+# Values of nanoGPT's init_from that are not weights here.
 NANOGPT_STARTS = ("scratch", "resume", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 RECORDED = '"checkpoint_dir"'  # is in each config.json that a run wrote, and in no other program's
 # What a setting of each type takes; the limits are those of its table.

@@ -35,7 +35,7 @@ CALLS = ("tool_calls", "function_call")  # of a message that is more than text
 
 
 class ConversationError(ValueError):
-    """Messages that are no conversation, in words for the user."""
+    """Messages that are not a conversation, in words for the user."""
 
 
 class Turn(NamedTuple):
@@ -54,7 +54,7 @@ class Form:
     come before the message; a prompt ends with those of the assistant. stop: texts that end a
     reply, if neither end-of-text nor a marker does. chat_template, ollama_template: the form in the
     languages of those who run exported models: Jinja (transformers, GGUF) and Go's text/template.
-    markers: the ids of the parts that are no text.
+    markers: the ids of the parts that are not text.
     """
 
     turn: tuple[str, ...]

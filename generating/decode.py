@@ -123,7 +123,7 @@ def sample_index(probs, generator):
 class Decoder:
     """The forwards of a model for a number of sequences at once, one text after the other.
 
-    A sequence is the list of ids that the model sees of it. Whoever generates owns the decoder: it
+    A sequence is the list of ids that the model sees of it. The caller owns the decoder: it
     can be used again for as many sequences, but not for two texts at the same time.
 
     The cache begins short and doubles as sequences grow: of a context of 40,960 it would take

@@ -1,7 +1,7 @@
 """The parts of prepare_data.py: text files -> token files. Nothing here imports torch.
 
 arguments makes the plan of a command line, and work_folder has the folder in which it is carried
-out. sources finds the files, foreign knows what is no text, and remote fetches those that are
+out. sources finds the files, foreign knows what is not text, and remote fetches those that are
 elsewhere. readers reads them in chunks, records has the rows of tables, and documents turns these
 into texts, cleaned or not. tokenizers obtains a tokenizer; encoder encodes, in threads or on a
 cluster, by engines; writer writes the tokens in order, to training or validation as split says.

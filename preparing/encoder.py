@@ -170,7 +170,7 @@ def mask_of(tokenizer: Tokenizer, form: Form, document: Document, ids: np.ndarra
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes of each id's text, int64 [vocab_size].
 
-    0 for end-of-text, for the markers of conversations, which are no text, and for unused ids.
+    0 for end-of-text, for the markers of conversations, which are not text, and for unused ids.
     """
     lengths = np.zeros(tokenizer.vocab_size, np.int64)
     no_text = {tokenizer.eot_id, *form_of(tokenizer).markers.values()}
@@ -257,5 +257,5 @@ def is_for_tiktoken(text: str) -> bool:
 
 @functools.cache
 def unassigned() -> np.ndarray:
-    """Mark the code points that are no characters, bool [0x110000]."""
+    """Mark the code points that are not characters, bool [0x110000]."""
     return np.array([unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)])

@@ -1,4 +1,4 @@
-"""Files that are no text: what they are, and what makes text of them."""
+"""Files that are not text: what they are, and what turns them into text."""
 
 import codecs
 import contextlib
@@ -50,7 +50,7 @@ WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def foreign(ending: str, head: bytes = b"") -> str:
-    """What a file is that is no text, and what to do, in words; "" if nothing shows it.
+    """What a file that is not text is, and what to do, in words; "" if nothing shows it.
 
     ending: of its name, in lower case, without that of a compression. head: its first bytes.
     """

@@ -93,7 +93,7 @@ def _read(source, raw, at, options):
 
 
 def _look(source, raw, options):
-    """Kind and encoding of a file by its first bytes, and what it is in words if it is no text.
+    """Kind and encoding of a file by its first bytes, and what it is in words if it is not text.
 
     Leaves `raw` as it was.
     """

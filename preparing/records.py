@@ -256,7 +256,7 @@ def _swallows(lines, cells, separator):
     """True if the lines of a row are rather rows, the first of which leaves a quote open.
 
     Their numbers go on from line to line, and in the line that follows. Between tabs a line with as
-    many cells is enough if the first cell is no number.
+    many cells is enough if the first cell is not a number.
     """
     others = list(filter(str.strip, lines.taken))[1:]
     if len(cells) < 2 or not others or others[0].count(separator) < len(cells) - 1:

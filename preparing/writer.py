@@ -259,7 +259,7 @@ class TokenWriter:
                 self.train.end_document()
 
     def _asked_for(self, part):
-        """Mark the documents that are no copies, nor beyond the text asked for."""
+        """Mark the documents that are neither copies nor beyond the text asked for."""
         short = part.whole & (part.text_bytes <= CHUNK_BYTES)
         new = np.ones(len(short), bool)
         if self.seen:

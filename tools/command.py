@@ -24,7 +24,7 @@ def run(name: str, main: Callable[[list[str]], None], mistakes: tuple = ()) -> N
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is no mistake, if it has one."""
+    """The sentence for a failure that is not a mistake, if it has one."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is missing; pip install {error.name} -c constraints.txt"
     if isinstance(error, OSError):

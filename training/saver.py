@@ -50,7 +50,7 @@ class Saver:
         self.folder, self.keep_last, self.tokenizer_json = folder, keep_last, tokenizer_json
         self.mirror, self.saved_step, self.val_losses = mirror, saved_step, val_losses
         self.best_step = self.best = None  # until begin()
-        self.disk = threading.Lock()  # of whoever writes or deletes in the folder
+        self.disk = threading.Lock()  # held while writing or deleting in the folder
         self.thread = ThreadPoolExecutor(1)
         self.writing = None  # the newest write of the thread
         self.jobs = []  # those of any kind whose end nothing has looked at

@@ -232,7 +232,7 @@ def check_meant(config: Config, mirror: Mirror) -> None:
 
     The folder of the run is empty: it may be a new machine, or a new run of the same name.
     """
-    mirror.check_same_run(Path(config.checkpoint_dir))  # it may be no run at all
+    mirror.check_same_run(Path(config.checkpoint_dir))  # it may not be a run at all
     saved = mirror.settings()
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNED & saved.keys()}
