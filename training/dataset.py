@@ -83,7 +83,7 @@ class Dataset:
         return held.to(self.device) if self.location == "gpu" else held
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the sequences number `first` and on of a run.
+        """Inputs and targets of a run's next sequences, from number `first` on.
 
         Each is int64 [batch_size, block_size] on the device. Without replacement: an epoch visits
         every window once, in an order and from an offset that follow from (seed, epoch) alone;

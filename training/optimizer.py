@@ -18,7 +18,7 @@ def make_optimizer(
 
     A group's `initial_lr` is its peak learning rate. decay: the share of the matrices' weights that
     a step at the peak takes away; as PyTorch multiplies a group's weight_decay by its learning
-    rate, groups of other rates have other weight_decay. config: a Config.
+    rate, groups with different rates get different weight_decay. config: a Config.
     """
     kinds = by_kind(model)
     embedding_lr = config.embedding_lr

@@ -42,11 +42,11 @@ def count_steps(config: Config, counters: Counters, windows: int) -> int:
 
 
 def lr_multiplier(step: int, total_steps: int, config) -> float:
-    """The learning rate of step `step` (from 0) over the peak: a linear warm-up, then down.
+    """The learning rate of step `step` (from 0) divided by the peak.
 
-    Down by a cosine, or by a straight line over the last half of the steps (wsd: warm-up, stable,
-    decay); the last step has min_lr. config: anything with learning_rate, min_lr (None: a tenth of
-    that; 0 for wsd), warmup_steps and lr_schedule.
+    After a linear warm-up it falls along a cosine, or along a straight line over the last half of
+    the steps (wsd: warm-up, stable, decay); the last step has min_lr. config: anything with
+    learning_rate, min_lr (None: a tenth of that; 0 for wsd), warmup_steps and lr_schedule.
     """
     low = final_multiplier(config)
     if step < config.warmup_steps:
@@ -59,7 +59,7 @@ def lr_multiplier(step: int, total_steps: int, config) -> float:
 
 
 def final_multiplier(config) -> float:
-    """The learning rate of the last step over the peak. config: as in lr_multiplier."""
+    """The learning rate of the last step divided by the peak. config: as in lr_multiplier."""
     if config.min_lr is None:
         return 0.0 if config.lr_schedule == "wsd" else 0.1
     return config.min_lr / config.learning_rate if config.min_lr else 0.0
