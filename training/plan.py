@@ -33,6 +33,7 @@ OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
 UTILIZATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
+WORKSPACE = 32 << 20  # bytes, of cuBLAS on an H100 or H200; less on others
 TOKENS = 4096  # per micro-batch on a CPU; with more, the time per token does not change
 LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch is timed
 STEPS = 20  # the most that are timed
@@ -172,8 +173,8 @@ def memory(
 ) -> dict[str, int]:
     """Bytes of training at its peak, by what they hold.
 
-    Weights and gradients are 4 bytes per parameter. The copies of weights for 16-bit products count
-    as activations.
+    Weights and gradients are 4 bytes per parameter. The copies of weights for 16-bit products and
+    the workspace of a GPU's products count as activations.
     """
     parameters = model.num_parameters()
     needed = {
@@ -184,6 +185,8 @@ def memory(
     }
     if device.dtype.itemsize == 2:
         needed["activations"] += 2 * parameters
+    if device.memory:
+        needed["activations"] += WORKSPACE
     in_backward = needed["gradients"] + needed["activations"]
     if micro_batch == config.batch_size // distributed.world_size:
         # Without accumulation the gradients appear while the activations go.
@@ -195,9 +198,9 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     """Bytes that a backward pass needs.
 
     A token and layer: two residuals, and in the products' precision the inputs of the linear
-    layers, query, key and value, and the MLP's inner values. Once a token: the logits with their
-    gradient. With checkpointing a residual a layer, and one layer's activations. With chunks one
-    chunk's logits.
+    layers, query, key and value, and the MLP's inner values. Once a token: the gradients of one
+    MLP, and the logits with their gradient, which on a GPU takes their place. With checkpointing a
+    residual a layer, and one layer's activations. With chunks one chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
@@ -213,8 +216,10 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     layers = shape.n_layer * layer
     if config.activation_checkpointing:
         layers = shape.n_layer * residual * width + layer
-    logits = 2 * item * shape.vocab_size / loss_chunks(config, shape.vocab_size, device)
-    return int(micro_batch * shape.block_size * (layers + logits))
+    logits = item * shape.vocab_size / loss_chunks(config, shape.vocab_size, device)
+    if not device.memory:
+        logits *= 2
+    return int(micro_batch * shape.block_size * (layers + item * mlp + logits))
 
 
 def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -68,7 +68,8 @@ def test_several_gpus_share_the_hours_and_the_batch(char_data, tmp_path, monkeyp
 
 def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp_path):
     run, t4 = small_run(char_data, tmp_path, "--n_embd=256"), from_data_sheet("T4")
-    sequence = memory(run.config, run.model, run.optimizer, 1000, t4)["activations"] / 1000
+    less, more = (memory(run.config, run.model, run.optimizer, n, t4) for n in (1000, 2000))
+    sequence = (more["activations"] - less["activations"]) / 1000
 
     def fits(share, tokens=0.0):
         """Whether sequences for a share of T4's and V100's memory, both 16 GB, are one batch."""
