@@ -100,7 +100,7 @@ def run_apart(function: Callable, *arguments):
 
 
 def machine(device: torch.device) -> dict:
-    """What numbers depend on: device, processor, PyTorch and its CUDA."""
+    """What numbers depend on: device, processor, PyTorch, its CUDA and the driver."""
     cpuinfo, values = Path("/proc/cpuinfo"), {}
     values["device"] = hardware.describe(device)
     values["processor"] = platform.machine()
@@ -110,6 +110,8 @@ def machine(device: torch.device) -> dict:
         values["instructions"] = [name for name in INSTRUCTIONS if name in flags]
     if device.type == "cuda":
         values["cuda"] = torch.version.cuda
+        driver = Path("/sys/module/nvidia/version")  # on Linux
+        values["driver"] = driver.read_text().strip() if driver.exists() else "unknown"
     return values
 
 

@@ -178,7 +178,7 @@ class CudaGraphDecoder(Decoder):
     """A Decoder whose step is a CUDA graph, recorded at the first one.
 
     To launch a token's 200 kernels one by one takes several times longer than to run them. If the
-    recording fails, they are launched one by one, with a warning. It is not measured on a GPU yet.
+    recording fails, they are launched one by one, with a warning.
 
     The graph reads the whole cache; if that has grown, it is recorded again.
     """
