@@ -1,4 +1,4 @@
-"""Every check and measurement that needs a GPU, the most wanted first: `make gpu`.
+"""Every check and measurement that needs a GPU, the most important first: `make gpu`.
 
     python3 -m benchmarks.gpu [PART ...] [--nanogpt PATH] [--minutes M] [--report] [--key=value ...]
 
