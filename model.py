@@ -193,7 +193,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.modern else MLP(config)
-        # With 30 layers, 60 calls that do nothing took 3% of a generated token's time.
+        # With 30 layers, 60 calls that do nothing took 1 to 3% of a generated token's time.
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, rotary, cache):  # x: [B, T, C]
