@@ -1,6 +1,6 @@
 """The command line of prepare_data.py -> a Plan of plain values.
 
-Looks at no input: nothing is read, fetched or connected here.
+Looks at no input: it reads no file and opens no connection.
 """
 
 import codecs
@@ -19,19 +19,18 @@ DESCRIPTION = (
     "Turn text files into tokens for train.py, in data/NAME/. After an interruption, run the same"
     " command again."
 )
-LARGEST_VOCAB = 1 << 19  # ids; more are a mistake, as for the sizes of a model
+LARGEST_VOCAB = 1 << 19  # ids; a larger value is taken for a typo, as with model sizes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of one call: its options by their names, completed.
+    """The options of one command, by name, with defaults filled in.
 
     inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
     folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
-    char, gpt2 or a path. vocab_size, sample_bytes: of a bpe; vocab_size is None if it follows
-    from the size of the input, as val_fraction does. val_fraction: None if it follows
-    from the size of the input. gigabytes: of text, after which to stop; None for all of it.
-    cache_gb: that remote files may take on the disk at a time. ray: address of a cluster.
+    char, gpt2 or a path. vocab_size, sample_bytes: for training a BPE. vocab_size, val_fraction:
+    None to choose by the size of the input. gigabytes: stop after this much text; None for all.
+    cache_gb: disk space for remote files at any time. ray: address of a cluster.
     """
 
     inputs: list[str]
@@ -51,7 +50,7 @@ class Plan:
 
 
 def parse(argv: list[str]) -> Plan:
-    """The plan that a command line asks for. Ends the process with status 2 for contradictions."""
+    """Parse and check a command line. Exits with status 2 if its options contradict each other."""
     names = f"texts by name, from the Hugging Face Hub: {', '.join(CATALOG)}"
     parser = Parser("prepare_data.py", USAGE, DESCRIPTION, names)
     _add_arguments(parser)
@@ -149,10 +148,10 @@ def _add_arguments(parser):
 
 
 def encoding(name: str) -> str | None:
-    """A type for argparse: an encoding by the name that Python gives it; None for UTF-8."""
+    """A type for argparse: Python's name of an encoding; None for UTF-8."""
     try:
-        "".encode(name)  # rot13 and the like encode no text
-        codecs.getincrementaldecoder(name)("replace").decode(b"\xff")  # idna is for host names
+        "".encode(name)  # rejects rot13 and the like, which are not text encodings
+        codecs.getincrementaldecoder(name)("replace").decode(b"\xff")  # rejects idna
         found = codecs.lookup(name).name
     except (LookupError, UnicodeError):
         raise ArgumentTypeError(
@@ -162,7 +161,7 @@ def encoding(name: str) -> str | None:
 
 
 def default_out(inputs: list[str]) -> str:
-    """data/ and the name of the first input; of a glob, of its part before the first wildcard."""
+    """data/ plus the name of the first input; for a glob, of the part before its first wildcard."""
     if not inputs:
         return "data/python_stdlib"
     if inputs == ["-"]:

@@ -1,7 +1,7 @@
 """Chunks: the portions of about 1 MB in which text is read and encoded, and how to read them.
 
-Says where text may be cut: between lines or documents, or within a long document where no token
-can cross; and which small chunks go together. Knows neither files nor the command line.
+Decides where text may be cut (between lines or documents, or inside a long document at a place that
+no token crosses), and which small chunks go together. Knows neither files nor the command line.
 """
 
 import math
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from tokenizer_bpe import EOT, safe_cut
 
-# Bytes that a thread encodes at a time. Much more in one call is slower and takes far more memory.
+# Bytes that a thread encodes per call. Much larger calls are slower and take far more memory.
 CHUNK_BYTES = 1 << 20
-UNCUT_BYTES = 16 * CHUNK_BYTES  # Text without a place to cut for this long is cut anyway.
-LOOK_BACK = 1 << 14  # bytes before the end of a chunk in which to look for a place to cut
-LOOK_AHEAD = 8  # bytes after a place to cut that decide whether it is one
+UNCUT_BYTES = 16 * CHUNK_BYTES  # after this much text without a place to cut, it is cut anyway
+LOOK_BACK = 1 << 14  # bytes before the end of a chunk that are searched for a place to cut
+LOOK_AHEAD = 8  # bytes after a place that decide whether it may be cut there
 MARK = EOT.encode()
-# Blanks around a mark go with it, up to 50 bytes on each side, and a line break after it.
+# A mark takes with it up to 50 bytes of blanks on each side, and a line break after it.
 AFTER_MARK = re.compile(rb"[^\S\n]{0,50}\n?")
-# A mark within quotes is part of the text. The first of them follows no word and no sentence, as
-# the last one of a quotation does, unless it is a letter of Python's.
+# A mark in quotes is part of the text. A quote after a word or the end of a sentence closes a
+# quotation and does not count as an opening one, except after a prefix of Python's, such as b or f.
 OPENING_QUOTE = re.compile(rb"(?:(?:\A|[^\w.!?\x80-\xff])[bfruBFRU]{0,2}([\"'`])|\xe2\x80\x9c)\Z")
 ASCII = bytes(range(0x80))
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
@@ -28,9 +28,9 @@ CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character 
 
 @dataclass(frozen=True)
 class Options:
-    """The options for turning records into texts; --help says what each one does."""
+    """The options for turning records into texts; --help explains each."""
 
-    text_field: str | None = None  # None: the usual ones, which records.py knows
+    text_field: str | None = None  # None: the usual names, listed in records.py
     on_error: str = "stop"
     encoding: str | None = None  # None: UTF-8
     clean: bool = False
@@ -41,9 +41,9 @@ class Options:
 class Position:
     """A place in the input.
 
-    source: index of the file. offset: byte in its decompressed content, or the row of a parquet
-    file. line: lines before it in the file. inside: whether a document continues across it.
-    on_disk: bytes on disk of all input before it.
+    source: index of the file. offset: byte in its decompressed content, or row of a table. line:
+    lines before it in the file. inside: whether a document continues across it. on_disk: bytes on
+    disk of all input before it.
     """
 
     source: int = 0
@@ -57,8 +57,8 @@ class Position:
 class Chunk:
     """Whole documents, or a part of a single long one.
 
-    data: bytes; or rows of a table, each with its place in words, as records.py yields them. size:
-    bytes; of rows, roughly. start, end: its positions.
+    data: bytes, or rows of a table as records.py yields them: (place, row). size: bytes, roughly if
+    rows. start, end: where it begins and ends in the input.
     """
 
     path: str
@@ -70,15 +70,15 @@ class Chunk:
 
     @property
     def whole(self) -> bool:
-        """False for a part of a document."""
+        """False if this is a part of a document."""
         return not (self.start.inside or self.end.inside)
 
     @property
     def most_text(self) -> int:
-        """No fewer bytes than its text has in UTF-8, cleaned or not.
+        """An upper bound on the UTF-8 bytes of its text, cleaned or not.
 
-        U+FFFD in place of a broken byte has three, and NFC makes a text three times as long at
-        most. The size of rows is in characters, of up to four bytes.
+        U+FFFD replaces one broken byte by three, and NFC makes a text at most three times as long.
+        The size of rows counts characters, of up to four bytes each.
         """
         if isinstance(self.data, list):
             return 12 * self.size
@@ -86,10 +86,10 @@ class Chunk:
 
 
 def together(chunks: Iterable[Chunk], wanted: float = math.inf) -> Iterator[list[Chunk]]:
-    """Lists of consecutive chunks, which are those of small files; a part of a document is alone.
+    """Group consecutive small chunks, as small files give them, into lists of up to CHUNK_BYTES.
 
-    A list has CHUNK_BYTES at most, unless it has one chunk. wanted: bytes of text; those chunks
-    with which there may be more are alone, so that no more is looked at than is wanted.
+    A larger chunk, or a part of a document, is a list of its own. wanted: bytes of text to read;
+    once the chunks may hold more than that, each is its own list, so that little more is read.
     """
     found = []
     size = 0
@@ -108,9 +108,9 @@ def together(chunks: Iterable[Chunk], wanted: float = math.inf) -> Iterator[list
 
 
 def cut_lines(buffer: bytearray, ended: bool) -> int:
-    """The end of the last whole line within CHUNK_BYTES, or else of the first one; 0 for neither.
+    """The end of the last whole line within CHUNK_BYTES, else of the first line; 0 to read on.
 
-    ended: whether the buffer holds all that is left of the file.
+    ended: whether the buffer holds the rest of the file.
     """
     end = buffer.rfind(b"\n", 0, CHUNK_BYTES) + 1 or buffer.find(b"\n", CHUNK_BYTES) + 1
     if not end and ended:
@@ -119,11 +119,11 @@ def cut_lines(buffer: bytearray, ended: bool) -> int:
 
 
 def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bool]:
-    """The end of the documents that fit in CHUNK_BYTES, or else of a part of the first one.
+    """The end of the documents that fit in CHUNK_BYTES, else of a part of the first document.
 
-    ended: whether the buffer holds all that is left of the file. inside: whether it begins within
-    a document, whose end is then the next to cut at. Returns the end, 0 to read on, and whether a
-    document ends there.
+    ended: whether the buffer holds the rest of the file. inside: whether it begins inside a
+    document; the end of that one is then the next place to cut. Returns the end (0 to read on) and
+    whether a document ends there.
     """
     if not inside:
         if ended and len(buffer) <= CHUNK_BYTES:
@@ -142,7 +142,7 @@ def cut_documents(buffer: bytearray, ended: bool, inside: bool) -> tuple[int, bo
         if end:
             return end, False
     end = UNCUT_BYTES
-    while buffer[end] in CONTINUATION_BYTES and end > UNCUT_BYTES - 3:  # 3 bytes in broken text
+    while buffer[end] in CONTINUATION_BYTES and end > UNCUT_BYTES - 3:  # broken text may have more
         end -= 1
     return end, False
 
@@ -151,7 +151,7 @@ def _cut_between_tokens(buffer, limit):
     """The last place before `limit` that no token can cross; 0 if there is none."""
     tail = buffer[max(0, limit - LOOK_BACK) : limit + LOOK_AHEAD]
     tail = tail.lstrip(CONTINUATION_BYTES)  # from the first whole character
-    # With surrogateescape a broken byte stays one character, and encodes back.
+    # surrogateescape turns a broken byte into one character, and back.
     text = tail.decode("utf-8", "surrogateescape")
     before_limit = len(tail[:-LOOK_AHEAD].decode("utf-8", "surrogateescape"))
     cut = safe_cut(text, before_limit)
@@ -165,8 +165,9 @@ def separators(
 ) -> Iterator[tuple[int, int]]:
     """Start and end of each end-of-text mark that ends within `limit`, in order or backwards.
 
-    With the blanks around it. One whose end depends on what follows is left to a later call.
-    find() looks for marks: a regular expression took 28 ms a chunk, as long as encoding it.
+    Both include the blanks around the mark. A mark whose end depends on what follows is left to a
+    later call. find() searches, since a regular expression took 28 ms per chunk, as long as
+    encoding it.
     """
     at = data.rfind(MARK, 0, limit) if backwards else data.find(MARK, 0, limit)
     while at >= 0:
@@ -189,9 +190,10 @@ def _is_quoted(data, at):
 
 
 def split_documents(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """The documents of a text that ends with its last one.
+    """Split a text that ends where its last document ends.
 
-    Of each the byte where it begins, its text, and whether the next one begins on its last line.
+    Yields, for each document, the byte where it begins, its text, and whether the next document
+    begins on its last line.
     """
     start = 0
     for separator, after in separators(data, len(data), ended=True):

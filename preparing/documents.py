@@ -1,9 +1,9 @@
-"""Chunks of bytes or rows -> the texts of their documents, cleaned, and which came before.
+"""Chunks of bytes or rows -> the texts of their documents, cleaned and deduplicated.
 
-In a text file, a document is what is between marks of end-of-text; in JSON lines and tables, a
-record's text or its conversation. Single documents are corrected or dropped, and what was probably
-not meant is kept and counted. Copies are found by hashes: exact ones only. With 64 bits, about one
-document in a billion is taken for a copy by mistake.
+In a text file, documents are separated by end-of-text marks; in JSON lines and tables, each record
+is one, a text or a conversation. Cleaning corrects or drops single documents. Text that looks like
+a mistake, such as HTML, is kept and counted. Deduplication compares 64-bit hashes, so it finds
+exact copies only, and takes about one document in a billion for a copy by mistake.
 """
 
 import functools
@@ -25,10 +25,10 @@ from preparing.chunks import Chunk, Options, split_documents
 from preparing.records import is_object, text_of
 from tokenizer_bpe import EOT
 
-EXAMPLES = 3  # documents that the report shows for each rule
-EXAMPLE_CHARS = 100  # characters of each
-EXAMPLE_BEFORE = 30  # characters before and after a broken place that the report shows
-UNUSABLE = "unusable documents"  # the rule of the report for what --on_error leaves out
+EXAMPLES = 3  # documents that the report quotes per rule
+EXAMPLE_CHARS = 100  # characters quoted from each
+EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
+UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error skip leaves out
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,13 +36,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 class CleaningReport:
     """Counts and examples of the documents that were left out or corrected.
 
-    rules: {rule: {"documents", "bytes", "examples"}}, as cleaning.json has it.
+    rules: {rule: {"documents", "bytes", "examples"}}, the content of cleaning.json.
     """
 
     rules: dict[str, dict] = field(default_factory=dict)
 
     def add(self, rule: str, documents: int, size: int, examples: list[str]) -> None:
-        """Count the documents and bytes that a rule left out."""
+        """Count the documents and bytes that a rule left out or corrected."""
         counts = self.rules.setdefault(rule, {"documents": 0, "bytes": 0, "examples": []})
         counts["documents"] += documents
         counts["bytes"] += size
@@ -56,9 +56,9 @@ class CleaningReport:
 
 @dataclass
 class Document:
-    """A document's text; of a conversation in the plain form, and also its turns.
+    """A document. text: of a conversation, its plain form. turns: of a conversation; else empty.
 
-    place: where its record begins, in words.
+    place: where its record begins, for messages.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Document:
     def corrected(
         self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
     ) -> "Document":
-        """The document after correct(text, report), which acts on each message as on the whole."""
+        """A copy whose text and messages went through correct(text, report)."""
         text = correct(self.text, report)
         if text == self.text:
             return self
@@ -78,7 +78,7 @@ class Document:
 
 
 def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], CleaningReport]:
-    """The documents of a chunk, as valid Unicode, and what was left out. Raises InputError."""
+    """The documents of a chunk as valid Unicode, and a report of the rest. Raises InputError."""
     report = CleaningReport()
     documents = []
     for document in _readable(chunk, options, report):
@@ -97,7 +97,7 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
 
 
 def _readable(chunk, options, report) -> Iterator[Document]:
-    """The documents but those that are broken and to be skipped."""
+    """The documents. Skips broken ones, or raises InputError, as options.on_error says."""
     for place, offset, record in _records_of(chunk, report):
         try:
             for document in _documents_in(record, offset, chunk, options, report):
@@ -116,7 +116,7 @@ def _readable(chunk, options, report) -> Iterator[Document]:
 
 
 def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
-    """Each record, before it its place in words, and the offset at which that begins."""
+    """Each record as (place, byte offset of the record, or 0 if unknown, record)."""
     if isinstance(chunk.data, list):
         for place, row in chunk.data:
             yield place, 0, row
@@ -130,7 +130,7 @@ def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
 
 
 def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
-    """The documents in a record, one or more. Raises InputError when it has no usable text."""
+    """The documents of a record, at least one. Raises InputError if it has no usable text."""
     decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
     if isinstance(record, InputError):
         raise record
@@ -141,7 +141,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     if chunk.kind == "jsonl":
         try:
-            record = parse_json(record.removeprefix("\ufeff"))  # files with marks, put together
+            record = parse_json(record.removeprefix("\ufeff"))  # of concatenated files
         except ValueError as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
@@ -167,7 +167,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
 
 
 def _split(data, report):
-    """The documents in a text, each with the byte where it begins."""
+    """Each document of a text, with the byte where it begins."""
     for start, document, within_line in split_documents(data):
         if within_line:
             shown = document[-EXAMPLE_BEFORE:].decode("utf-8", "replace") + EOT
@@ -176,7 +176,10 @@ def _split(data, report):
 
 
 def _decoded(data, offset, *, chunk, options, report):
-    """The text of bytes, the first at `offset`; what is not UTF-8 is an InputError, or reported."""
+    """Decode UTF-8 that begins at byte `offset`.
+
+    Where it is broken, raises InputError, or replaces it and reports it (--on_error replace).
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -198,9 +201,10 @@ def _decoded(data, offset, *, chunk, options, report):
 
 
 def _valid(options, decoded, text, report):
-    """The text in Unicode that can be encoded.
+    """The text without lone surrogates, so that it can be encoded.
 
-    A byte of a table that is not UTF-8 is a lone surrogate here, as are those that JSON can hold.
+    They come from JSON, and from bytes of a table that are not UTF-8. Raises InputError unless
+    --on_error replace was given.
     """
     try:
         text.encode()
@@ -223,21 +227,21 @@ def _valid(options, decoded, text, report):
 
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
-# The three rules by which a document is noise. The shares are of what is not white space.
+# The limits of noise(). The shares are of all characters but white space.
 MIN_CHARS = 20
 MAX_CHAR_SHARE = 0.5
 MIN_LETTERS = 0.4
-SAMPLE_CHARS = 500  # characters of a document on which its share of letters and digits is judged
+SAMPLE_CHARS = 500  # characters of a document in which letters and digits are counted
 RULES = {  # in the order in which they are applied
     "line ends other than \\n": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
-    "broken encoding": lambda text: text.replace("\ufffd", ""),  # bytes that were no UTF-8
+    "broken encoding": lambda text: text.replace("\ufffd", ""),  # undecodable bytes
     "not in NFC": lambda text: unicodedata.normalize("NFC", text),
     "control characters": lambda text: CONTROL.sub("", text),  # all but tab and line feed
 }
 
 
 def clean(text: str, report: CleaningReport) -> str:
-    """Text after each of RULES."""
+    """Apply each of RULES to a text."""
     for rule, correct in RULES.items():
         corrected = correct(text)
         if corrected != text:
@@ -248,9 +252,9 @@ def clean(text: str, report: CleaningReport) -> str:
 
 
 def noise(text: str) -> str:
-    """The rule by which a document is noise, or "".
+    """Why a document counts as noise, or "" if it does not.
 
-    The share of letters and digits is judged on about SAMPLE_CHARS characters, evenly spaced.
+    Letters and digits are counted among about SAMPLE_CHARS evenly spaced characters.
     """
     if len(text) < MIN_CHARS:
         return f"shorter than {MIN_CHARS} characters"
@@ -269,14 +273,14 @@ def noise(text: str) -> str:
 
 
 def _is_letter(char):
-    """True for letters and digits, and for marks, such as the vowels of Burmese and Hindi."""
+    """True for letters, digits and combining marks, such as the vowels of Burmese and Hindi."""
     return char.isalnum() or unicodedata.category(char)[0] == "M"
 
 
-# -- what was probably not meant
+# -- likely mistakes in the text
 
 
-SHOWN_AFTER = 60  # characters from a place on that the report shows
+SHOWN_AFTER = 60  # characters from the place on that the report quotes
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
 CONTROLS = "control characters, such as NUL"
@@ -285,7 +289,7 @@ TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML with its markup"
 JSON = "JSON, as plain text"
 NO_REPLY = "conversations in which the assistant says nothing"
-# What to do about each.
+# The remedy for each.
 ADVICE = {
     IN_LINES: "put it in quotes if it is part of the text",
     SPECIAL: "remove them, or write <|endoftext|> where a document ends, and conversations as"
@@ -297,8 +301,8 @@ ADVICE = {
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
 }
-# Of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with one character,
-# which Python looks for fast. In code, (?P<s> and list<s> are none.
+# Special tokens of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with
+# a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.
 TOKENS = (
     re.compile(
         r"<(?:\|\w{2,40}\|>|｜[^｜<>]{2,40}｜>|/s>|(?<!\w<)s>|</?SYS>>|(?:pad|unk|bos|eos)>"
@@ -306,7 +310,7 @@ TOKENS = (
     ),
     re.compile(r"\[(?:/?INST|BOS|EOS|PAD|UNK|CLS|SEP|MASK)\]"),
 )
-# Letters of the West, dashes and quotes; three letters of Cyrillic.
+# Western letters, dashes and quotes; for Cyrillic, three letters in a row.
 MISREAD = re.compile(
     "Ã[\x80-\xbf]|Â[\xa0-\xbf]|â€[\x80-\xbf™œ“”˜]|(?:[ÐÑ][\x80-\xbf€-™ŒœŠšŽžŸƒˆ˜‚„†‡‰‹›]){3}"
 )
@@ -319,16 +323,16 @@ CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 
 
 def notice(text: str, chunk: Chunk, options: Options, report: CleaningReport) -> None:
-    """Count what is in the text of a document, or of a part of one, of a chunk."""
+    """Count likely mistakes in the text of a document, or of a part of one."""
     for what, at, size in _found(text, chunk.kind):
         if what == DAMAGED and options.on_error == "replace":
-            continue  # that is reported as what it was before
+            continue  # reported when it was replaced
         shown = text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]
         report.add(what, int(not chunk.start.inside), size, [shown])
 
 
 def _found(text, kind):
-    """What was probably not meant, where it is first, and its bytes."""
+    """Each likely mistake in a text, where it first occurs, and how many bytes it takes in all."""
     tokens = [found for pattern in TOKENS for found in pattern.finditer(text)]
     if tokens:
         yield SPECIAL, tokens[0].start(), sum(len(found[0].encode()) for found in tokens)
@@ -352,24 +356,24 @@ def _found(text, kind):
 
 
 def hash64(text: bytes) -> int:
-    """A hash of a text, without the white space at its end."""
+    """A 64-bit hash of a text, without the white space at its end."""
     return int.from_bytes(hashlib.blake2b(text.rstrip(), digest_size=8).digest(), "little")
 
 
 class Seen:
     """The hashes of all documents so far, about 70 bytes of memory each.
 
-    A log keeps them in order, so that a resumed run knows what it knew.
+    A log on disk keeps them in order, so that a resumed run knows those of before.
     """
 
     def __init__(self, path: Path, count: int):
-        """Open the log with its first `count` hashes; later ones are forgotten."""
+        """Load the first `count` hashes of the log at `path`, and drop the others."""
         self.log = open(path, "r+b" if count else "w+b")  # noqa: SIM115 - used until the end
         self.log.truncate(8 * count)
         self.hashes = set(np.fromfile(self.log, np.uint64).tolist())
 
     def first(self, hashes: np.ndarray) -> np.ndarray:
-        """Mark the documents that are new, bool [documents]; all count as seen from now on.
+        """Which documents are new, bool [documents]; then remember all of them.
 
         hashes: uint64 [documents].
         """
@@ -381,7 +385,7 @@ class Seen:
         return new
 
     def save(self) -> int:
-        """Wait until the disk has the log; returns how many hashes it holds."""
+        """Flush the log to disk; returns how many hashes it holds."""
         self.log.flush()
         os.fsync(self.log.fileno())
         return len(self.hashes)

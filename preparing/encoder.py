@@ -1,8 +1,8 @@
 """Chunks -> token ids, and which of them are replies.
 
-Independent of threads, of files to write, and of what came before: the same chunk always gives the
-same ids. gigatoken (Rust), if it is installed, gives those of tiktoken many times as fast. It is
-young: each run compares its first ids with tiktoken's, and tests/preparing/test_encoder.py more.
+Knows nothing of threads, output files or earlier chunks: the same chunk always gives the same ids.
+gigatoken (Rust), if installed, computes the same ids as tiktoken many times faster. It is young, so
+each run compares its first ids with tiktoken's, and tests/preparing/test_encoder.py more of them.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from preparing.chunks import Chunk, Options, Position
 from preparing.documents import CleaningReport, Document, documents_of, hash64
 from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError, composed
 
-COMPARED = 1 << 20  # characters of the first text that tiktoken encodes too
-# An encoder keeps the words that it has met, up to a byte for each byte of text: each time after
-# this many characters a new one takes its place.
+COMPARED = 1 << 20  # characters at the beginning of a run that tiktoken encodes too
+# An encoder caches every word that it meets, up to one byte per byte of text, so it is replaced by
+# a new one every time that it has encoded this many characters.
 RENEWED = 1 << 27
 
 
 @dataclass
 class Encoded:
-    """The documents of a chunk.
+    """The documents of a chunk, or of several that go together, as tokens.
 
-    ids: their tokens, each document ended by end-of-text; of a part of a long document, only its
-    tokens. mask: of the ids, as mask_of gives it; None if no document is a conversation.
-    tokens, text_bytes, hashes: one entry a document; a hash is 64 bits of BLAKE2b of the text,
-    without the white space at its end. whole, end: of the chunk.
+    ids: [tokens], each document followed by end-of-text, except for a part of a long document.
+    mask: uint8 [tokens], as mask_of returns it; None if no document is a conversation. tokens,
+    text_bytes, hashes: [documents], the hashes from hash64. whole: False for a part of a document.
+    end: where the next chunk begins.
     """
 
     ids: np.ndarray
@@ -50,13 +50,13 @@ class Encoded:
 
     @property
     def conversations(self) -> np.ndarray:
-        """Mark the documents that are conversations, bool [documents]."""
+        """Which documents are conversations, bool [documents]."""
         if self.mask is None or not len(self.tokens):
             return np.zeros(len(self.tokens), bool)
         return np.logical_or.reduceat(self.mask > 0, np.cumsum(self.tokens) - self.tokens)
 
     def only(self, kept: np.ndarray) -> "Encoded":
-        """Without the documents that bool [documents] does not mark."""
+        """The documents selected by kept, bool [documents]."""
         if kept.all():
             return self
         tokens = np.repeat(kept, self.tokens)
@@ -71,7 +71,7 @@ class Encoded:
 
 
 def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -> Encoded:
-    """Encode the documents of chunks that go together, as ids of the type on disk.
+    """Encode the documents of chunks from `together`, with ids in the dtype of the files.
 
     Raises InputError or TokenizerError, naming the file.
     """
@@ -81,7 +81,7 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
         found, left_out = documents_of(chunk, options)
         documents += found
         report.merge(left_out)
-    if tokenizer.composes:  # so that it counts the text of the ids
+    if tokenizer.composes:  # here rather than in encode(), so that text_bytes fit the ids
         documents = [document.corrected(_composed, report) for document in documents]
     form = form_of(tokenizer)
     runs = [form.runs(doc.turns) if doc.turns else [doc.text] for doc in documents]
@@ -121,13 +121,13 @@ def _composed(text, _):
 
 
 def _with_markers(runs, found):
-    """The ids of a document. found: yields those of its texts."""
+    """The ids of a document from its runs. found: iterates over the ids of the runs of text."""
     ids = [next(found) if isinstance(run, str) else np.array([run], np.uint32) for run in runs]
     return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
 def _unknown_character(tokenizer, documents):
-    """The TokenizerError for the first document with a character that has no id."""
+    """The TokenizerError for the first document with a character outside the vocabulary."""
     advice = "remove it (--clean removes control characters), or choose another --tokenizer"
     if tokenizer.kind == "char":
         advice = (
@@ -141,21 +141,21 @@ def _unknown_character(tokenizer, documents):
 
 
 def mask_of(tokenizer: Tokenizer, form: Form, document: Document, ids: np.ndarray) -> np.ndarray:
-    """Mark what each token of a document is in a conversation, uint8 [len(ids) + 1].
+    """The role of each token in a conversation, uint8 [len(ids) + 1]; zeros for a plain document.
 
-    ids: of its text, without the end-of-text that follows. IN_REPLY: the assistant says it, or it
-    ends a reply: <|im_end|>; in the plain form the name of who speaks next, or end-of-text.
-    TURN_BEGINS: the first token of a turn that is not the assistant's. Else 0.
+    ids: the document's tokens without end-of-text, which is the last entry of the mask. IN_REPLY:
+    set for the assistant's message and for what ends it: <|im_end|>, or in the plain form the next
+    speaker's name or end-of-text. TURN_BEGINS: set for the first token of any other speaker's turn.
     """
     mask = np.zeros(len(ids) + 1, np.uint8)
     if not document.turns:
         return mask
     parts = form.parts(document.turns)
     replies = np.array([turn.speaker == ASSISTANT for turn in document.turns])
-    in_reply = np.zeros(len(parts) + 1, bool)  # each part, and end-of-text
+    in_reply = np.zeros(len(parts) + 1, bool)  # per part, and for end-of-text
     messages = np.flatnonzero(replies) * len(form.turn) + form.opening
     in_reply[messages] = in_reply[messages + 1] = True
-    # Bytes where each part and each token begins, and where the last one ends; a marker is one.
+    # The byte where each part and each token begins, then where the last ends; a marker counts 1.
     sizes = [len(part.encode()) if isinstance(part, str) else 1 for part in parts]
     part_begins = np.cumsum([0, *sizes])
     begins = np.cumsum(np.append(0, np.maximum(token_lengths(tokenizer)[ids], 1)))
@@ -170,7 +170,7 @@ def mask_of(tokenizer: Tokenizer, form: Form, document: Document, ids: np.ndarra
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes of each id's text, int64 [vocab_size].
 
-    0 for end-of-text, for the markers of conversations, which are not text, and for unused ids.
+    0 for end-of-text, for the markers of conversations and for unused ids.
     """
     lengths = np.zeros(tokenizer.vocab_size, np.int64)
     no_text = {tokenizer.eot_id, *form_of(tokenizer).markers.values()}
@@ -186,10 +186,10 @@ def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def new_encoder(tokenizer: Tokenizer):
-    """gigatoken's encoder for a tokenizer; None if it has none for it, or is not installed."""
-    # Text that spells a special token is text: gigatoken knows of none.
+    """gigatoken's encoder for a tokenizer; None if it is not installed, or does not support it."""
+    # Without added tokens: text that spells a special token is encoded as text.
     description = tokenizer.description | {"added_tokens": [], "normalizer": None}
-    with contextlib.suppress(Exception):  # it has no errors of its own
+    with contextlib.suppress(Exception):  # it defines no exception types
         import gigatoken
 
         return gigatoken.Tokenizer.from_json(json.dumps(description))
@@ -197,9 +197,10 @@ def new_encoder(tokenizer: Tokenizer):
 
 
 class FastBPE:
-    """Encodes as its tokenizer does, whose text is in NFC already if it composes.
+    """Gives the same ids as its tokenizer, with gigatoken where possible.
 
-    Threads may share it: gigatoken and tiktoken release Python's GIL.
+    If the tokenizer composes, the text must be in NFC already. Threads may share an instance:
+    gigatoken and tiktoken release Python's GIL.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -208,7 +209,7 @@ class FastBPE:
         self.encoded = 0  # characters
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The token ids of each text, uint32 [tokens]. The texts have no lone surrogates."""
+        """The token ids of each text, uint32 [tokens]. The texts must have no lone surrogates."""
         if not self.encoder or not texts or any(map(is_for_tiktoken, texts)):
             return [self.tokenizer.encode(text) for text in texts]
         found = self.encoder.encode_batch(texts, parallel=False).layout
@@ -229,23 +230,23 @@ class FastBPE:
 
 @functools.cache
 def fast_bpe(tokenizer: Tokenizer) -> FastBPE:
-    """The one encoder of a tokenizer, for all threads."""
+    """The encoder of a tokenizer, shared by all threads."""
     return FastBPE(tokenizer)
 
 
 def encoder_name(tokenizer: Tokenizer) -> str:
-    """Name what encodes text here."""
+    """The name of the package that encodes, or "characters"."""
     if tokenizer.kind == "char":
         return "characters"
     return "gigatoken" if fast_bpe(tokenizer).encoder else "tiktoken"
 
 
 def is_for_tiktoken(text: str) -> bool:
-    """True for a text that gigatoken may encode otherwise.
+    """True for a text to which gigatoken and tiktoken may give different ids.
 
-    One with a character that Python's version of Unicode does not know: both are of different
-    versions, so that a word may end at it for one of them. Or one with so many blanks in a row that
-    tiktoken takes them in parts.
+    Either it has a character that Python's Unicode version does not know: the two packages are
+    built on different versions and may split words there differently. Or it has so much white space
+    in a row that tiktoken encodes it in parts.
     """
     blocks = range(0, len(text) - LONG_WORD + 1, LONG_WORD)
     if any(text[at : at + LONG_WORD].isspace() for at in blocks):
@@ -257,5 +258,5 @@ def is_for_tiktoken(text: str) -> bool:
 
 @functools.cache
 def unassigned() -> np.ndarray:
-    """Mark the code points that are not characters, bool [0x110000]."""
+    """Which code points are unassigned in Python's Unicode version, bool [0x110000]."""
     return np.array([unicodedata.category(chr(code)) == "Cn" for code in range(sys.maxunicode + 1)])

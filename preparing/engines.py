@@ -1,8 +1,8 @@
-"""Where chunks of text are worked on: threads of this process, or the cores of a Ray cluster.
+"""Parallel work on chunks of text: in threads of this process, or on the cores of a Ray cluster.
 
-The encoders release Python's GIL, so threads use all cores. For a cluster of more machines this
-process reads the text and sends it to tasks. Ray repeats those whose node dies, and brings the code
-to the nodes; they need the same packages.
+The encoders release Python's GIL, so threads use all cores. On a cluster, this process reads the
+text and sends it to tasks. Ray repeats the tasks of a node that dies, and copies our code to the
+nodes; they need the same packages.
 """
 
 import os
@@ -18,8 +18,8 @@ from formats.files import error_message
 from preparing import InputError, PrepareError, need
 
 ROOT = Path(__file__).parent.parent
-CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py")  # what the nodes get
-ITEMS_A_CORE = 3  # under way, or waiting for an earlier one
+CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py")  # copied to the nodes
+ITEMS_A_CORE = 3  # in progress, or finished and waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
 CONNECT_S = 10  # seconds until an address counts as wrong
 
@@ -27,7 +27,7 @@ CONNECT_S = 10  # seconds until an address counts as wrong
 def map_in_order(submit: Callable[..., Future], items: Iterable, most: int) -> Iterator:
     """Yield the result of submit(item) for each item, in order. Raises what the work raises.
 
-    most: items to have under way, or waiting for an earlier one.
+    most: items in progress, or finished and waiting for an earlier one, at any time.
     """
     under_way = deque()
     for item in items:
@@ -39,7 +39,7 @@ def map_in_order(submit: Callable[..., Future], items: Iterable, most: int) -> I
 
 
 def begin(function: Callable, *arguments) -> Future:
-    """The result of function(*arguments), from a thread that keeps no process from ending."""
+    """Run function(*arguments) in a daemon thread, which does not keep the process alive."""
     future = Future()
 
     def run():
@@ -56,7 +56,7 @@ def begin(function: Callable, *arguments) -> Future:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster, at HOST:PORT or auto. Raises InputError if there is none."""
+    """Connect to the cluster at HOST:PORT, or auto. Raises InputError if there is none."""
     need("--ray", "ray")
     import ray
 
@@ -69,12 +69,12 @@ def connect(address: str) -> None:
                 f"--ray {address}: no cluster answers there ({error}); give HOST:PORT of its head,"
                 " or auto on a machine of it; `ray start --head` starts one"
             ) from None
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of tasks that are given up
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of abandoned tasks
     terminate = signal.getsignal(signal.SIGTERM)  # which Ray replaces
     code = {"py_modules": [str(ROOT / name) for name in CODE], "excludes": ["__pycache__"]}
     try:
         ray.init(address, runtime_env=code, log_to_driver=False, logging_level="ERROR")
-    except (Exception, SystemExit) as error:  # whatever it raises
+    except (Exception, SystemExit) as error:  # it raises many types
         raise InputError(f"--ray {address}: {error_message(error)}") from None
     finally:
         signal.signal(signal.SIGTERM, terminate)
@@ -88,12 +88,12 @@ def map_on_cluster(function: Callable, items: Iterable) -> Iterator:
     import ray
 
     most = ITEMS_A_CORE * max(1, int(ray.cluster_resources().get("CPU", 0)))
-    # A closure, which each process of the cluster gets once, with what it holds.
+    # As a closure, `function` and what it holds are sent to each worker process only once.
     task = ray.remote(lambda item: function(item)).options(max_retries=RETRIES)
     try:
         yield from map_in_order(lambda item: task.remote(item).future(), items, most)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        why = str(error).strip().splitlines()[-1]  # before it comes a traceback
+        why = str(error).strip().splitlines()[-1]  # the rest is a traceback
         raise PrepareError(f"Ray failed ({why}); the same command continues") from None

@@ -1,17 +1,17 @@
-"""Files that are not text: what they are, and what turns them into text."""
+"""Recognizes files that are not text, and knows what converts them to text."""
 
 import codecs
 import contextlib
 import re
 
-HEAD_CHARS = 1 << 13  # at the beginning of a file, by which it is judged
+HEAD_CHARS = 1 << 13  # characters at the beginning of a file that are examined
 CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-# The most control characters that a text has, as a share: one in UTF-8, and another.
+# The largest share of control characters in a text: in valid UTF-8, and in other bytes.
 MOST_CONTROL = 0.3
 MOST_CONTROL_BROKEN = 0.02
 PANDOC = "pandoc -t plain -o FILE.txt FILE converts it"
 OFFICE = "soffice --headless --convert-to txt FILE converts it"
-# What they are, the endings of their names, their first bytes, and what to do.
+# Name, suffixes, pattern of the first bytes, remedy.
 FORMATS = (
     ("a PDF", (".pdf",), rb"%PDF-", "pdftotext FILE FILE.txt converts it"),
     ("a Word document", (".docx", ".docm"), rb"PK\x03\x04.*word/", PANDOC),
@@ -44,15 +44,16 @@ FORMATS = (
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
 BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}
-# A group for each of FORMATS; none of them has groups of its own.
+# One group per format; the patterns have no groups of their own.
 BEGINNINGS = re.compile(b"|".join(b"(%s)" % row[2] for row in FORMATS), re.DOTALL)
 WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def foreign(ending: str, head: bytes = b"") -> str:
-    """What a file that is not text is, and what to do, in words; "" if nothing shows it.
+    """Names the format of a file that is not text, and the remedy; "" if it looks like text.
 
-    ending: of its name, in lower case, without that of a compression. head: its first bytes.
+    ending: suffix of the file's name, in lower case, after removing .gz or .zst. head: its first
+    bytes.
     """
     found = BY_ENDING.get(ending)
     if beginning := BEGINNINGS.match(head):
@@ -61,7 +62,7 @@ def foreign(ending: str, head: bytes = b"") -> str:
 
 
 def binary(head: bytes, text: str) -> str:
-    """As foreign(), of a file's first bytes and the text that they are in its encoding."""
+    """As foreign(), for binary data. head: a file's first bytes. text: what they decode to."""
     text = text[:HEAD_CHARS]
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
@@ -77,7 +78,7 @@ def binary(head: bytes, text: str) -> str:
 
 
 def _wide(head):
-    """The encoding of WIDE in which bytes are ordinary text; "" for none."""
+    """The encoding among WIDE that decodes the bytes to ordinary text; "" for none."""
     blanks = dict.fromkeys(WIDE, 0)
     for name in WIDE:
         with contextlib.suppress(UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Input files -> chunks of about 1 MB, in order and in bounded memory.
 
-Reads .txt, .jsonl, .parquet, .csv, .tsv and .json, all but .parquet also compressed and in other
-encodings than UTF-8. The ends of the chunks follow from the content alone.
+Reads .txt, .jsonl, .parquet, .csv, .tsv and .json; all but .parquet may be compressed and in
+encodings other than UTF-8. Where a chunk ends depends on the content alone.
 """
 
 import codecs
@@ -21,22 +21,22 @@ from preparing.records import LONGEST_RECORD, csv_rows, json_kind, json_rows, pa
 from preparing.sources import Source
 
 BOM = codecs.BOM_UTF8
-# The encodings that files say with their first bytes, whatever --encoding says; None: UTF-8.
+# Byte order marks and their encodings, which override --encoding; None: UTF-8.
 MARKS = {
     codecs.BOM_UTF8: None,
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's mark, with which it begins
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's mark, which is a prefix of it
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# How compressed files begin; zstd's may with a frame that is skipped.
+# The first bytes of compressed files; a zstd file may begin with a skippable frame.
 COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 
 
 def _escape(error):
-    """Bytes that are broken in their encoding as lone surrogates, each of which is one byte.
+    """An error handler for decoding that turns each broken byte into a lone surrogate.
 
-    As surrogateescape does it, and in UTF-16 and UTF-32 too.
+    As surrogateescape, but for UTF-16 and UTF-32 too.
     """
     broken = error.object[error.start : error.end]
     return "".join(chr(0xDC80 | byte) for byte in broken), error.end
@@ -48,9 +48,10 @@ codecs.register_error("escape", _escape)
 def read_chunks(
     sources: list[Source], start: Position, options: Options, path_of: Callable
 ) -> Iterator[Chunk]:
-    """The chunks of all sources from `start`, in order.
+    """The chunks of all sources from `start` on, in order.
 
-    path_of: gives the path of a source by its index. Raises InputError for what cannot be read.
+    path_of: maps the index of a source to its path on this disk. Raises InputError for a file that
+    cannot be read.
     """
     before = sum(source.size for source in sources[: start.source])  # bytes on disk
     for index, source in enumerate(sources[start.source :], start.source):
@@ -82,7 +83,7 @@ def _read(source, raw, at, options):
         raise
     except UnicodeError as error:
         raise InputError(f"{source.name} is not {encoding}: {error}") from None
-    except Exception as error:  # whatever the packages of the compression and the format raise
+    except Exception as error:  # whatever gzip, zstd, csv, json or pyarrow raises
         if source.compression:
             problem = f"{source.name} is cut off or damaged ({error}); copy it again"
             raise InputError(problem) from None
@@ -93,9 +94,9 @@ def _read(source, raw, at, options):
 
 
 def _look(source, raw, options):
-    """Kind and encoding of a file by its first bytes, and what it is in words if it is not text.
+    """Judge a file by its first bytes: its kind, its encoding, and what is wrong if it is not text.
 
-    Leaves `raw` as it was.
+    Rewinds `raw`.
     """
     if source.compression:
         packed = raw.read(4)
@@ -150,9 +151,9 @@ def _cut(source, kind, buffer, ended, at):
 
 
 def _blocks(source, raw, encoding, start):
-    """The content in UTF-8 from byte `start` on.
+    """The content in UTF-8, in blocks, from byte `start` of it on.
 
-    A byte that the encoding does not have stays as it is, which is broken in UTF-8 as well.
+    A byte that is invalid in the encoding becomes one that is invalid in UTF-8.
     """
     stream = _opened(source, raw)
     if not encoding:
@@ -170,7 +171,7 @@ def _blocks(source, raw, encoding, start):
 
 
 def _opened(source, raw):
-    """The stream of a file's decompressed bytes."""
+    """A stream of a file's decompressed bytes."""
     if source.compression == "gzip":
         return gzip.GzipFile(fileobj=raw)
     if source.compression == "zstd":
@@ -179,7 +180,7 @@ def _opened(source, raw):
         else:
             from backports import zstd
         longest = zstd.DecompressionParameter.window_log_max
-        return zstd.ZstdFile(raw, options={longest: longest.bounds()[1]})  # zstd --long
+        return zstd.ZstdFile(raw, options={longest: longest.bounds()[1]})  # reads zstd --long
     return raw
 
 

@@ -1,8 +1,8 @@
-"""Records: the rows of .csv, .tsv, .json and .parquet files; in which fields there is text.
+"""Records: the rows of .csv, .tsv, .json and .parquet files, and which of their fields hold text.
 
-A row comes with its place in words. It is {column: value} for the columns that may hold the text,
-or the InputError that it is. In text, a byte that is not UTF-8 is a lone surrogate
-(surrogateescape); documents.py reports it.
+Rows are yielded as (place, row). place: file and row or line, for messages. row: {column: value}
+for the columns that may hold the text, or an InputError if it cannot be read. A byte that is not
+UTF-8 is a lone surrogate here (surrogateescape); documents.py reports it.
 """
 
 import contextlib
@@ -17,30 +17,30 @@ from formats.files import few, parse_json
 from preparing import InputError, plural
 from preparing.chunks import CHUNK_BYTES, Options
 
-SHOWN_CHARS = 40  # of each name that a message shows
+SHOWN_CHARS = 40  # of each field's name in a message
 TEXT = "text"
 CONVERSATIONS = ("messages", "conversations", "conversation")
-# A question and its answer, as Alpaca, Dolly and others name them.
+# Names of question and answer in Alpaca, Dolly and others.
 ASKED = ("instruction", "prompt", "question")
 ABOUT = ("input", "context")  # what the question is about; may be empty
 ANSWERED = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")  # what precedes a conversation
-LONGEST_RECORD = 256 << 20  # bytes of a line of JSON, characters of a cell
+LONGEST_RECORD = 256 << 20  # bytes of a JSON line, or characters of a cell
 SEPARATORS = ",\t;|"
-NO_SEPARATOR = "\x1f"  # of a table with one column: whatever is in no text
+NO_SEPARATOR = "\x1f"  # for a table with one column: a character that no text contains
 SPACES = re.compile(r"\s*")
 ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
-SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel names its separator
+SPREADSHEET = re.compile(r'"?sep=([^"\r\n])"?\s*')  # Excel's line that names the separator
 
 
 # -- fields
 
 
 def fields_of(names: Collection[str], text_field: str | None) -> list[str]:
-    """Those of a record's fields, or a table's columns, that hold its text. Empty if none does.
+    """The fields of a record, or columns of a table, that hold the text; empty if none does.
 
-    text_field: the only one, if the user names it. If no name is known as it is written,
-    capitals do not count: Question, but not next to QUESTION.
+    text_field: the user's choice, which is then the only one. If no name matches exactly, case is
+    ignored, so Question matches, unless there is a QUESTION too.
     """
     if text_field:
         return [text_field] if text_field in names else []
@@ -62,9 +62,9 @@ def _known_fields(names):
 
 
 def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
-    """The name of the field with the text, and its value: of a conversation the list of messages.
+    """The field that holds a record's text: (name, value). A conversation is a list of messages.
 
-    An empty field gives way to the next one. Raises InputError for a record without such a field.
+    Skips empty fields if another one has the text. Raises InputError if no field can hold text.
     """
     fields = fields_of(record, text_field)
     if not fields:
@@ -91,7 +91,7 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
 
 
 def shown(names: list) -> str:
-    """Names of fields for a sentence, of which each may be a text if a header is missing."""
+    """Field names for a message, cut short: without a header, they may be long texts."""
     return few([repr(str(name)[:SHOWN_CHARS]) for name in names])
 
 
@@ -100,7 +100,7 @@ def _first(names, wanted):
 
 
 def _exchange(record, filled):
-    """A question, with what it is about, and its answer as a conversation."""
+    """A question, its context and its answer, as a conversation."""
     parts = [_first(filled, group) for group in (ASKED, ABOUT, ANSWERED)]
     for name in filter(None, parts):
         if not isinstance(record[name], str):
@@ -111,7 +111,7 @@ def _exchange(record, filled):
 
 
 def _conversation(name, text):
-    """The conversation that a text in JSON is, as tables have it; else the text."""
+    """Parse a conversation that a table holds as JSON text; returns other text as it is."""
     messages = None
     if text.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
@@ -124,9 +124,9 @@ def _conversation(name, text):
 
 
 def columns_of(name: str, columns: list[str], options: Options, advice: str = "") -> list[str]:
-    """Those of a table's columns that may hold the text. Raises InputError if there is none.
+    """The columns of a table that may hold the text. Raises InputError if there is none.
 
-    advice: what else to do then.
+    advice: added to the message.
     """
     wanted = fields_of(columns, options.text_field)
     if not wanted:
@@ -146,11 +146,11 @@ def columns_of(name: str, columns: list[str], options: Options, advice: str = ""
 
 
 class _Lines:
-    """The lines of a text, of which those that an attempt to read a row took can be given back."""
+    """An iterator over lines that can put back those that an attempt to read a row consumed."""
 
     def __init__(self, text):
         self.text = text
-        self.number = 0  # of the first line that the attempt took
+        self.number = 0  # of the attempt's first line, from 0
         self.taken = []
         self.waiting = deque()
 
@@ -163,24 +163,25 @@ class _Lines:
         return line
 
     def peek(self) -> str:
-        """The line that comes next; "" at the end."""
+        """The next line, without consuming it; "" at the end."""
         if not self.waiting:
             self.waiting.extend(itertools.islice(self.text, 1))
         return self.waiting[0] if self.waiting else ""
 
     def keep(self, count: int) -> None:
-        """Of the lines taken, the first `count` are read for good; the others come again."""
+        """Keep the first `count` lines taken, and put the others back. Begins a new attempt."""
         self.number += count
         self.waiting.extendleft(reversed(self.taken[count:]))
         self.taken.clear()
 
 
 def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Iterator[tuple]:
-    """The rows of comma-separated or other values.
+    """The rows of comma-separated values, or values with another separator.
 
-    The header's line decides what separates them. A cell in quotes may hold line breaks, and quotes
-    that are doubled or follow a backslash. Between tabs, a quote that is not closed in its row is
-    a character like others, for most such files know no quotes. Raises InputError for the header.
+    The header line decides the separator. A quoted cell may contain line breaks, and quotes that
+    are doubled or escaped by a backslash. In tab-separated files a quote that is not closed within
+    its row is an ordinary character, since most of them do not use quoting. Raises InputError for
+    an unusable header.
     """
     csv.field_size_limit(LONGEST_RECORD)
     lines = _Lines(text)
@@ -212,14 +213,14 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
         lines.keep(1 if isinstance(cells, InputError) else len(lines.taken))
         if isinstance(cells, InputError):
             yield place, cells
-        elif cells:  # no empty line
+        elif cells:  # [] is an empty line
             yield place, {column: cells[at] for column, at in wanted.items()}
 
 
 def _next_row(lines, readers, width):
     """The cells of the next row, [] for an empty line, an InputError, or None at the end.
 
-    Its lines are those taken.
+    The row's lines are afterwards in lines.taken.
     """
     problem = None
     for reader in readers:
@@ -245,7 +246,7 @@ def _next_row(lines, readers, width):
 
 
 def _misfit(count, width, separator):
-    """What is wrong with a row of `count` cells, and what to do."""
+    """The message for a row of `count` cells where the header has `width`."""
     found = f"a row of {plural(count, 'cell')}, where the header has {width:,}; "
     if count > width:
         return found + f"put cells that hold {separator!r} in quotes"
@@ -253,10 +254,11 @@ def _misfit(count, width, separator):
 
 
 def _swallows(lines, cells, separator):
-    """True if the lines of a row are rather rows, the first of which leaves a quote open.
+    """True if a row of several lines is probably several rows, the first with an unclosed quote.
 
-    Their numbers go on from line to line, and in the line that follows. Between tabs a line with as
-    many cells is enough if the first cell is not a number.
+    The sign is a row number in the first cell that goes on counting in the other lines and in the
+    line after them. If the first cell is not a number, then in tab-separated files it is enough
+    that the second line has as many cells.
     """
     others = list(filter(str.strip, lines.taken))[1:]
     if len(cells) < 2 or not others or others[0].count(separator) < len(cells) - 1:
@@ -273,9 +275,9 @@ def _swallows(lines, cells, separator):
 
 
 def _separator(line, kind, options):
-    """What separates the names in a header: as many of them as possible, one of the text's field.
+    """The separator that splits a header into the most names, preferably with a known text field.
 
-    With none of SEPARATORS in it, that of the kind.
+    If the header contains none of SEPARATORS, the usual one for this kind of file.
     """
 
     def found(separator):
@@ -291,7 +293,7 @@ def _names(line, separator):
     form = {"delimiter": separator, "skipinitialspace": True, "strict": True}
     try:
         names = next(csv.reader([line], **form), [])
-    except csv.Error:  # a quote that stays open
+    except csv.Error:  # an unclosed quote
         names = line.split(separator)
     return [name.strip() for name in names]
 
@@ -300,7 +302,7 @@ def _names(line, separator):
 
 
 def json_rows(name: str, text: str, options: Options) -> Iterator[tuple]:
-    """The objects of an array; of an object that holds one array; or one after the other."""
+    """The objects in an array, in the only array inside an object, or one after the other."""
     values = []
     decoder = json.JSONDecoder()
     at = SPACES.match(text).end()
@@ -326,7 +328,10 @@ def _is_table(value):
 
 
 def json_kind(kind: str, head: str) -> str:
-    """What a file called .json or .jsonl is, by its beginning: an object a line makes it jsonl."""
+    """Whether a .json or .jsonl file is really the other kind; jsonl has one object per line.
+
+    head: the beginning of the file.
+    """
     first, _, rest = head.lstrip().partition("\n")
     if kind == "json" and rest.lstrip().startswith("{") and is_object(first):
         return "jsonl"
@@ -336,7 +341,7 @@ def json_kind(kind: str, head: str) -> str:
 
 
 def is_object(line: str) -> bool:
-    """True if a line is an object of JSON."""
+    """True if a line is a JSON object."""
     return line.startswith("{") and isinstance(_parsed(line), dict)
 
 

@@ -1,8 +1,8 @@
-"""Remote text: addresses -> a list of files, and these files on this disk, fetched ahead.
+"""Remote text: lists the files at an address and downloads them ahead of the reader.
 
-fsspec does the transfers, with the package that it takes for each protocol: huggingface_hub, s3fs,
-gcsfs, aiohttp. These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*)
-and send them to no other host.
+fsspec does the transfers, with one package per protocol: huggingface_hub, s3fs, gcsfs, aiohttp.
+These read tokens and endpoints from the environment (HF_TOKEN, HF_ENDPOINT, AWS_*) and send them to
+no other host.
 """
 
 import functools
@@ -17,19 +17,19 @@ from preparing import InputError, PrepareError, need
 from preparing.engines import begin
 
 WEB = ("https", "http")
-# What reads each protocol, as `python -m pip install` takes it.
+# The package for each protocol, by its name on PyPI.
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
 REQUEST_BYTES = 16 << 20
-STALL_S = 60  # seconds without a byte over http(s); other packages have shorter times of their own
-# Seconds between the tries to list files, before a run begins, and to fetch a block: half an hour
-# in all, after which the run can be continued.
+STALL_S = 60  # timeout over http(s), seconds without a byte; other packages have shorter ones
+# Seconds between tries: to list files before the run begins, and to fetch a block, for half an hour
+# in all, after which the run stops and can be continued.
 LISTING = (0.5, 1, 2, 4)
 FETCHING = (*LISTING, 8, 16, 32, *[60] * 29)
 
 
 @functools.cache
 def file_system(protocol: str):
-    """The fsspec file system of a protocol; one for all threads of a process."""
+    """The fsspec file system for a protocol, shared by all threads."""
     import fsspec
 
     if protocol in WEB:
@@ -40,15 +40,15 @@ def file_system(protocol: str):
     if protocol == "hf":
         from huggingface_hub.utils import logging
 
-        logging.set_verbosity_error()  # else a line for each of its own tries
+        logging.set_verbosity_error()  # else it logs each of its own retries
     return fsspec.filesystem(protocol)
 
 
 def list_files(address: str) -> dict[str, tuple[int, str]]:
-    """The files that an address names: one, those of a folder, or those that match a glob.
+    """The files at an address of a file, a folder or a glob, sorted: {address: (bytes, version)}.
 
-    In order of their names, {address: (bytes, version)}, as a Source has them; "" if unknown.
-    Raises InputError, and PrepareError if nobody answers.
+    version: as in Source; "" if unknown. Raises InputError, and PrepareError if the server cannot
+    be reached.
     """
     protocol = protocol_of(address)
     if protocol not in PACKAGES:
@@ -79,7 +79,7 @@ def _list_files(address):
 
 
 def _check_unchanged(source):
-    """Raises InputError when a source is no longer what it was when it was listed."""
+    """Raises InputError if a source has changed since it was listed."""
     files = file_system(protocol_of(source.path))
     files.invalidate_cache()
     info = files.info(source.path)
@@ -88,7 +88,7 @@ def _check_unchanged(source):
 
 
 def _read_block(source, start):
-    """The next REQUEST_BYTES bytes of a source from `start` on."""
+    """Up to REQUEST_BYTES bytes of a source, from `start` on."""
     size = min(REQUEST_BYTES, source.size - start)
     files = file_system(protocol_of(source.path))
     with files.open(source.path, "rb", block_size=REQUEST_BYTES, cache_type="none") as file:
@@ -101,7 +101,7 @@ def _read_block(source, start):
 
 
 def _tried(source, pauses, function, *arguments):
-    """As retry(). Raises InputError for a failure that will not pass, else PrepareError."""
+    """As retry(). Raises PrepareError if the failure may be temporary, else InputError."""
     try:
         return retry(source, pauses, function, *arguments)
     except (InputError, *BUGS):
@@ -120,21 +120,21 @@ def _tried(source, pauses, function, *arguments):
 
 
 class DownloadCache:
-    """The remote files among some sources on this disk, within a limit.
+    """Local copies of the remote files among some sources, limited in size.
 
-    The sources are read in order; while one is read, the next is fetched. Files stay until there is
-    no room for another.
+    Sources are read in order; while one is read, the next is fetched. Files are kept until another
+    one needs the room.
     """
 
     def __init__(self, sources: list, folder: Path, limit: float):
-        """folder: may hold files of a former run. limit: bytes in it, enough for each source."""
+        """folder: may hold files of an earlier run. limit: bytes, at least the largest source."""
         self.sources = sources
         self.folder = folder
         self.limit = limit
-        self.fetched = {}  # the future of each file that is or will be there
+        self.fetched = {}  # {path in the folder: future of its download}
 
     def path(self, index: int) -> str | Path:
-        """The path of source number `index` on this disk; waits for a remote one."""
+        """The local path of source number `index`; waits until a remote one is downloaded."""
         source = self.sources[index]
         if not source.is_remote:
             return source.path
@@ -156,11 +156,11 @@ class DownloadCache:
             ) from None
 
     def _path(self, source):
-        """The file in the cache for a source, in the state in which it was listed."""
+        """The cache file for a source; the name depends on size and version too."""
         return self.folder / hashlib.sha256(repr(source).encode()).hexdigest()[:32]
 
     def _make_room(self, wanted):
-        """Delete all files but those of `wanted`, if all together would be above the limit."""
+        """Delete all files except those of `wanted` if together they would exceed the limit."""
         sizes = {self._path(source): source.size for source in wanted}
         others = [path for path in self.folder.iterdir() if path not in sizes]
         if sum(path.stat().st_size for path in others) + sum(sizes.values()) > self.limit:
@@ -168,11 +168,11 @@ class DownloadCache:
                 path.unlink()
 
     def _fetch(self, source, path):
-        """Fetch a source, from where a stopped run left it; returns its path."""
+        """Download a source, continuing a partial file; returns its path."""
         path.touch()
         while (start := path.stat().st_size) < source.size:
             data = _tried(source.path, FETCHING, _read_block, source, start)
-            # At its place: another cache may be at the same file.
+            # Seek rather than append: another DownloadCache may be writing the same file.
             with open(path, "r+b") as file:
                 file.seek(start)
                 file.write(data)

@@ -1,9 +1,9 @@
 """The files to read: from the INPUT arguments to a list of sources.
 
-Looks at names, sizes and permissions, for remote files at what their source says about them. Opens
-no file, except to fetch tiny Shakespeare and to keep standard input. Texts by name are a table of
-the Hugging Face hub's: repositories and files are those of the hub's own file lists and cards, as
-public code quotes them. docs/data.md has their sizes.
+Looks at names, sizes and permissions, and at the metadata of remote files. Opens no file, except to
+download tiny Shakespeare and to store standard input. CATALOG names texts on the Hugging Face hub,
+with repositories and files as its file lists and dataset cards give them, in public code's
+quotations. docs/data.md has their sizes.
 """
 
 import functools
@@ -33,7 +33,7 @@ FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-# Below a folder: what systems hide, and what Macs and Office put next to files.
+# Below a folder: hidden files, and those that macOS and Office put next to files.
 HIDDEN = re.compile(r"(?:\A|/)(?:\.[^./]|~\$|__MACOSX/)")
 
 
@@ -41,9 +41,9 @@ HIDDEN = re.compile(r"(?:\A|/)(?:\.[^./]|~\$|__MACOSX/)")
 class Source:
     """One input file.
 
-    path: the address, of a remote file. kind: a value of KINDS, or txt. compression: "", gzip or
-    zstd. size: bytes on disk. version: what changes with the content: when a file was modified, the
-    ETag or the like of a remote one, the checksum of standard input.
+    path: or address. kind: a value of KINDS, or txt. compression: "", gzip or zstd. size: bytes on
+    disk. version: changes with the content: a local file's modification time, a remote file's ETag
+    or the like, or the checksum of standard input.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Source:
         return bool(protocol_of(self.path))
 
     def is_unchanged(self) -> bool:
-        """True if a file on this disk has the size and the time that it had."""
+        """True if a local file still has its size and modification time."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -73,12 +73,12 @@ class Source:
 def find_sources(inputs: list[str]) -> list[Source]:
     """The files of INPUT arguments (names, addresses, files, folders, globs), each once.
 
-    However many links and spellings lead to a file, it counts under the first. Those of a folder in
-    order of their names; those of the standard library, without INPUT. Raises InputError for what
-    is missing, empty or cannot be read.
+    A file that is reached by several links or spellings is listed under the first. Files of a
+    folder are sorted by name. Without INPUT, these are the files of the standard library. Raises
+    InputError if an input is missing or cannot be read, or if all are empty.
     """
     sources = {}
-    real_folder = functools.cache(os.path.realpath)  # of many files there are few folders
+    real_folder = functools.cache(os.path.realpath)  # many files share few folders
     for given in inputs or standard_library():
         for source in _sources_of(given):
             place = source.path
@@ -94,7 +94,7 @@ def find_sources(inputs: list[str]) -> list[Source]:
 
 
 def _sources_of(given) -> Iterator[Source]:
-    """The files of one INPUT. A path comes before a name."""
+    """The files of one INPUT. An existing path takes precedence over the name of a text."""
     if not os.path.exists(given):  # Path.exists() raises for a name that is too long
         if given == SHAKESPEARE:
             given = shakespeare()
@@ -122,7 +122,7 @@ def _sources_of(given) -> Iterator[Source]:
 
 
 def _source(path, size, version):
-    """A Source. The ending of its name gives kind and compression; others are plain text."""
+    """A Source, whose kind and compression follow from its suffix; unknown ones are plain text."""
     name, ending = os.path.splitext(_name(path))
     compression = COMPRESSIONS.get(ending, "")
     if compression:
@@ -132,13 +132,13 @@ def _source(path, size, version):
         raise InputError(f"{path} is {problem}")
     if kind == "parquet":
         need(f"reading {path}", "pyarrow")
-    if compression == "zstd" and sys.version_info < (3, 14):  # which has it itself
+    if compression == "zstd" and sys.version_info < (3, 14):  # 3.14 includes zstd
         need(f"reading {path}", "backports.zstd")
     return Source(path, kind, compression, size, version)
 
 
 def _name(path):
-    """A path in lower case, or an address up to its ending: without ?download=true."""
+    """A path in lower case; an address without its query, such as ?download=true."""
     return (path.partition("?")[0] if protocol_of(path) else path).lower()
 
 
@@ -147,7 +147,7 @@ def _is_known(path):
 
 
 def _without_hidden(paths, given):
-    """The paths but those that are hidden below the folder or the fixed part of the glob given."""
+    """The paths that are not hidden below the given folder, or below a glob's fixed part."""
     fixed = re.split(r"[*?[]", given)[0]
     return [path for path in paths if not HIDDEN.search(path.removeprefix(fixed).lstrip("/"))]
 
@@ -174,9 +174,9 @@ def _in_any_case(ending):
 
 
 def _files_of_folder(folder):
-    """The files with a known ending below a folder, in order; prints which others it skips.
+    """The files with a known suffix below a folder, sorted; prints which others it skips.
 
-    Links to folders are followed, each folder once.
+    Follows links to folders, but visits each folder once.
     """
     known = []
     skipped = Counter()
@@ -188,7 +188,7 @@ def _files_of_folder(folder):
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if name[0] != ".")
-        # Joined as texts: there may be many thousand.
+        # Strings are joined faster than Paths; there may be many thousand.
         prefix = Path(at, "*").as_posix()[:-1]
         place_below = Path(os.path.relpath(at, folder), "*").as_posix()[:-1]
         for name in sorted(names):
@@ -222,7 +222,7 @@ def _unreadable(error):
 
 
 def keep_stdin(folder: Path, kind: str) -> Source:
-    """Standard input as a file of its kind in `folder`, because it is read more than once."""
+    """Store standard input as a file of this kind in `folder`, since it is read more than once."""
     path = folder / f"stdin.{kind}"
     with open(path, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
@@ -248,10 +248,9 @@ NOT_IN_STDLIB = re.compile(
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text by name.
+    """A named text on the Hugging Face hub.
 
-    files: the files of its training split, as a glob within the repository. license: of the
-    collection.
+    files: the training split, as a glob within the repository. license: of the data set as a whole.
     """
 
     repository: str
@@ -278,8 +277,8 @@ CATALOG = {
         "Apache 2.0 and, of older parts, others (its card)",
     ),
     # nvidia/Nemotron-ClimbMix as text, shuffled: 6,543 files, shard_00000.parquet to
-    # shard_06542.parquet, the last one nanochat's validation text; here the first 1,000. The
-    # license is that of nvidia's card, "for research and development only".
+    # shard_06542.parquet, of which the last is nanochat's validation text. These are the first
+    # 1,000. The license is that of nvidia's card, "for research and development only".
     "climbmix": Corpus(
         "karpathy/climbmix-400b-shuffle",
         "shard_00*.parquet",
@@ -289,7 +288,7 @@ CATALOG = {
 
 
 def standard_library() -> list[str]:
-    """The sources of the Python that runs this, without tests, character sets and help pages."""
+    """The source files of the running Python's library, without tests, encodings and help pages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return sorted(
         path.as_posix()
@@ -299,7 +298,7 @@ def standard_library() -> list[str]:
 
 
 def shakespeare() -> str:
-    """The path of tiny Shakespeare, downloaded if need be. Raises InputError."""
+    """The path of tiny Shakespeare, which is downloaded if it is missing. Raises InputError."""
     path = SHAKESPEARE_FILE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

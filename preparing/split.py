@@ -1,6 +1,6 @@
-"""Which text is for validation: its share of the bytes, the same for equal documents.
+"""Decides which text is for validation: a given share of the bytes, equal documents alike.
 
-Documents are hashes and sizes here, and token ids if one is cut.
+Knows documents by their hashes and sizes, and by their token ids where one is cut.
 """
 
 import functools
@@ -12,22 +12,22 @@ from formats.data_folder import TURN_BEGINS
 from preparing.encoder import token_lengths
 from tokenizer_bpe import Tokenizer
 
-# Documents of at most this share of validation's bytes are drawn whole: of a text of which all is
-# known, and of a longer one, where chance has to draw enough of them.
+# Documents of at most this share of validation's bytes are drawn whole. The first holds for a text
+# that is fully known, the second for a longer one, where enough of them must be drawn by chance.
 WHOLE = 1 / 8
 WHOLE_BY_CHANCE = 1 / 32
-SHORT_BYTES = 4096  # Up to this size documents are drawn whole if the share allows it,
-LONG_BYTES = 1 << 20  # and above this one never.
-BLOCK = 1 << 20  # tokens to look at together
-LOOK = 1 << 14  # tokens around a place in which to look for a better one to cut at
+SHORT_BYTES = 4096  # documents up to this size are drawn whole if the share allows it
+LONG_BYTES = 1 << 20  # documents above this size never are
+BLOCK = 1 << 20  # tokens processed at a time
+LOOK = 1 << 14  # tokens on either side of a place that are searched for a better place to cut
 
 
 @dataclass
 class Draw:
     """How much of each document is for validation; nothing else decides it.
 
-    fraction: of the bytes, for validation. whole: bytes up to which a document is drawn whole; of a
-    longer one the end is. known: the share of each document by its hash, if they are all known.
+    fraction: validation's share of all bytes. whole: documents up to this many bytes are drawn
+    whole; of a longer one, only the end is. known: {hash: share}, if all documents are known.
     """
 
     fraction: float
@@ -35,9 +35,9 @@ class Draw:
     known: dict[int, float] | None = None
 
     def shares(self, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray) -> np.ndarray:
-        """The share of each document, from its end, that is for validation, float64 [documents].
+        """The share of each document, at its end, that is for validation, float64 [documents].
 
-        hashes: uint64 [documents]; sizes: bytes; uncut: whether it is drawn whole at any size.
+        hashes: uint64 [documents]. sizes: bytes. uncut: bool, documents never to be cut.
         """
         if self.known is not None:
             return np.array([self.known.get(value, 0) for value in hashes.tolist()])
@@ -45,9 +45,9 @@ class Draw:
         return np.where(ranks < 1, shares, 0)
 
     def _ranked(self, hashes, sizes, uncut):
-        """The share of each document if it is drawn, and its rank: drawn are those up to a limit.
+        """The share of each document if it is drawn, and its rank; the lowest ranks are drawn.
 
-        With hashes that come evenly spread, those below 1 have `fraction` of the bytes.
+        If the hashes are evenly distributed, ranks below 1 hold about `fraction` of the bytes.
         """
         shares = np.maximum(self.whole / 2 / np.maximum(sizes, 1), self.fraction)
         shares = np.where(uncut | (sizes <= self.whole), 1, shares)
@@ -56,10 +56,10 @@ class Draw:
     def fitted(
         self, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray, copies: np.ndarray
     ) -> np.ndarray:
-        """The shares with which validation comes closest to its fraction of these documents.
+        """The shares that bring validation closest to its fraction of these distinct documents.
 
-        Each once; sizes: of all its copies; copies: how many there are. Those that are together
-        too long to be drawn whole stay for training: each would be cut.
+        sizes: bytes of all copies of a document together. copies: how many there are. Copies that
+        are together too long to be drawn whole stay in training, since each would be cut.
         """
         shares, ranks = self._ranked(hashes, sizes, uncut)
         shares[(copies > 1) & (sizes > self.whole)] = 0
@@ -71,13 +71,13 @@ class Draw:
 
 
 def draw_by_chance(fraction: float, text_bytes: float) -> Draw:
-    """The draw for a text that is too long to know it first. text_bytes: about its size."""
+    """The draw for a text that is too long to read first. text_bytes: roughly its size."""
     share = min(fraction, 1 - fraction) * text_bytes
     return Draw(fraction, min(max(SHORT_BYTES, WHOLE_BY_CHANCE * share), LONG_BYTES))
 
 
 def draw_of(fraction: float, hashes: np.ndarray, sizes: np.ndarray, uncut: np.ndarray) -> Draw:
-    """The draw for a text all documents of which are known."""
+    """The draw for a text whose documents are all known. Arguments: as in Draw.shares."""
     hashes, place, copies = np.unique(hashes, return_inverse=True, return_counts=True)
     sizes = np.bincount(place, sizes)
     uncut = np.bincount(place, uncut) > 0
@@ -93,13 +93,16 @@ def draw_of(fraction: float, hashes: np.ndarray, sizes: np.ndarray, uncut: np.nd
 
 
 def is_fair(fraction: float, train: float, val: float, slack: float = 0.5) -> bool:
-    """True if both get bytes, and validation its fraction up to a share of it."""
+    """True if training gets text and validation's share is within slack * fraction of `fraction`.
+
+    train, val: bytes.
+    """
     return train > 0 and abs(val / (train + val) - fraction) <= slack * fraction
 
 
 @functools.cache
 def _edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Mark the ids that end a line, and those that begin with a whole character."""
+    """Which ids end a line, and which begin with a whole character: bool [vocab_size] each."""
     ends_line = np.zeros(tokenizer.vocab_size, bool)
     begins = np.zeros(tokenizer.vocab_size, bool)
     for n in np.flatnonzero(token_lengths(tokenizer)).tolist():
@@ -112,10 +115,10 @@ def _edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 def find_cut(
     tokenizer: Tokenizer, ids: np.ndarray, end_bytes: float, mask: np.ndarray | None = None
 ) -> int:
-    """Where the last `end_bytes` of tokens begin, about; 0 if they cannot be cut.
+    """Where to cut so that roughly the last `end_bytes` bytes follow; 0 if there is no such place.
 
-    At the best kind of place near it: where a document begins, a turn, a line, a character. ids,
-    mask: may be on the disk.
+    Cuts near there at the beginning of a document, else of a turn, a line or a character. ids,
+    mask: [tokens], may be memory-mapped.
     """
     at = len(ids)
     left = end_bytes

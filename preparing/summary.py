@@ -1,7 +1,4 @@
-"""What a user sees: a bar during long steps, and of a finished dataset its meta.json and summary.
-
-Also verifies a dataset.
-"""
+"""Progress bars, the metadata and summary of a finished dataset, and its verification."""
 
 import sys
 import threading
@@ -19,15 +16,15 @@ from preparing.encoder import encoder_name
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 
-FIRST_TOKENS = 1000  # of the text, in which its first line is looked for
+FIRST_TOKENS = 1000  # from which the summary's sample line is decoded
 SHOWN_CHARS = 100  # of that line
 
 
 class Progress(tqdm):
-    """A bar with MB/s and time left; a line every half minute if the output is no terminal."""
+    """A bar with MB/s and time left; outside a terminal, a line every half minute."""
 
     def __init__(self, total: float, what: str, start: int = 0):
-        """total, start: bytes, in all and at the beginning. what: the name of the step."""
+        """total: bytes of the step. start: those already done. what: the name of the step."""
         is_terminal = sys.stderr.isatty()
         super().__init__(
             desc=what,
@@ -45,7 +42,7 @@ class Progress(tqdm):
         self.update(done - self.n)
 
 
-Progress.set_lock(threading.RLock())  # tqdm's own is one between processes, which a kill leaks
+Progress.set_lock(threading.RLock())  # tqdm's own is shared by processes; a kill leaks it
 
 
 def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
@@ -68,9 +65,9 @@ def describe(work: WorkFolder, writer: TokenWriter) -> Meta:
 
 
 def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> str:
-    """Sum up a finished dataset in lines.
+    """A finished dataset in a few lines of text.
 
-    origin: where the tokenizer came from, in words. seconds: that the command took.
+    origin: where the tokenizer came from, in words. seconds: how long the command took.
     """
     out = writer.work.out
     tokens = sum(split.tokens for split in meta.splits.values())

@@ -1,6 +1,6 @@
 """Obtaining the tokenizer that --tokenizer asks for: trained, collected, or taken from elsewhere.
 
-How a tokenizer works is in tokenizer_bpe.py.
+tokenizer_bpe.py knows how a tokenizer works.
 """
 
 import functools
@@ -20,19 +20,19 @@ from preparing.summary import Progress
 from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
-# Bytes of text up to which a BPE has so many ids by default. With few tokens to learn each id from,
-# a model of a small text predicts it worse (docs/experiments.md).
+# Default size of a BPE vocabulary: {bytes of text, at most: ids}. With more ids on a small text, a
+# model has few tokens to learn each from, and predicts it worse (docs/experiments.md).
 VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
-# Characters in a row of one kind, such as letters, after which a sample's word is broken: training
-# takes the square of a word's length.
+# Runs of one kind of character, such as letters, are split after this many for training, whose time
+# grows with the square of a word's length.
 LONG_WORD = 1024
 ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
-# Remote files for the sample may take this many times its size; one file may take more.
+# Remote files for the sample take at most this many times its size, unless one file alone does.
 FETCHED_SAMPLES = 10
 
 
 def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
-    """The tokenizer, also saved in the working folder, and in words where it came from.
+    """The tokenizer, and where it came from in words. Saves it in the working folder.
 
     Raises TokenizerError and InputError.
     """
@@ -40,7 +40,7 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     if work.tokenizer.exists():
         return Tokenizer.load(work.tokenizer), "as the run before made it"
     if asked == "bpe":
-        # In a thread, so that Ctrl-C need not wait for it.
+        # In a thread, so that Ctrl-C does not wait for it.
         tokenizer, origin = begin(train_tokenizer, work).result()
     elif asked == "char":
         found = all_characters(work)
@@ -55,7 +55,7 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
 
 
 def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
-    """Train byte-level BPE on an evenly spread sample; says on how much."""
+    """Train a byte-level BPE on an evenly spread sample; returns it, and on how much in words."""
     plan = work.plan
     sources = sources_to_sample(work.sources, plan.sample_bytes)
     size = sum(source.size for source in sources)
@@ -80,14 +80,14 @@ def default_vocab_size(text_bytes: float) -> int:
 
 
 def texts_of(chunks: list[Chunk], options: Options) -> Iterator[str]:
-    """The text of each document to train on; in parts if words exceed LONG_WORD characters."""
+    """The text of each document to train on, in parts where words exceed LONG_WORD characters."""
     for chunk in chunks:
         for document in documents_of(chunk, options)[0]:
             yield from without_long_words(document.text)
 
 
 def without_long_words(text: str) -> Iterator[str]:
-    """A text in parts, none of which holds 2 * LONG_WORD characters of one kind in a row."""
+    """Split a text so that no part has 2 * LONG_WORD characters of one kind in a row."""
     start = 0
     for at in range(0, len(text) - LONG_WORD, LONG_WORD):
         if ONE_KIND.fullmatch(text, at, at + LONG_WORD):
@@ -97,7 +97,7 @@ def without_long_words(text: str) -> Iterator[str]:
 
 
 def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:
-    """The sources to read for a sample: all local ones; else a few evenly spread, to fetch less."""
+    """The sources to sample: all if they are local; else a few, evenly spread, to fetch less."""
     if not any(source.is_remote for source in sources):
         return sources
     size = sum(source.size for source in sources)
@@ -107,14 +107,14 @@ def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:
 
 
 def _watched(chunks, bar):
-    """The chunks, while the bar shows how far they have been used."""
+    """Yield the chunks, and advance the bar after each."""
     for chunk in chunks:
         yield chunk
         bar.to(chunk.end.on_disk)
 
 
 def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
-    """Every n-th chunk, together at most sample_bytes; n doubles whenever they are more."""
+    """Every n-th chunk; n doubles whenever the chunks kept exceed sample_bytes."""
     kept = []
     size = 0
     stride = 1
@@ -133,7 +133,7 @@ def spread_sample(chunks: Iterable[Chunk], sample_bytes: int) -> list[Chunk]:
 
 
 def all_characters(work: WorkFolder) -> set[str]:
-    """The different characters of the whole input, or of all that will be written of it."""
+    """The distinct characters of the input, as far as --gigabytes lets it be written."""
     found = set()
     size = 0
     find = functools.partial(characters_of, work.plan.options)
@@ -145,14 +145,14 @@ def all_characters(work: WorkFolder) -> set[str]:
             found |= characters
             size += text_bytes
             bar.to(end.on_disk)
-            # A document is written to its end; if copies are left out, more of the input is.
+            # Stop at the end of a document. When copies are dropped, more of the input is needed.
             if size >= work.most_bytes and not end.inside and not work.plan.options.dedupe:
                 break
     return found
 
 
 def characters_of(options: Options, chunks: list[Chunk]) -> tuple[set[str], int, Position]:
-    """The different characters of chunks, the size of their text, where the next one begins."""
+    """The distinct characters of chunks, the bytes of their text, and where the next one begins."""
     documents = itertools.chain.from_iterable(documents_of(chunk, options)[0] for chunk in chunks)
     texts = [document.text for document in documents]
     return set().union(*texts), sum(len(text.encode()) for text in texts), chunks[-1].end

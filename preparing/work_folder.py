@@ -1,7 +1,7 @@
-"""The folder in which a plan is carried out, out/.partial, until its files move to their place.
+"""out/.partial, the folder in which a dataset is built before its files move to their place.
 
-plan.json says what the work is, so that it is continued by the same command and by no other;
-progress.json (writer.py) how far it is.
+plan.json describes the work, so that only the same command continues it; progress.json (writer.py)
+records how far it got.
 """
 
 import bisect
@@ -47,34 +47,34 @@ from preparing.remote import DownloadCache
 from preparing.sources import Source, find_sources, keep_stdin
 from tokenizer_bpe import Tokenizer
 
-TOKENIZERS = ("bpe", "char", "gpt2")  # by name; others are paths
-VAL_FRACTION = 0.1  # share of the text that is held back for validation
-VAL_BYTES = 20_000_000  # about the most that is held back of a large input
-TEXT_BYTES = "text_bytes"  # among the settings: about the bytes of text in the input
-SAMPLES = 16  # MB of the input from which that is estimated
-PLAN_FORMAT = 3  # of plan.json, and of the work that it describes
+TOKENIZERS = ("bpe", "char", "gpt2")  # any other value is a path or an address
+VAL_FRACTION = 0.1  # default share of the text that is held out for validation
+VAL_BYTES = 20_000_000  # roughly the most that is held out by default
+TEXT_BYTES = "text_bytes"  # the setting that records the estimated bytes of text in the input
+SAMPLES = 16  # MB of input on which that estimate is based
+PLAN_FORMAT = 3  # version of plan.json and of the files that it describes
 BINS = ("train.bin", "val.bin", "train.mask.bin", "val.mask.bin")
-# A finished dataset, in the order in which it moves to its place.
+# The files of a finished dataset, in the order in which they move to their place.
 FILES = (*BINS, "tokenizer.json", "cleaning.json", "meta.json")
-MARK = '"eot_id"'  # is in each meta.json that was written here
+MARK = '"eot_id"'  # occurs in every meta.json that this program wrote
 
 
 class WorkFolder:
-    """The folder, and what is done in it; a context manager that holds its lock.
+    """The folder and the work in it; as a context manager, it holds the folder's lock.
 
-    sources: the input files. settings: {name: value}, as meta.json lists them. most_bytes: of text,
-    after which to stop. The lock goes with the process, however it ends. A command that finishes
-    nothing leaves nothing that it made.
+    sources: the input files. settings: {name: value}, as in meta.json. most_bytes: of text to
+    write. The system releases the lock when the process ends, however it ends. A command that
+    stops before there is anything to continue removes the folders that it made.
     """
 
     def __init__(self, plan: Plan):
-        """Find the input, and write nothing in the folder. Raises InputError and TokenizerError."""
+        """Find the input. Writes nothing. Raises InputError and TokenizerError."""
         self.plan = plan
         self.out = plan.out
         self.path = plan.out / ".partial"
         self.tokenizer = self.path / "tokenizer.json"
         self.journal = self.path / "progress.json"
-        self.cache = self.path / "cache"  # remote files on their way
+        self.cache = self.path / "cache"  # downloaded files
         self.most_bytes = math.inf if plan.gigabytes is None else plan.gigabytes * 1e9
         self.is_stdin = plan.inputs == ["-"]
         self.writing_plan = threading.Lock()
@@ -99,15 +99,15 @@ class WorkFolder:
             )
 
     def _check_out(self):
-        """Raises InputError if the folder holds what another program, or a run, wrote."""
+        """Raises InputError if --out holds files of another program or of a training run."""
         places = (self.path, self.out, *self.out.absolute().parents)
-        at = next(filter(os.path.lexists, places))  # a link may lead nowhere
+        at = next(filter(os.path.lexists, places))  # lexists: a link may be broken
         if not at.is_dir():
             raise InputError(f"--out {self.out}: {at} is a file, not a folder; give another --out")
         held = [name for name in FILES if (self.out / name).exists()]
         if "meta.json" in held and not is_foreign(read_text(self.out / "meta.json"), MARK):
             held = []
-        if (self.path / "meta.json").exists():  # these files were moving to their place
+        if (self.path / "meta.json").exists():  # our own move was interrupted
             held = []
         if (self.out / "config.json").exists():
             held = ["config.json of a run or a model"]
@@ -118,7 +118,7 @@ class WorkFolder:
             )
 
     def __enter__(self):
-        """Raises PrepareError when another run holds the lock."""
+        """Take the lock, and finish an interrupted move. Raises PrepareError if it is taken."""
         folders = (self.path, *self.path.parents)
         self.made = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
         self.path.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class WorkFolder:
         except (NotImplementedError, OSError):
             pass  # some network mounts have no locks
         try:
-            if (self.path / "meta.json").exists():  # it was finished when a former run was stopped
+            if (self.path / "meta.json").exists():  # an earlier run stopped during the move
                 self._move_to_place()
             if self.is_stdin:
                 self.sources = [keep_stdin(self.path, self.plan.stdin_format)]
@@ -144,7 +144,7 @@ class WorkFolder:
 
     def __exit__(self, *error):
         finished = [self.journal, self.cache, self.path / "meta.json"]
-        if self.plan.tokenizer in ("bpe", "char"):  # which take reading the text
+        if self.plan.tokenizer in ("bpe", "char"):  # costly: made by reading the text
             finished.append(self.tokenizer)
         if self.path in self.made and not any(path.exists() for path in finished):
             self._clear()
@@ -154,7 +154,7 @@ class WorkFolder:
         self.lock.release()
 
     def _settings(self):
-        """{name: value} of all choices on which the bytes written depend, if given."""
+        """{name: value} of all settings that affect the output, without those that are unset."""
         plan = self.plan
         tokenizer, form = plan.tokenizer, None
         if self.given_tokenizer:
@@ -180,18 +180,18 @@ class WorkFolder:
         return {name: value for name, value in values.items() if name not in unused}
 
     def _known_text_bytes(self):
-        """What former work here took as the size of the text; 0 if there is none.
+        """The size of the text as earlier work in this folder estimated it; 0 without such work.
 
-        Earlier versions took the size of the files.
+        Earlier versions used the size of the files.
         """
         former = read_json(self.out / "meta.json") if not self.plan.overwrite else {}
         former = former or (self.journal.exists() and read_checked(self.path / "plan.json"))
         return former.get("settings", {}).get(TEXT_BYTES, self.input_size) if former else 0
 
     def _estimated_text_bytes(self):
-        """About the bytes of text in the input, judged by some MB of it.
+        """Estimate the bytes of text in the input from SAMPLES MB of it.
 
-        They come from all of the input, or if files are elsewhere, from the first one.
+        These are spread over the input, or come from its first file if some are remote.
         """
         ends = list(itertools.accumulate(source.size for source in self.sources))
         places = [bisect.bisect(ends, (n + 0.5) * ends[-1] / SAMPLES) for n in range(SAMPLES)]
@@ -204,7 +204,7 @@ class WorkFolder:
         return max(1, round(sum(found) / len(places) * ends[-1]))
 
     def _text_in_a_byte(self, source, sample_bytes):
-        """Bytes of text for each byte on disk, judged by the beginning of a source."""
+        """Bytes of text per byte on disk, from the first `sample_bytes` of a source."""
         options = dataclasses.replace(self.plan.options, on_error="skip")
         text_bytes = size = 0
         first = (0, 0)
@@ -213,7 +213,7 @@ class WorkFolder:
             text_bytes += sum(len(doc.text.encode()) for doc in documents_of(chunk, options)[0])
             last = (text_bytes, chunk.end.on_disk)
             if first == (0, 0):
-                first = last  # The reader is ahead of it by a block.
+                first = last  # measured from here on, as the reader is a block ahead
             elif size > sample_bytes and last[1] > first[1]:
                 return (last[0] - first[0]) / (last[1] - first[1])
         return text_bytes / source.size
@@ -224,16 +224,16 @@ class WorkFolder:
         return sum(source.size for source in self.sources)
 
     def listed_sources(self) -> list[dict]:
-        """The input files, by which later work is compared with this."""
+        """The input files as meta.json lists them, so that later work can be compared."""
         return [
             {"path": source.name, "bytes": source.size, "version": source.version}
             for source in self.sources
         ]
 
     def checked_sources(self) -> list[dict]:
-        """The same with checksums of the files on this disk.
+        """As listed_sources(), with the checksums of local files.
 
-        Without that of a file that changed while it was read, so that it counts as another one.
+        A file that changed while it was read gets none, so that it counts as changed next time.
         """
         listed = self.checksums.result()
         for source, values in zip(self.sources, listed, strict=True):
@@ -247,24 +247,24 @@ class WorkFolder:
         return listed
 
     def _with_checksums(self, plan):
-        """Read the files once more for their checksums; plan.json gets them too, for a resume."""
+        """Read the files once more to add their checksums, to plan.json too, for a resume."""
         for source, values in zip(self.sources, plan["sources"], strict=True):
             if not source.is_remote:
-                with contextlib.suppress(OSError):  # it is gone since
+                with contextlib.suppress(OSError):  # it may be gone
                     values["sha256"] = sha256(source.path)
         self._write_plan(plan)
         return plan["sources"]
 
     def finished(self) -> str:
-        """A line about this dataset if it is finished, else "".
+        """A message if this dataset is already finished, else "".
 
-        Raises InputError for another one, DataError for a damaged one.
+        Raises InputError if the folder holds another dataset, DataError if it is damaged.
         """
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
         meta = read_meta(self.out)
         settings = meta.settings
-        if not any(split.mask for split in meta.splits.values()):  # no conversations have a form
+        if not any(split.mask for split in meta.splits.values()):  # no conversations
             settings = settings | {FORM: self.settings.get(FORM)}
         changed = self._differences(settings, meta.sources)
         if changed:
@@ -274,15 +274,15 @@ class WorkFolder:
                 " To train a run's weights on other text, prepare that with --tokenizer RUN under"
                 " another --out, and begin a run with init_from = RUN"
             )
-        if not (self.path / "plan.json").exists():  # unfinished work to replace it stays
+        if not (self.path / "plan.json").exists():  # keeps unfinished --overwrite work
             self._clear()
         return f"{self.out} is finished already (--overwrite makes it again)"
 
     def _differences(self, settings, former_sources):
-        """Describe how former work differs from this one; "" if it does not."""
+        """Describe how earlier work differs from this; "" if it does not."""
         compared = (settings | self.settings).keys() - {TEXT_BYTES}
         if settings.get("on_error") == "stop":
-            compared.discard("on_error")  # nothing broken came up, so the bytes are the same
+            compared.discard("on_error")  # nothing was broken, so it had no effect
         found = [
             f"{name} was {settings.get(name)}, is now {self.settings.get(name)}"
             for name in sorted(compared)
@@ -298,7 +298,7 @@ class WorkFolder:
         return "; ".join(found)
 
     def start_or_resume(self) -> None:
-        """Record what this work is. Raises InputError when the folder holds parts of other work."""
+        """Write plan.json. Raises InputError if the folder holds another plan's unfinished work."""
         path = self.path / "plan.json"
         plan = {"format": PLAN_FORMAT, "settings": self.settings, "sources": self.listed_sources()}
         former = read_checked(path)
@@ -314,7 +314,7 @@ class WorkFolder:
                 " --overwrite"
             )
         if changed:
-            # The journal first: without it, a run that is stopped here continues no file.
+            # The journal first: without it, no later run continues the other files.
             for name in (self.journal.name, "hashes.bin", *FILES):
                 (self.path / name).unlink(missing_ok=True)
             plan["settings"] = self.settings = self._settings()
@@ -323,21 +323,22 @@ class WorkFolder:
 
     def _write_plan(self, plan):
         with self.writing_plan:
-            # On one line: with line breaks Python's encoder takes a second for 50,000 files.
+            # On one line: indented, 50,000 files take Python's encoder a second.
             text = json.dumps(plan | {"checksum": fingerprint(plan)}, ensure_ascii=False)
             write_text(self.path / "plan.json", text)
 
     def read(self, sources: list[Source], start: Position) -> Iterator[Chunk]:
-        """The chunks of some sources from `start` on, in order; fetches remote ones."""
+        """The chunks of sources from `start` on, in order; downloads remote files."""
         files = DownloadCache(sources, self.cache, self.plan.cache_gb * 1e9)
         return read_chunks(sources, start, self.plan.options, files.path)
 
     @contextlib.contextmanager
     def map_text(self, function: Callable, start: Position, done: int = 0) -> Iterator[Iterator]:
-        """Gives function(chunks) for the chunks of the text from `start` on, in order.
+        """Map function over lists of chunks of the text from `start` on; yields an iterator.
 
-        Threads of this machine call it, or tasks of the Ray cluster. An error or a stop waits for
-        none of them; they write nothing. done: bytes of the text asked for that are before `start`.
+        Runs in threads, or in tasks of the Ray cluster; results come in order. The function must
+        not write files, since an error or a stop does not wait for running calls. done: bytes of
+        text that were written before `start`.
         """
         chunks = together(self.read(self.sources, start), self.most_bytes - done)
         if self.plan.ray:
@@ -347,25 +348,25 @@ class WorkFolder:
         threads = ThreadPoolExecutor(count)
         try:
             submit = functools.partial(threads.submit, function)
-            yield map_in_order(submit, chunks, 2 * count)  # no thread waits for a chunk
+            yield map_in_order(submit, chunks, 2 * count)  # so threads never wait for input
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def publish(self, meta: Meta, report: CleaningReport) -> None:
         if report.rules:
             write_json(self.path / "cleaning.json", report.rules)
-        write_meta(self.path, meta)  # from here on the work is finished
+        write_meta(self.path, meta)  # marks the work as finished
         self._move_to_place()
         self._clear()
 
     def _move_to_place(self):
-        """Move the finished dataset to its place, meta.json last; goes on where it was interrupted.
+        """Move the finished dataset to its place, meta.json last; continues an interrupted move.
 
-        Plan and journal go first: later work would continue files that have moved.
+        Deletes plan and journal first: otherwise later work would continue files that have moved.
         """
         self.journal.unlink(missing_ok=True)
         (self.path / "plan.json").unlink(missing_ok=True)
-        if (self.path / FILES[0]).exists():  # a dataset that is replaced goes, meta.json first
+        if (self.path / FILES[0]).exists():  # delete the old dataset, meta.json first
             for name in reversed(FILES):
                 (self.out / name).unlink(missing_ok=True)
         for name in FILES:
@@ -374,14 +375,14 @@ class WorkFolder:
 
     def _clear(self):
         with self.writing_plan:
-            # Windows deletes no file that is open, as the lock is: it stays, and does no harm.
+            # Windows does not delete the lock, which is open; it stays and does no harm.
             shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _is_same(before, source):
-    """True if a source is what a listed one was, by size and time, or else by its checksum.
+    """True if a source equals a listed one: same size, and same version or else same checksum.
 
-    Earlier versions listed the size alone.
+    Earlier versions listed no version.
     """
     if (before["path"], before["bytes"]) != (source.name, source.size):
         return False
@@ -391,14 +392,14 @@ def _is_same(before, source):
 
 
 def _given_tokenizer(name):
-    """The tokenizer at a path or an address; None for the others.
+    """Load the tokenizer at a path or an address; None if `name` is one of TOKENIZERS.
 
     Raises InputError, TokenizerError, and what formats.pretrained.fetch raises.
     """
     if name in TOKENIZERS:
         return None
     if protocol_of(name):
-        from formats import pretrained  # it imports PyTorch, which takes seconds
+        from formats import pretrained  # here, since it imports PyTorch, which takes seconds
 
         name = pretrained.fetch(name, weights=False)
     meant = near(str(name).lower(), TOKENIZERS)

@@ -1,8 +1,8 @@
-"""Encoded documents -> train.bin and val.bin, in order, so that a killed run goes on where it was.
+"""Encoded documents -> train.bin and val.bin, in order, so that a killed run continues.
 
-Where there are conversations, a mask next to each has a byte for each token. Splits the documents
+If there are conversations, a mask file next to each has one byte per token. Splits the documents
 between training and validation, drops copies, and records twice a second how far the files are
-finished. Independent of text: documents are token ids and hashes here.
+finished. Knows documents by their token ids and hashes, not their text.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from preparing.work_folder import WorkFolder
 from tokenizer_bpe import Tokenizer
 
 SPLITS = ("train", "val")
-KNOWN_BYTES = 4 << 20  # of text up to which all of it is read before it is split
-SAVE_SECONDS = 0.5  # between two records of how far the files are finished
+KNOWN_BYTES = 4 << 20  # texts up to this size are read whole before they are split
+SAVE_SECONDS = 0.5  # between records of progress
 
 
 class SplitWriter:
     """train.bin or val.bin as it grows, and its mask.
 
-    tokens: in the file. digest: SHA-256 of them. counts, in_replies: how often each id occurs, and
-    in replies, int64 [vocab_size]. last: the last id.
+    tokens: how many the file has. digest: their SHA-256. counts, in_replies: int64 [vocab_size],
+    how often each id occurs, in all and in replies. last: the last id.
     """
 
     def __init__(self, folder: Path, name: str, tokenizer: Tokenizer, tokens: int, marked: int = 0):
-        """Continue the files after `tokens` tokens; what follows in them is cut off.
+        """Continue the files after `tokens` tokens, and cut off the rest.
 
-        marked: where mark() was called.
+        marked: how many tokens there were when mark() was called.
         """
         self.tokenizer = tokenizer
         self.dtype = np.dtype(dtype_for(tokenizer.vocab_size))
@@ -58,12 +58,12 @@ class SplitWriter:
         self.last = self.tokenizer.eot_id
 
     def _count_to(self, tokens):
-        """Count what the files hold up to a token."""
+        """Count the file's tokens from self.tokens up to `tokens`."""
         for ids, mask in self._blocks(self.tokens, tokens):
             self._count(ids, mask)
 
     def _blocks(self, start, end):
-        """Tokens of the file and their mask, some at a time."""
+        """Tokens start .. end - 1 of the file with their mask, in blocks."""
         for first in range(start, end, CHUNK_BYTES):
             size = min(CHUNK_BYTES, end - first)
             self.file.seek(first * self.dtype.itemsize)
@@ -87,7 +87,7 @@ class SplitWriter:
         return int(self.counts @ token_lengths(self.tokenizer))
 
     def write(self, ids: np.ndarray, mask: np.ndarray | None = None) -> None:
-        """Write tokens. mask: uint8 [len(ids)]; None for zeros, which its file may lack."""
+        """Write tokens. mask: uint8 [len(ids)]; None for zeros, which need not be written."""
         if not len(ids):
             return
         self.file.seek(self.tokens * self.dtype.itemsize)
@@ -98,18 +98,18 @@ class SplitWriter:
         self._count(ids, mask)
 
     def end_document(self) -> None:
-        """Write the end-of-text of a document that lacks it, unless none of it is left."""
+        """Write end-of-text if the last document lacks it."""
         if self.is_inside:
             eot = np.array([self.tokenizer.eot_id], self.dtype)
             self.write(eot, np.zeros(1, np.uint8))
 
     def mark(self) -> None:
-        """Note what is known here, for a move_end() of what follows."""
+        """Save the counts at this point, so that a later move_end() need not count again."""
         arrays = (self.digest, self.counts, self.in_replies)
         self.marked = (self.tokens, self.last, *(array.copy() for array in arrays))
 
     def place_to_cut(self, start: int, end_bytes: float) -> int:
-        """Where the last `end_bytes` begin, about; `start` if there is no place after it."""
+        """A place after `start` that roughly the last `end_bytes` bytes follow; else `start`."""
         if self.tokens == start:
             return start
         self.file.flush()
@@ -122,12 +122,12 @@ class SplitWriter:
     def move_end(self, other: "SplitWriter", start: int) -> None:
         """Move the tokens from `start` on to the end of another split.
 
-        Here they stay in the file until something is written, or finish().
+        In this file their bytes remain until write() overwrites or finish() truncates them.
         """
         end = self.tokens
         for ids, mask in self._blocks(start, end):
             if mask[0] == IN_REPLY | TURN_BEGINS and not other.is_inside:
-                # The name of who speaks ended a reply, which is not before it now.
+                # The speaker's name counted as the end of a reply, which now is in another file.
                 mask[: np.argmin(mask & IN_REPLY)] &= ~np.uint8(IN_REPLY)
             other.write(ids, mask if mask.any() else None)
         marked, last, *arrays = self.marked
@@ -141,11 +141,11 @@ class SplitWriter:
 
     @property
     def is_inside(self) -> bool:
-        """True if a document lacks its end."""
+        """True if the last document lacks its end-of-text."""
         return self.last != self.tokenizer.eot_id
 
     def sync(self) -> None:
-        """Wait until the disk has what is written."""
+        """Flush both files to disk."""
         for file in (self.file, self.mask):
             file.flush()
             os.fsync(file.fileno())
@@ -180,7 +180,7 @@ class SplitWriter:
 
 
 def _open(path, size):
-    """Open a file of exactly `size` bytes; what a shorter one lacks becomes zeros."""
+    """Open a file, truncated or padded with zeros to exactly `size` bytes."""
     path.touch()
     os.truncate(path, size)
     return open(path, "r+b")
@@ -189,9 +189,9 @@ def _open(path, size):
 class TokenWriter:
     """Both splits as they grow in the working folder, and their journal, progress.json.
 
-    position: where the next chunk begins. text_bytes: UTF-8 bytes of the text written; read: of the
-    text that this start has read, written or not. split_by: how the text was split, in words, once
-    all of it is written. waiting: what comes before a long text is known to be one.
+    position: where the next chunk begins. text_bytes: UTF-8 bytes of the text written. read: those
+    that this process has read, written or not. split_by: how the text was split, in words; "" until
+    all of it is written. waiting: the parts of the text until it exceeds KNOWN_BYTES; then None.
     """
 
     def __init__(self, work: WorkFolder, tokenizer: Tokenizer):
@@ -205,7 +205,7 @@ class TokenWriter:
         self.read = 0
         self.split_by = saved.get("split", "")
         self.ends = saved.get("ends", 0)
-        self.long = saved.get("long")  # first token, bytes and hash of a document that goes on
+        self.long = saved.get("long")  # first token, bytes and hash of an unfinished document
         self.waiting = None if saved else []
         self.val_fraction = work.settings["val_fraction"]
         self.draw = draw_by_chance(self.val_fraction, work.text_size)
@@ -230,16 +230,16 @@ class TokenWriter:
 
     @property
     def is_full(self) -> bool:
-        """True once the text that was asked for is written, up to the end of a document."""
+        """True once as much text as --gigabytes asks for is written, with whole documents."""
         return self.text_bytes >= self.work.most_bytes and not self.position.inside
 
     @property
     def done(self) -> int:
-        """Bytes of text so far if --gigabytes limits them, else of the input files."""
+        """Progress in bytes: of text if --gigabytes limits it, else of the input files."""
         return self.position.on_disk if math.isinf(self.work.most_bytes) else self.text_bytes
 
     def add(self, part: Encoded) -> None:
-        """Write the new documents of the next chunk, and at times record how far it went."""
+        """Write the new documents of the next chunk, and record progress every SAVE_SECONDS."""
         self.report.merge(part.report)
         self.read += int(part.text_bytes.sum())
         self.position = part.end
@@ -252,14 +252,14 @@ class TokenWriter:
                 self.save()
         else:
             moved = self._write(part)
-            # What was moved is overwritten from now on, and a former record counts on it.
+            # Later writes overwrite tokens that were moved, which the last record still counts.
             if moved or time.monotonic() - self.saved_at > SAVE_SECONDS:
                 self.save()
             if not self.position.inside:
                 self.train.end_document()
 
     def _asked_for(self, part):
-        """Mark the documents that are neither copies nor beyond the text asked for."""
+        """Which documents are neither copies nor beyond --gigabytes, bool [documents]."""
         short = part.whole & (part.text_bytes <= CHUNK_BYTES)
         new = np.ones(len(short), bool)
         if self.seen:
@@ -274,7 +274,7 @@ class TokenWriter:
         return new
 
     def _write_waiting(self):
-        """Write what has waited; nothing may be recorded meanwhile."""
+        """Write the waiting parts; save() must not be called before it is done."""
         for part in self.waiting:
             self._write(part)
             if not part.end.inside:
@@ -282,7 +282,7 @@ class TokenWriter:
         self.waiting = None
 
     def _write(self, part):
-        """Write documents, or a part of one; returns whether text moved from train to val."""
+        """Write documents, or a part of one; returns True if text moved from train to val."""
         if not part.whole:
             return self._write_part(part)
         shares = self._shares(part.hashes, part.text_bytes, part.conversations)
@@ -305,7 +305,10 @@ class TokenWriter:
         return False
 
     def _write_part(self, part):
-        """Write a part of a long document, and with the last one move the end to validation."""
+        """Write a part of a long document; after the last part, move its end to validation.
+
+        Returns True if text moved.
+        """
         if not self.long:
             self.long = {"first": self.train.tokens, "bytes": 0, "hash": None}
             self.train.mark()
@@ -335,7 +338,7 @@ class TokenWriter:
         self.val.end_document()
 
     def save(self) -> None:
-        """Record how far the files are finished, safe from a power cut."""
+        """Record how far the files are finished; survives a power cut."""
         for split in self.splits.values():
             split.sync()
         self.saved_at = time.monotonic()
@@ -367,7 +370,7 @@ class TokenWriter:
         return {name: split.finish(masked) for name, split in self.splits.items()}
 
     def _draw_of_waiting(self):
-        """The draw for a text all of which has waited."""
+        """The draw for a text that is waiting as a whole."""
         documents = []  # hash, bytes, whether it is a conversation
         is_inside = False
         for part in self.waiting:
@@ -385,7 +388,10 @@ class TokenWriter:
         return draw_of(self.val_fraction, *arrays)
 
     def _settle_split(self):
-        """Split at the end of the text if validation lacks its share; returns how, in words."""
+        """Give validation the end of the text if the draw was far from its share.
+
+        Returns how the text was split, in words.
+        """
         train, val = self.train, self.val
         if not self.val_fraction:
             return "none (--val_fraction 0)"
