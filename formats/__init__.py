@@ -1,1 +1,1 @@
-"""The formats on disk: one file for each, the only one that knows it."""
+"""The formats on disk, each known to one module alone."""

@@ -1,7 +1,7 @@
-"""Folders at addresses such as s3://bucket/runs, and on disks: files are listed, read and written.
+"""Lists, reads and writes the files of a folder, at an address such as s3://bucket/runs or a path.
 
-fsspec does it, with the package that it takes for each protocol; these read tokens and endpoints
-from the environment (HF_TOKEN, AWS_*).
+fsspec does the work, with one package per protocol; these read tokens and endpoints from the
+environment (HF_TOKEN, AWS_*).
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from command_line import LOGIN
 from formats.files import atomic_write, check_room, error_message
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# Credentials after the "?" of an address; those before its host are a LOGIN.
+# Credentials in the query of an address; those before its host match LOGIN.
 KEY = re.compile(
     r"([?&](?:[^=&#]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
     r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#]*",
     re.IGNORECASE,
 )
-# The remedy for a missing permission, for each protocol.
+# How to get permission, per protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
     " https://huggingface.co/settings/tokens, and give it as HF_TOKEN=hf_...",
@@ -34,40 +34,40 @@ PERMISSION = {
     "gs": "run gcloud auth application-default login with an account that may",
 }
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
-QUIET_TRIES = 3  # that fail before a message says so
-BUSY = (408, 425, 429)  # replies of a server that may serve us later, as 500 and above
+QUIET_TRIES = 3  # failures before the first message
+BUSY = (408, 425, 429)  # HTTP statuses worth a retry, besides 500 and above
 BUGS = (TypeError, AttributeError, NameError, AssertionError, LookupError)
-# Names under which file systems give what changes with a file's content, the best one first.
+# Keys under which file systems report a version of a file's content, the most reliable first.
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "updated", "mtime")
-FETCHED = Path("checkpoints", ".fetched")  # copies of what was read from addresses
+FETCHED = Path("checkpoints", ".fetched")  # local copies of remote runs and models
 
 
 class AddressError(ValueError):
-    """An address that cannot be read or written, in a sentence for the user."""
+    """An address that cannot be read or written; the message is for the user."""
 
 
 def protocol_of(address: str) -> str:
-    """The protocol of an address such as s3://bucket/file; "" of a path."""
+    """The protocol of an address such as s3://bucket/file; "" for a path."""
     found = ADDRESS.match(address)
     return found[1] if found else ""
 
 
 def without_credentials(address: str) -> str:
-    """An address, or any other text, as files record it: without credentials."""
+    """Remove the credentials from an address, to record it in files; other text is unchanged."""
     return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
 
 
 def version_of(info: dict) -> str:
-    """What changes with a file's content; "" if unknown. info: as fsspec describes a file."""
+    """A version that changes with a file's content; "" if unknown. info: from fsspec's info()."""
     return next((str(info[name]) for name in TAGS if info.get(name)), "")
 
 
 class Folder:
-    """A folder at an address, or on a disk; it need not exist yet.
+    """A folder at an address or a path; it need not exist yet.
 
-    Its files are known by their names below it, with slashes. A file is written whole or not at
-    all. Raises AddressError if a package is missing, and its methods do if a request fails
-    again and again. What asks for a file that does not exist raises FileNotFoundError.
+    Files are named relative to it, with slashes. A file is written whole or not at all. Raises
+    AddressError if a package is missing, and in its methods if a request fails after all retries.
+    Methods that read a missing file raise FileNotFoundError.
     """
 
     def __init__(self, address: str):
@@ -77,32 +77,32 @@ class Folder:
         self.on_disk = protocol_of(address) in ("", "file", "local")
         try:
             self.files, self.root = url_to_fs(self.address, use_listings_cache=False)
-        except (ImportError, ValueError) as error:  # it names the package to install
+        except (ImportError, ValueError) as error:  # fsspec's message names the package
             raise AddressError(f"{address} cannot be opened: {error_message(error)}") from None
 
     def list(self) -> dict[str, int]:
-        """The files in it and below it: {name: bytes}. Empty if there is no such folder.
+        """All files below the folder: {name: bytes}; empty if it does not exist.
 
-        Web servers do not tell sizes: 0 bytes.
+        The size is 0 if the server does not report it, as over http.
         """
         return {name: info["size"] or 0 for name, info in self._find().items()}
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
-        """What changes with the content of these files, by name; a file that is gone has none."""
+        """{name: version} of these files, as version_of returns it; omits those that are gone."""
         found = self._find()
         return {name: version_of(found[name]) for name in names if name in found}
 
     def _find(self):
-        """{name: what fsspec knows} of all files in it and below it."""
+        """{name: fsspec's info} of all files below the folder."""
         self.files.invalidate_cache()
-        # On a disk fsspec passes over what it cannot read: a mount that fails would look empty.
+        # On disk, fsspec skips unreadable folders by default, so a failing mount would look empty.
         options = {"on_error": "raise"} if self.on_disk else {}
         try:
             found = self._request(self.files.find, self.root, detail=True, **options)
         except FileNotFoundError as error:
             if self.on_disk:
                 return {}
-            # The bucket does not exist.
+            # On object stores, this means that the bucket does not exist.
             raise AddressError(
                 f"{self.address} cannot be reached: {error_message(error)}"
             ) from None
@@ -111,11 +111,11 @@ class Folder:
         return {path.removeprefix(below): found[path] for path in paths}
 
     def read(self, name: str, end: int | None = None) -> bytes:
-        """The bytes of a file, up to `end`."""
+        """The content of a file; if `end` is given, its first `end` bytes."""
         return self._request(self.files.cat_file, f"{self.root}/{name}", start=0, end=end)
 
     def put(self, file: Path, name: str) -> None:
-        """Write a copy of a file of this disk."""
+        """Copy a local file into the folder."""
         if not self.on_disk:
             self._request(self.files.put_file, str(file), f"{self.root}/{name}")
             return
@@ -125,16 +125,16 @@ class Folder:
             shutil.copyfile(file, partial)
 
     def get(self, names: Iterable[str], folder: Path) -> None:
-        """Copy those of the files that exist to a folder of this disk, each whole or not at all."""
+        """Copy the files to a local folder, each whole or not at all; skips those that are gone."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             with contextlib.suppress(FileNotFoundError), atomic_write(folder / name) as partial:
                 self._request(self.files.get_file, f"{self.root}/{name}", str(partial))
 
     def get_large(self, sizes: dict[str, int], folder: Path) -> None:
-        """Copy files that take a while: check the room for them and print their size first.
+        """As get(), for large files: first check for free space and print their size.
 
-        sizes: those of `list` that are wanted. Raises OSError if the disk does not take them.
+        sizes: the wanted entries of list(). Raises OSError if the disk is too full.
         """
         size = sum(sizes.values())
         check_room(folder, size, "choose another disk")
@@ -143,16 +143,16 @@ class Folder:
         self.get(sizes, folder)
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder with what is in it."""
+        """Delete a file, or a folder with its content."""
         self._request(self.files.rm, f"{self.root}/{name}", recursive=True)
 
     def _request(self, action, *arguments, **options):
-        """Call a method of fsspec, and again if its failure may pass."""
+        """Call a method of fsspec, with retries."""
         try:
             return retry(self.address, PAUSES, action, *arguments, **options)
         except (FileNotFoundError, *BUGS):
             raise
-        except Exception as error:  # each package has its own
+        except Exception as error:  # each package has its own types
             problem = f"{self.address} cannot be reached: {error_message(error)}"
             if not may_pass(error):
                 hint = PERMISSION.get(protocol_of(self.address), "check its permissions")
@@ -161,15 +161,15 @@ class Folder:
 
 
 def retry(address: str, pauses: Iterable[float], action: Callable, *arguments, **options) -> object:
-    """The value of action(*arguments, **options), tried again while its failure may pass.
+    """Return action(*arguments, **options), retrying failures that may be temporary.
 
-    pauses: seconds before each further try. Raises the last failure.
+    address: for messages. pauses: seconds before each retry. Raises the last failure.
     """
     pauses = iter(pauses)
     for tries in itertools.count(1):
         try:
             return action(*arguments, **options)
-        except Exception as error:  # whatever the packages raise
+        except Exception as error:  # each package has its own types
             pause = next(pauses, None) if may_pass(error) else None
             if pause is None:
                 raise
@@ -180,9 +180,9 @@ def retry(address: str, pauses: Iterable[float], action: Callable, *arguments, *
 
 
 def may_pass(error: Exception) -> bool:
-    """True if another try may succeed: the connection broke or stalled, or the server is busy."""
+    """True if a retry may succeed: the connection broke or stalled, or the server is busy."""
     while isinstance(error, FileNotFoundError) and error.__cause__:
-        error = error.__cause__  # file systems raise it for any reason
+        error = error.__cause__  # some packages raise FileNotFoundError for any failure
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None) or getattr(error, "status", None)
     if isinstance(response, dict):  # S3's
@@ -195,7 +195,7 @@ def may_pass(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def local_copy(there: Folder) -> Iterator[Path]:
-    """The folder of this disk for copies of what is at an address; one process at a time has it."""
+    """The local folder for copies from an address, locked so that one process uses it at a time."""
     here = FETCHED / without_credentials(there.address).replace("://", "/")
     here.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(here.with_name(f".{here.name}.lock")):

@@ -1,18 +1,18 @@
-"""How a conversation reads: the form that data, generation and exports share.
+"""The form of a conversation as text, shared by data, generation and exports.
 
     User: Hello?
 
     Assistant: Good day.
 
-Every turn ends with a blank line. Where a tokenizer has ChatML's markers, each of them one id:
+Every turn ends with a blank line. If the tokenizer has ChatML's markers, one id each, the form is:
 
     <|im_start|>user
     Hello?<|im_end|>
     <|im_start|>assistant
     Good day.<|im_end|>
 
-A message that spells a marker is text: it gets the ids of its letters. Knows neither where messages
-come from nor which tokens a loss counts.
+A marker spelled out in a message is encoded as ordinary text. Knows neither where messages come
+from nor which tokens count in the loss.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from tokenizer_bpe import EOT, Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"  # ChatML's markers
 ASSISTANT = "assistant"
-# The speakers by the names that data sets have for them, in lower case.
+# {name of a role in data sets, in lower case: our speaker}.
 SPEAKERS = dict.fromkeys(("system", "developer"), "system")
 SPEAKERS |= dict.fromkeys(("user", "human", "prompter", "customer"), "user")
 SPEAKERS |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), ASSISTANT)
-SPEAKERS |= dict.fromkeys(("tool", "function"), "tool")  # what a program answers
-CONTENT = ("content", "value", "text")  # the names of a message's text
-CALLS = ("tool_calls", "function_call")  # of a message that is more than text
+SPEAKERS |= dict.fromkeys(("tool", "function"), "tool")  # output of a program
+CONTENT = ("content", "value", "text")  # fields that hold a message's text
+CALLS = ("tool_calls", "function_call")  # fields of a message that is more than text
 
 
 class ConversationError(ValueError):
-    """Messages that are not a conversation, in words for the user."""
+    """Messages that do not form a conversation; the message is for the user."""
 
 
 class Turn(NamedTuple):
-    """What one speaker says. speaker: system, user, assistant or tool."""
+    """One message. speaker: system, user, assistant or tool."""
 
     speaker: str
     message: str
@@ -47,14 +47,14 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """How turns read for the models of a tokenizer.
+    """How the models of a tokenizer see conversations.
 
-    turn: the parts of one; {name} and {Name} are the speaker, {message} is what it says. The part
-    after the message ends a reply, in PLAIN the first of the next turn. opening: how many parts
-    come before the message; a prompt ends with those of the assistant. stop: texts that end a
-    reply, if neither end-of-text nor a marker does. chat_template, ollama_template: the form in the
-    languages of those who run exported models: Jinja (transformers, GGUF) and Go's text/template.
-    markers: the ids of the parts that are not text.
+    turn: the parts of one turn, where {name} or {Name} is the speaker. The part after the message
+    ends a reply; in PLAIN, that is the first part of the next turn. opening: how many parts come
+    before the message; a prompt ends with these, for the assistant. stop: texts that end a reply,
+    where neither end-of-text nor a marker does. chat_template, ollama_template: the same form for
+    exported models, in Jinja (transformers, GGUF) and in Go's text/template. markers: {part: id} of
+    the parts that are not text.
     """
 
     turn: tuple[str, ...]
@@ -65,13 +65,13 @@ class Form:
     markers: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def parts(self, turns: list[Turn]) -> list[str | int]:
-        """A conversation in parts, those of `turn` for each turn: texts, and ids of markers."""
+        """A conversation as the parts of each turn: texts, and ids of markers."""
         return [part for turn in turns for part in self._parts_of(turn)]
 
     def runs(self, turns: list[Turn], reply: bool = False) -> list[str | int]:
-        """A conversation as texts, each of which is encoded as one, and ids of markers.
+        """A conversation as texts, each to be encoded in one call, and ids of markers.
 
-        reply: with what begins the assistant's next turn.
+        reply: also append the opening of an assistant's turn.
         """
         parts = self.parts(turns)
         if reply:
@@ -83,7 +83,7 @@ class Form:
         return runs
 
     def prompt(self, turns: list[Turn], tokenizer: Tokenizer) -> list[int]:
-        """The token ids that the assistant's next reply continues. Raises TokenizerError."""
+        """The token ids of the prompt for the assistant's next reply. Raises TokenizerError."""
         ids = []
         for run in self.runs(turns, reply=True):
             ids += [run] if isinstance(run, int) else tokenizer.encode(run).tolist()
@@ -130,18 +130,18 @@ CHATML = Form(
 
 
 def form_of(tokenizer: Tokenizer) -> Form:
-    """The form of conversations for a tokenizer: ChatML with its ids if it has the markers."""
+    """The form for a tokenizer: ChatML if it has the markers, else PLAIN."""
     markers = {text: tokenizer.specials.get(text) for text in (START, END)}
-    # Where a marker ends documents, too, one with several turns would be several.
+    # If a marker also ended documents, a conversation of several turns would be several documents.
     if not {None, tokenizer.eot_id}.isdisjoint(markers.values()):
         return PLAIN
     return dataclasses.replace(CHATML, markers=markers)
 
 
 def turns_of(messages: Sequence[dict]) -> list[Turn]:
-    """The turns of a conversation, their messages without the blanks around them.
+    """The turns of a conversation, with their messages stripped.
 
-    messages: [{"role", "content"}], or as ShareGPT has them [{"from", "value"}]. Raises
+    messages: [{"role", "content"}], or [{"from", "value"}] as in ShareGPT. Raises
     ConversationError.
     """
     turns = []
@@ -163,7 +163,7 @@ def turns_of(messages: Sequence[dict]) -> list[Turn]:
                 f" and remove {calls}"
             )
         if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-            texts = [part.get("text") for part in content]  # as OpenAI has it
+            texts = [part.get("text") for part in content]  # OpenAI's format
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
         if not isinstance(content, str):
             raise ConversationError(f"has a message of the role {role!r} without a text")

@@ -1,7 +1,7 @@
 """meta.json of a prepared folder, data/<name>/.
 
-prepare_data.py writes it, training reads it, and what it says is checked against the files. Knows
-neither text nor tensors, so that preparing need not import torch.
+prepare_data.py writes it; training reads it and checks it against the files. Knows neither text nor
+tensors, so that preparing need not import torch.
 """
 
 import dataclasses
@@ -17,24 +17,24 @@ from formats.files import few, fingerprint, parse_json, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
-FORM = "conversations"  # the setting that names the form of conversations, if it is not PLAIN
-# Bits of a mask's byte for each token.
-IN_REPLY = 1  # the assistant says it, or it ends a reply
-TURN_BEGINS = 2  # a turn begins with it that is not the assistant's
+FORM = "conversations"  # the setting that names the form of conversations, unless it is PLAIN
+# The bits of a mask, which has one byte per token.
+IN_REPLY = 1  # the token is part of an assistant's reply, or ends one
+TURN_BEGINS = 2  # the token begins another speaker's turn
 REMEDY = "copy the folder here again, or prepare the data again with --overwrite"
 
 
 class DataError(ValueError):
-    """A prepared folder that cannot be used, in a sentence for the user."""
+    """A prepared folder that cannot be used; the message is for the user."""
 
 
 @dataclass
 class Split:
-    """A .bin file and what is known of it.
+    """The description of a .bin file.
 
-    text_bytes: UTF-8 bytes of the text of the tokens. mask: if the data holds conversations, the
-    file with a byte for each token, of the bits above; its tokens and text_bytes are those in
-    replies, and it counts no documents.
+    text_bytes: UTF-8 bytes of the text that its tokens encode. mask: for conversations, the file
+    with one byte per token, made of the bits above; its own tokens and text_bytes count replies
+    alone, and documents is None.
     """
 
     file: str
@@ -45,7 +45,7 @@ class Split:
     mask: "Split | None" = None
 
     def counted(self, loss_on: str) -> "Split":
-        """The tokens that a loss counts. loss_on: the setting of that name."""
+        """The counts for the tokens that enter the loss. loss_on: the setting of that name."""
         if loss_on == "all":
             return self
         return self.mask or Split(file="", tokens=0)
@@ -66,7 +66,7 @@ class Meta:
     format: int = FORMAT
 
     def identity(self) -> dict:
-        """The values that a checkpoint must share to continue on this data."""
+        """The values that must equal a checkpoint's for it to continue on this data."""
         values = {
             "tokenizer_sha256": self.tokenizer["sha256"],
             "dtype": self.dtype,
@@ -82,16 +82,16 @@ class Meta:
         return values
 
     def bits_per_byte(self, loss: float, loss_on: str) -> float:
-        """A validation loss in nats per token as bits per byte of text.
+        """Convert a validation loss from nats per token to bits per byte of text.
 
-        It compares across tokenizers. loss_on: the setting of that name.
+        Bits per byte are comparable across tokenizers. loss_on: the setting of that name.
         """
         val = self.splits["val"].counted(loss_on)
         return loss / math.log(2) * val.tokens / max(1, val.text_bytes)
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest of the two types on disk that holds every id: "uint16" or "int32"."""
+    """The smaller of the two dtypes on disk that holds every id: "uint16" or "int32"."""
     return "uint16" if vocab_size <= 1 << 16 else "int32"
 
 
@@ -112,7 +112,7 @@ def _without_none(fields):
 def read_meta(folder: str | Path) -> Meta:
     """Read meta.json and check it against the files next to it.
 
-    Raises DataError for all that does not fit together.
+    Raises DataError if anything is missing or does not match.
     """
     folder = Path(folder)
     path = folder / "meta.json"
@@ -151,7 +151,7 @@ def _split(values):
 
 
 def _check_size(folder, split, tokens, dtype):
-    """Raises DataError unless a .bin is there and has its size."""
+    """Raises DataError unless a .bin exists and has the right size."""
     path, expected = folder / split.file, tokens * np.dtype(dtype).itemsize
     if not path.exists():
         raise DataError(f"{path} is missing, though {folder / 'meta.json'} names it; {REMEDY}")
@@ -164,7 +164,7 @@ def _check_size(folder, split, tokens, dtype):
 
 
 def tokenizer_file(folder: str | Path, meta: Meta) -> Path:
-    """The tokenizer.json of a prepared folder. Raises DataError if it did not make the data."""
+    """The path of a prepared folder's tokenizer. Raises DataError if it is not the data's."""
     path = Path(folder) / meta.tokenizer["file"]
     if not path.exists():
         raise DataError(f"{path} is missing, though meta.json names it; {REMEDY}")
@@ -177,7 +177,7 @@ def tokenizer_file(folder: str | Path, meta: Meta) -> Path:
 
 
 def check_tokens(path: Path, numbers: np.ndarray, sha256: str) -> None:
-    """Raises DataError unless the content of a .bin, as read, has its checksum."""
+    """Raises DataError unless the content of a .bin has the given checksum."""
     if hashlib.sha256(numbers).hexdigest() != sha256:
         raise DataError(
             f"{path} is damaged: its bytes are not those that meta.json describes; {REMEDY}"
@@ -216,12 +216,12 @@ def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
 
 
 def _how_to_prepare(folder):
-    """The command for a folder that holds no prepared data, and the folders that do."""
+    """The message for a folder without prepared data: what to type, and which folders have some."""
     text, out = "YOUR_TEXT", shlex.quote(folder.as_posix())
     if (folder / ".partial").exists():
         return f"{folder.as_posix()} is not finished; repeat the command that prepares it"
     if folder.exists():
-        if folder.resolve() != Path("data").resolve():  # which holds prepared data, not text
+        if folder.resolve() != Path("data").resolve():  # data/ holds prepared data, not text
             text = out
         out = "data/NAME"
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))

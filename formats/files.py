@@ -1,4 +1,4 @@
-"""Files as every format here writes them: whole or not at all, even when the power fails."""
+"""Reading and writing files for all formats: whole or not at all, even if the power fails."""
 
 import contextlib
 import hashlib
@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-DRIVE = Path("/content/drive")  # where Colab mounts it
+DRIVE = Path("/content/drive")  # Colab's mount point
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: the body writes to the temporary name that this yields."""
+    """Write a file whole or not at all: yields a temporary path for the body to write to."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -26,9 +26,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn the error of a write that fails into an OSError that names `path`, and `remedy`.
+    """Turn write errors in the body into an OSError that names `path` and `remedy`.
 
-    numpy's own names no file. errors: what a package raises in place of an OSError.
+    numpy's own errors name no file. errors: further types that a package raises for a full disk.
     """
     try:
         yield
@@ -41,9 +41,9 @@ def writing(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Write a folder whole or not at all: the body fills the temporary one that this yields.
+    """Write a folder whole or not at all: yields a temporary folder for the body to fill.
 
-    Replaces an older one.
+    Replaces an existing folder.
     """
     partial = path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old.partial")
@@ -55,7 +55,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             sync(file)
         sync(partial)
         if path.is_dir():
-            delete_folder(old)  # that a crash left
+            delete_folder(old)  # left by a crash
             os.replace(path, old)
         os.replace(partial, path)
     finally:
@@ -65,10 +65,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def delete_folder(path: Path) -> None:
-    """Delete a folder of files, so that a crash leaves no half of it under its name.
+    """Delete a folder of files. A crash leaves nothing half-deleted under its name.
 
-    On a mounted Drive its files are emptied first: deleted files count against the quota for 30
-    days.
+    On a mounted Google Drive the files are emptied first, since deleted files count against the
+    quota for 30 days.
     """
     hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.partial")
     with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ def delete_folder(path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all.
 
-    A lone surrogate, as Python has it in file names that are not UTF-8, becomes JSON's escape.
+    A lone surrogate, which Python uses in file names that are not UTF-8, is escaped as in JSON.
     """
     data = text.encode("utf-8", "backslashreplace")
     with atomic_write(path) as partial:
@@ -90,15 +90,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_foreign(content: str, mark: str) -> bool:
-    """True if the content of a file lacks `mark`, which each file of ours of that name holds.
+    """True if a file was not written by this program: its content lacks `mark`.
 
-    A power cut may have left nothing of a file: that is not foreign.
+    An empty file is not foreign, since a power cut may have emptied one of ours.
     """
     return bool(content.strip("\0 \r\n")) and mark not in content
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, however damaged; "" if there is none."""
+    """The text of a file, with U+FFFD where it is damaged; "" if there is no file."""
     return path.read_text("utf-8", "replace") if path.is_file() else ""
 
 
@@ -107,7 +107,7 @@ def write_json(path: Path, value: dict) -> None:
 
 
 def parse_json(text: str | bytes):
-    """json.loads, whose RecursionError for what is nested too deep is a ValueError here."""
+    """json.loads, but nesting that is too deep raises ValueError, not RecursionError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -115,7 +115,7 @@ def parse_json(text: str | bytes):
 
 
 def object_in(text: str | bytes) -> dict:
-    """The object that a text in JSON is; {} if it is damaged."""
+    """Parse a JSON object; {} if the text is damaged or is another kind of value."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -132,45 +132,45 @@ def read_json(path: Path) -> dict:
 
 
 def read_checked(path: Path) -> dict:
-    """As read_json, of an object with its fingerprint as `checksum`; {} if they differ."""
+    """As read_json, for an object that holds its own `checksum`; {} if that is wrong."""
     values = read_json(path)
     checksum = values.pop("checksum", None)
     return values if checksum == fingerprint(values) else {}
 
 
 def few(names: list[str]) -> str:
-    """Names for a sentence: the first five, and how many more there are."""
+    """List names in a message: the first five, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk itself."""
+    """Flush a file, or a folder's directory entries, to disk."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folders
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError:
-        if not path.is_dir():  # some network mounts sync no folders
+        if not path.is_dir():  # some network mounts cannot sync folders
             raise
     finally:
         os.close(handle)
 
 
 def sha256(path: str | Path) -> str:
-    """The checksum of a file."""
+    """The SHA-256 of a file, in hexadecimal."""
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(values: dict) -> str:
-    """Checksum of plain values."""
+    """The SHA-256 of plain values, as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def check_room(folder: Path, size: int, remedy: str) -> None:
-    """Raises OSError if a file system has not `size` bytes free. remedy: what to do then."""
+    """Raises OSError unless `size` bytes and a margin are free. remedy: ends the message."""
     free = shutil.disk_usage(folder).free
     if free < size * 1.02 + (1 << 20):
         raise OSError(
@@ -180,11 +180,11 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
 
 
 def error_message(error: BaseException) -> str:
-    """An error in one line; an error of the system as its file and the reason."""
+    """An error in one line; for a system error, the file and the reason."""
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""
         return place + error.strerror
     if error.__cause__ and "://" in line and " " not in line:
-        return error_message(error.__cause__)  # fsspec's errors for the web say the address alone
+        return error_message(error.__cause__)  # fsspec's http errors hold just the address
     return line[:300] or type(error).__name__

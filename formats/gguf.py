@@ -1,7 +1,7 @@
 """A model and its tokenizer as one GGUF file, which llama.cpp, Ollama and LM Studio run.
 
-The package `gguf` knows the layout of the file and the names of its tensors; this file knows what
-of ours goes where.
+The package `gguf` knows the layout of the file and the names of its tensors; this module maps our
+values to them.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from formats.run_folder import CheckpointError
 from model import GPTConfig
 from tokenizer_bpe import DIGITS_PATTERN, GPT2_PATTERN, Tokenizer
 
-# How text is split into words before merging: the expression, and llama.cpp's name for it.
+# The expressions that split text into words before merging; PRE has llama.cpp's names for them.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The same with up to three digits together.
+# The same with digits in groups of up to three.
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 PRE = {
     GPT2_PATTERN: "gpt-2",
@@ -35,8 +35,8 @@ PRE = {
 def write(path: Path, source: Pretrained, form: Form | None) -> None:
     """Write the file, whole or not at all.
 
-    form: of the conversations that the model was trained on, if it was. Raises CheckpointError as
-    `check` does.
+    form: of the conversations that the model was trained on; None if it saw none. Raises
+    CheckpointError as `check` does.
     """
     config, tokenizer = source.config, source.tokenizer
     pre = check(tokenizer)
@@ -55,9 +55,9 @@ def write(path: Path, source: Pretrained, form: Form | None) -> None:
 
 
 def check(tokenizer: Tokenizer) -> str:
-    """llama.cpp's name for how the tokenizer splits words.
+    """llama.cpp's name for the way a tokenizer splits text into words.
 
-    Raises CheckpointError for a tokenizer that llama.cpp does not have.
+    Raises CheckpointError if llama.cpp does not support it.
     """
     if tokenizer.kind == "char":
         raise CheckpointError("llama.cpp has no tokenizer of characters; export to --out FOLDER")
@@ -70,7 +70,7 @@ def check(tokenizer: Tokenizer) -> str:
 
 
 def add_shape(writer, config: GPTConfig) -> None:
-    """Write the numbers from which llama.cpp builds the model."""
+    """Write the hyperparameters from which llama.cpp builds the model."""
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_context_length(config.block_size)
     writer.add_embedding_length(config.n_embd)
@@ -117,7 +117,7 @@ def add_tokenizer(writer, tokenizer: Tokenizer, pre: str, form: Form | None) -> 
 def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> None:
     """Write the weights: matrices in float16; norms, biases and positions in float32.
 
-    tensors: as Hugging Face names and lays them out, float32.
+    tensors: float32, with Hugging Face's names and layouts.
     """
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.arch.upper()], config.n_layer)
     for theirs, tensor in tensors.items():
@@ -131,10 +131,10 @@ def add_tensors(writer, config: GPTConfig, tensors: dict[str, torch.Tensor]) -> 
 
 
 def paired(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of a query or key matrix in the order in which llama.cpp has Llama's.
+    """Reorder the rows of a query or key matrix to llama.cpp's layout for the architecture `llama`.
 
-    Rotary positions turn row i of a head's first half with row i of its second half. llama.cpp
-    wants the two next to each other, in the architecture `llama` alone. weight: [heads x D, C].
+    Rotary embeddings rotate row i of a head's first half together with row i of its second half;
+    in this layout the two rows are adjacent. weight: [heads x D, C].
     """
     halves = weight.view(-1, 2, head_dim // 2, weight.size(-1))
     return halves.transpose(1, 2).reshape(weight.shape)

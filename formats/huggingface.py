@@ -1,8 +1,8 @@
 """Weights <-> a folder in Hugging Face's format.
 
 GPT2LMHeadModel for arch = gpt2, Qwen3ForCausalLM for qwen3, LlamaForCausalLM for llama. Knows
-config.json, the names and layouts of the tensors, and model.safetensors, also in shards. Does not
-know how models are trained.
+config.json, the names and layouts of the tensors, and model.safetensors, whole or in shards. Does
+not know how models are trained. "Theirs" are Hugging Face's names and tensors, "ours" model.py's.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from formats.run_folder import CheckpointError
 from model import GPTConfig, expected_shapes
 from tokenizer_bpe import CONFIGS, Tokenizer
 
-# For each architecture: our shape's names and theirs.
+# For each architecture: {our name: theirs} for the shape.
 MODERN_SHAPE = {
     "vocab_size": "vocab_size",
     "block_size": "max_position_embeddings",
@@ -39,9 +39,9 @@ SHAPES = {
     "qwen3": MODERN_SHAPE,
     "llama": MODERN_SHAPE,
 }
-DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # model.py does so if they are null
+DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # null: model.py derives them
 FRACTIONS = ("norm_eps", "rope_theta")
-# The only values that model.py builds; the first is that of a config.json without the name.
+# The only values that model.py supports; the first is the default if config.json lacks the name.
 FIXED = {
     "gpt2": {
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
@@ -64,7 +64,7 @@ FIXED = {
     },
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-# A tensor of the modern form holds these of theirs, one below the other.
+# {our tensor: theirs, which it holds concatenated along the rows}, for qwen3 and llama.
 MODERN_LAYER = {
     "ln_1.weight": ["input_layernorm.weight"],
     "attn.c_attn.weight": [f"self_attn.{part}_proj.weight" for part in "qkv"],
@@ -80,11 +80,11 @@ MODERN_REST = {
     "ln_f.weight": ["model.norm.weight"],
     "lm_head.weight": ["lm_head.weight"],
 }
-# GPT-2's code had Conv1D, [inputs, outputs], where torch has Linear.
+# GPT-2 stores these as Conv1D, [inputs, outputs]; torch's Linear is [outputs, inputs].
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-# What old files have next to the weights: causal masks, and the rotary positions' wavelengths.
+# Buffers that old files store with the weights: causal masks and rotary frequencies.
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-# The files of a folder.
+# The other files of a folder.
 NEXT_TO_WEIGHTS = (
     *(*CONFIGS, "chat_template.jinja"),
     *("tokenizer.json", "vocab.json", "merges.txt"),
@@ -96,9 +96,9 @@ SAFETENSORS = re.compile(r"model(-\d+-of-(\d+))?\.safetensors")
 
 
 def read_config(folder: Path) -> GPTConfig:
-    """The shape in a config.json.
+    """The model's shape from config.json.
 
-    Raises CheckpointError that lists all that model.py does not build.
+    Raises CheckpointError, which lists everything that model.py does not support.
     """
     path = folder / "config.json"
     values = files.parse_json(path.read_text(encoding="utf-8"))
@@ -138,7 +138,7 @@ def read_config(folder: Path) -> GPTConfig:
 
 
 def read_end_ids(folder: Path) -> list[int]:
-    """The ids of the tokens that end a text, by generation_config.json, else by config.json."""
+    """The ids that end a text, from generation_config.json, else from config.json."""
     for name in ("generation_config.json", "config.json"):
         ids = files.read_json(folder / name).get("eos_token_id")
         if ids is not None:
@@ -147,14 +147,14 @@ def read_end_ids(folder: Path) -> list[int]:
 
 
 def read_chat_template(folder: Path) -> str:
-    """How conversations read for the model of a folder, in Jinja; "" if it saw none."""
+    """The Jinja template for the model's conversations; "" if it has none."""
     template = files.read_json(folder / "tokenizer_config.json").get("chat_template")
-    # Some have several, each with a name; null is none.
+    # It may also be null, or a list of named templates.
     return files.read_text(folder / "chat_template.jinja") or str(template or "")
 
 
 def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
-    """The content of config.json for a model of ours, with the vocabulary of its tokenizer."""
+    """The content of config.json for a model of ours, without padding ids in its vocab_size."""
     arch = config.arch
     values = {"model_type": arch, "architectures": [CLASSES[arch]], "dtype": "float32"}
     values |= {theirs: getattr(config, ours) for ours, theirs in SHAPES[arch].items()}
@@ -163,7 +163,7 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
     values |= {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
     if arch == "gpt2":
         values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
-    else:  # transformers reads the second from version 5 on, older programs the first
+    else:  # older programs read rope_theta, transformers 5 rope_parameters
         values["rope_theta"] = config.rope_theta
         values["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     return values
@@ -175,9 +175,9 @@ def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
 def to_hf(
     config: GPTConfig, tensors: dict[str, torch.Tensor], vocab_size: int
 ) -> dict[str, torch.Tensor]:
-    """A model's tensors under their names and in their layout, float32.
+    """Convert our tensors to their names and layouts, float32.
 
-    Ids from vocab_size on, padding, are left out. A GPT-2 without biases gets biases of zeros.
+    Drops the rows of padding ids, from vocab_size on. A GPT-2 without biases gets zeros for them.
     """
     if config.arch == "gpt2":
         with_biases = expected_shapes(dataclasses.replace(config, bias=True))
@@ -200,9 +200,9 @@ def to_hf(
 def from_hf(
     config: GPTConfig, tensors: dict[str, torch.Tensor], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """Their tensors under our names and in our layout, float32.
+    """Convert their tensors to our names and layouts, float32.
 
-    Raises CheckpointError, naming the folder, unless they are those of a model of this shape.
+    Raises CheckpointError, naming the folder, unless they fit a model of this shape exactly.
     """
     left = {}
     for name, tensor in tensors.items():
@@ -235,12 +235,12 @@ def from_hf(
 
 
 def is_transposed(arch: str, name: str) -> bool:
-    """True if their tensor is ours transposed. name: ours or theirs."""
+    """True if their layout of a tensor is the transpose of ours. name: ours or theirs."""
     return arch == "gpt2" and name.endswith(TRANSPOSED)
 
 
 def their_names(arch: str, name: str) -> list[str]:
-    """Their name of a tensor of ours, or their names if it holds several of theirs."""
+    """Their names for one of our tensors, which may hold several of theirs."""
     if arch == "gpt2":
         return [name if name == "lm_head.weight" else f"transformer.{name}"]
     layer = re.fullmatch(r"h\.(\d+)\.(.+)", name)
@@ -250,7 +250,7 @@ def their_names(arch: str, name: str) -> list[str]:
 
 
 def _split(config, tensor, count):
-    """Their `count` tensors in one of ours: queries, keys and values, or equal parts."""
+    """Split one of our tensors into their `count`: queries, keys and values, or equal parts."""
     if count == 3:
         heads = (config.n_head, config.n_kv_head, config.n_kv_head)
         return tensor.split([number * config.head_dim for number in heads])
@@ -261,15 +261,15 @@ def _split(config, tensor, count):
 
 
 def needed(names: Iterable[str], weights: bool = True) -> list[str]:
-    """Those of the files of a folder in this format that are read.
+    """The files in this format that we read, among the names in a folder.
 
-    weights: whether those are wanted, too.
+    weights: include the weights.
     """
     return [name for name in names if name in NEXT_TO_WEIGHTS or (weights and _is_weights(name))]
 
 
 def has_weights(names: Iterable[str]) -> bool:
-    """True if weights are among these files."""
+    """True if these files include weights."""
     return any(map(_is_weights, names))
 
 
@@ -278,9 +278,9 @@ def _is_weights(name):
 
 
 def check_weights(names: Collection[str], folder: str | Path) -> None:
-    """Raises CheckpointError unless the weights are among the files of a folder, with each shard.
+    """Raises CheckpointError if a folder lacks weights or any shard of them.
 
-    And if the package that reads them is missing.
+    Also if the package safetensors is missing. names: the files in the folder.
     """
     shards = [found for found in map(SAFETENSORS.fullmatch, names) if found]
     if not shards:
@@ -299,9 +299,9 @@ def check_weights(names: Collection[str], folder: str | Path) -> None:
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a folder under their names there, from one file or several.
+    """All tensors of a folder, from one file or from shards, under their names.
 
-    Raises CheckpointError for a missing or damaged file, and if the package is missing.
+    Raises CheckpointError for a missing or damaged file, and if safetensors is missing.
     """
     paths = {path.name: path for path in sorted(folder.iterdir())}
     check_weights(paths.keys(), folder)

@@ -1,7 +1,7 @@
-"""The copy of a run folder at an address: kept up to date, and fetched from.
+"""The mirror of a run folder: a copy at an address, uploaded while training and fetched from.
 
-A step counts once its state.json is there: that file is written last and deleted first. A fetched
-step is compared with its checksums before it gets its name. formats/address.py transfers the bytes.
+A step counts only if its state.json exists, which is written last and deleted first. A fetched step
+is checked against its checksums before it gets its name. formats/address.py transfers the bytes.
 """
 
 import contextlib
@@ -13,39 +13,39 @@ from formats.address import Folder, local_copy
 from formats.files import atomic_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
 
-FIRST_LINE = 100_000  # bytes; a log's first line is shorter
+FIRST_LINE = 100_000  # bytes; longer than the first line of any log
 
 
 def address_of(mirror: str, run: Path) -> str:
-    """The address of a run's copy: under the mirror, by the name of the run's folder."""
+    """The address of a run's copy: the mirror plus the name of the run's folder."""
     return f"{mirror.rstrip('/')}/{run.resolve().name}"
 
 
 def steps_in(names: Collection[str]) -> dict[int, bool]:
-    """The steps among the names of files, oldest first: {step: True if it is whole}."""
+    """The steps among some file names, oldest first: {step: whether it is complete}."""
     folders = {name.partition("/")[0] for name in names}
     steps = sorted(int(found[1]) for found in map(STEP_NAME.fullmatch, folders) if found)
     return {step: f"{step_name(step)}/state.json" in names for step in steps}
 
 
 def id_in(settings: dict) -> str | None:
-    """The id of the run with these settings; None if there is no run, or one older than ids."""
+    """The run's id in the content of config.json; None without a run, or for one older than ids."""
     return settings.get("run", {}).get("id")
 
 
 class Mirror:
-    """A run folder at an address. Raises AddressError, and so do its methods."""
+    """A run folder at an address. The constructor and all methods raise AddressError."""
 
     def __init__(self, address: str):
         self.folder = Folder(address)
         self.address = self.folder.address
 
     def steps(self) -> dict[int, bool]:
-        """The steps that are there, oldest first: {step: True if it is whole}."""
+        """The steps at the address, oldest first: {step: whether it is complete}."""
         return steps_in(self.folder.list())
 
     def whole(self) -> list[int]:
-        """The steps that are there whole, oldest first."""
+        """The complete steps at the address, oldest first."""
         return [step for step, is_whole in self.steps().items() if is_whole]
 
     def state(self, step: int) -> bytes:
@@ -53,25 +53,26 @@ class Mirror:
         return self.folder.read(f"{step_name(step)}/state.json")
 
     def config(self) -> str:
-        """The text of its config.json, which tells whose it is; "" without one."""
+        """The text of its config.json, which identifies the run; "" if there is none."""
         try:
             return self.folder.read("config.json").decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
 
     def settings(self) -> dict:
-        """The settings of its run, and under "run" its id; {} if they are not known."""
+        """The settings of its run, with the id under "run"; {} if unknown."""
         return files.object_in(self.config())
 
     def data(self) -> dict:
-        """What its newest step was trained on, as Meta.identity() has it; {} if that is unknown."""
+        """Meta.identity() of the data that its newest step was trained on; {} if unknown."""
         whole = self.whole()
         return files.object_in(self.state(whole[-1])).get("data", {}) if whole else {}
 
     def check_same_run(self, run: Path) -> tuple[dict[int, bool], dict]:
-        """Its steps and settings. Raises CheckpointError for another run, or what no run wrote.
+        """Its steps and settings. Raises CheckpointError if it holds another run, or other files.
 
-        Runs are the same if their ids are. Where one is older than ids, if their logs begin alike.
+        Runs are the same if their ids are equal, or, if one is older than ids, if the first lines
+        of their logs are.
         """
         names, config = self.folder.list(), self.config()
         if name := run_folder.foreign(names, config):
@@ -94,16 +95,16 @@ class Mirror:
     # -- upload ------------------------------------------------------------------------------------
 
     def update(self, run: Path) -> None:
-        """Upload what the copy of a run lacks, the newest step first; delete what the disk deleted.
+        """Upload the steps that the copy lacks, newest first; delete those that the run deleted.
 
-        Raises CheckpointError if the copy is of another run.
+        Raises CheckpointError if the copy belongs to another run.
         """
         there, _ = self.check_same_run(run)
         if (run / "config.json").exists():
-            self.folder.put(run / "config.json", "config.json")  # whose the rest is
+            self.folder.put(run / "config.json", "config.json")  # first: identifies the run
         here = {run_folder.step_of(folder): folder for folder in run_folder.steps(run)}
         for step, folder in sorted(here.items(), reverse=True):
-            # A step may be there from before the run went back, and came to it again.
+            # The copy may have an older save of a step that the run went back behind and repeated.
             state = (folder / "state.json").read_bytes()
             if not there.get(step) or self.state(step) != state:
                 self.upload(folder)
@@ -115,15 +116,15 @@ class Mirror:
                 self.remove(step)
 
     def upload(self, folder: Path) -> None:
-        """Write a step and the log up to it, state.json last."""
-        self.remove(run_folder.step_of(folder))  # an earlier save of it
+        """Upload a step and the log, with state.json last."""
+        self.remove(run_folder.step_of(folder))  # an older save of the same step
         for name in FILES:
             self.folder.put(folder / name, f"{folder.name}/{name}")
         self.folder.put(folder.parent / run_folder.LOG, run_folder.LOG)
         self.folder.put(folder / "state.json", f"{folder.name}/state.json")
 
     def remove(self, step: int) -> None:
-        """Delete a step, if it is there; first the file without which it does not count."""
+        """Delete a step if it exists, state.json first."""
         for name in (f"{step_name(step)}/state.json", step_name(step)):
             with contextlib.suppress(FileNotFoundError):
                 self.folder.remove(name)
@@ -131,9 +132,9 @@ class Mirror:
     # -- fetch -------------------------------------------------------------------------------------
 
     def fetch_newer(self, run: Path) -> list[str]:
-        """Fetch the newest whole step, if it is newer than those of a run, and the best one.
+        """If the copy has a newer complete step than the run on this disk, fetch it and the best.
 
-        Returns a sentence for each damaged step. Raises CheckpointError if the copy is of
+        Returns a sentence for each damaged step. Raises CheckpointError if the copy belongs to
         another run.
         """
         there, settings = self.check_same_run(run)
@@ -156,7 +157,7 @@ class Mirror:
         return problems
 
     def _fetch_first(self, steps: Iterable[int], run, problems):
-        """Fetch the first of these steps that is not damaged; the others go into `problems`."""
+        """Fetch the first of these steps that is intact; report the others in `problems`."""
         for step in steps:
             try:
                 self.fetch(step, run)
@@ -165,10 +166,10 @@ class Mirror:
                 problems.append(f"in {self.address}: {error}")
 
     def fetch(self, step: int, run: Path, names: tuple[str, ...] = FILES) -> Path:
-        """Copy files of a step, and its state.json, into a run folder of this disk.
+        """Copy state.json and `names` of a step into a local run folder; returns the step's folder.
 
-        Returns the step's folder, which is whole or does not exist. Raises CheckpointError if the
-        step is damaged, OSError if the disk does not take it.
+        Writes the folder whole or not at all. Raises CheckpointError if the step is damaged,
+        OSError if the disk is too full.
         """
         final = run / step_name(step)
         there = Folder(f"{self.address}/{final.name}")
@@ -181,9 +182,9 @@ class Mirror:
 
 
 def fetch_to_read(address: str) -> Path:
-    """A copy on this disk of a run's best step, else its newest, without the optimizer's state.
+    """A local copy of a run's best step, else its newest, without the optimizer state.
 
-    Raises CheckpointError, AddressError, and OSError if the disk does not take the copy.
+    Raises CheckpointError, AddressError, and OSError if the disk is too full.
     """
     mirror = Mirror(address)
     with local_copy(mirror.folder) as here:

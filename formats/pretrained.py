@@ -1,7 +1,7 @@
-"""Trained weights with what belongs to them: a checkpoint of ours, or a Hugging Face folder.
+"""Loads trained weights and their tokenizer, from a checkpoint of ours or a Hugging Face folder.
 
-formats/run_folder.py and formats/huggingface.py know these folders. An address is copied to this
-disk first.
+formats/run_folder.py and formats/huggingface.py know these folders. What is at an address is first
+copied to this disk.
 """
 
 import math
@@ -23,15 +23,15 @@ from model import GPT, GPTConfig, without_weights
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
-PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/([^/?#]+/[^/?#]+)")  # of a model
+PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/([^/?#]+/[^/?#]+)")  # a web page
 
 
 @dataclass
 class Pretrained:
-    """The weights in a folder.
+    """A model as loaded from a folder.
 
-    config: their shape. tensors: on the CPU, under the names of model.GPT. tokenizer: None if
-    the folder has none. state: of a step folder, its state.json; else empty.
+    config: its shape. tensors: on the CPU, under the names of model.GPT. tokenizer: None if the
+    folder has none. state: the content of a step folder's state.json; else empty.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Pretrained:
     state: dict
 
     def model(self) -> GPT:
-        """A model that holds the tensors, on the CPU. Its own are not made: that would take 3 s."""
+        """A GPT on the CPU with these tensors. Skips random initialization, which takes 3 s."""
         model = without_weights(self.config)
         fill(model, self.tensors, self.path, assign=True)
         if self.config.tie_weights:
@@ -50,9 +50,10 @@ class Pretrained:
 
     @property
     def form(self) -> Form:
-        """How conversations read for the model: as it saw them, else as for its tokenizer.
+        """The form of conversations: the one that it was trained on, else its tokenizer's.
 
-        Data that names no form is of a tokenizer without markers, or of an earlier version.
+        Data that names no form was prepared with a tokenizer without markers, or by an earlier
+        version.
         """
         data = self.state.get("data", {})
         saw_plain = "masks" in data and FORM not in data
@@ -62,21 +63,21 @@ class Pretrained:
 
     @property
     def chats(self) -> bool:
-        """True if it was trained on conversations that read as its form has them."""
+        """True if it was trained on conversations in its `form`."""
         if self.state:
             return run_folder.saw_conversations(self.state)
         template = huggingface.read_chat_template(self.path)
         if self.form.markers:
-            return START in template  # others have more in it, such as tools
+            return START in template  # others' templates may hold more, such as tools
         return template == PLAIN.chat_template
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end a text, besides the tokenizer's end of text."""
+        """The ids that end a text, besides the tokenizer's end-of-text."""
         return [] if self.state else huggingface.read_end_ids(self.path)
 
     def cut_to(self, block_size: int) -> dict[str, torch.Tensor]:
-        """The tensors for a context of at most their own: of learned positions, the first."""
+        """The tensors for a shorter context: keeps the first block_size learned positions."""
         tensors = dict(self.tensors)
         if "wpe.weight" in tensors:
             tensors["wpe.weight"] = tensors["wpe.weight"][:block_size]
@@ -84,9 +85,9 @@ class Pretrained:
 
 
 def read_shape(folder: Path, state: dict) -> GPTConfig:
-    """The shape of the model in a step folder: what its state lacks takes its default.
+    """The shape of the model in a step folder, with defaults for what its state lacks.
 
-    Raises CheckpointError for what model.py does not build.
+    Raises CheckpointError if model.py does not support it.
     """
     try:
         return GPTConfig(**state["model"])
@@ -97,20 +98,20 @@ def read_shape(folder: Path, state: dict) -> GPTConfig:
 def load_tensors(path: Path) -> dict:
     """The content of model.pt or optimizer.pt, on the CPU.
 
-    Executes nothing: only tensors and plain values are read. The tensors stay in the file until
-    they are used. Raises CheckpointError.
+    Reads only tensors and plain values, so it executes no code. Tensors are memory-mapped where
+    possible. Raises CheckpointError.
     """
-    is_utf8 = os.fsencode(path).decode("utf-8", "replace") == str(path)  # torch maps no other path
+    is_utf8 = os.fsencode(path).decode("utf-8", "replace") == str(path)  # else torch cannot mmap it
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_utf8)
-    except Exception as error:  # pickle, zip and torch each have their own
+    except Exception as error:  # pickle, zip and torch each have their own types
         raise CheckpointError(f"{path} cannot be loaded: {files.error_message(error)}") from None
 
 
 def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: bool = False) -> None:
-    """Copy the weights of a folder into a model; assign: it takes the tensors as its own.
+    """Load tensors into a model. assign: use them as its parameters rather than copy their values.
 
-    Raises CheckpointError if model.py has other parameters now.
+    folder: for the message. Raises CheckpointError if they do not match model.py's parameters.
     """
     try:
         model.load_state_dict(tensors, assign=assign)
@@ -128,10 +129,10 @@ def fill(model: GPT, tensors: dict[str, torch.Tensor], folder: Path, assign: boo
 
 
 def load(path: str | Path | None) -> Pretrained:
-    """The weights at `path`, as resolve() finds them; their `path` is the folder on this disk.
+    """Load the weights that resolve(path) finds; the result's `path` is the local folder.
 
-    Raises CheckpointError for what is missing, damaged or of another architecture, and for files
-    that hold more than tensors; otherwise as resolve() does.
+    Raises CheckpointError if they are missing, damaged, of another architecture, or in a file that
+    holds more than tensors; otherwise raises as resolve() does.
     """
     folder = resolve(path)
     try:
@@ -143,7 +144,7 @@ def load(path: str | Path | None) -> Pretrained:
 
 
 def read(folder: Path) -> Pretrained:
-    """The weights in a folder of this disk. Raises as load() does."""
+    """Load the weights in a local folder. Raises as load() does."""
     if is_hf(folder):
         config, tokenizer = huggingface.read_config(folder), read_tokenizer(folder)
         check_memory(config, folder)
@@ -209,12 +210,12 @@ def check_step(folder: Path) -> dict:
 
 
 def resolve(path: str | Path | None) -> Path:
-    """The folder with the weights that a path or an address means, on this disk.
+    """The local folder with the weights that a path or an address refers to.
 
-    path: a run (its best step by validation loss, else its newest), a step of one, or a folder in
-    Hugging Face's format; the address of a run or such a folder, which is fetched; None: the run
-    under checkpoints/ that was saved last. Raises CheckpointError that lists what there is,
-    AddressError, and OSError if the disk does not take the copy of an address.
+    path: a run (its best step by validation loss, else its newest), a step of a run, or a folder in
+    Hugging Face's format; the address of a run or of such a folder, which is downloaded; None for
+    the run under checkpoints/ that was saved last. Raises CheckpointError, which lists what there
+    is, AddressError, and OSError if the disk is too full for the copy.
     """
     if protocol_of(str(path)):
         return fetch(str(path))
@@ -231,9 +232,10 @@ def is_hf(folder: Path) -> bool:
 def fetch(address: str, weights: bool = True) -> Path:
     """Copy a folder in Hugging Face's format, or a step of a run, from an address to this disk.
 
-    weights: False leaves those of a folder in Hugging Face's format out, for its tokenizer alone.
-    One of several processes fetches it, and the others wait. A folder in Hugging Face's format is
-    fetched again once its files have changed. Returns the folder. Raises as resolve() does.
+    weights: False skips the weights of a folder in Hugging Face's format, if the tokenizer is
+    enough. If several processes ask for it, one downloads and the others wait. A folder in Hugging
+    Face's format is downloaded again if its files have changed. Returns the local folder. Raises as
+    resolve() does.
     """
     if page := PAGE.match(address):
         raise AddressError(f"{address} is a page; the address of its files is hf://{page[1]}")

@@ -1,8 +1,8 @@
 """A run's state <-> checkpoints/<run>/: step folders, best.json, and log.jsonl.
 
-A step folder is whole or it does not exist: it is written under a temporary name, flushed to disk,
+A step folder is complete or does not exist: it is written under a temporary name, flushed to disk,
 and renamed. Knows files and plain values, not what they mean; formats/pretrained.py reads the
-tensors. Imports PyTorch to write them alone: a report reads a run without it.
+tensors. Imports PyTorch only to write tensors, so that a report can read a run without it.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from formats.files import (
 )
 
 FORMAT = 1
-LOG = "log.jsonl"  # an object a line, whose fields docs/training.md lists
+LOG = "log.jsonl"  # one object per line; docs/training.md lists the fields
 ROOT = Path("checkpoints")
 STEP_NAME = re.compile(r"step_(\d+)")
 STEP_STATE = re.compile(r"step_\d+/state\.json")
-REPLACED = re.compile(r"(log\.jsonl|best\.json|trace\.json|step_\d+/.*)")  # config.json aside
-FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, next to state.json
-# Weights of other programs, by the names of their files, and what to do with them.
+REPLACED = re.compile(r"(log\.jsonl|best\.json|trace\.json|step_\d+/.*)")  # and config.json
+FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, besides state.json
+# {file name or pattern of other programs' weights: what to do with them}.
 OTHERS = {
     "ckpt.pt": "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
     " prepare_data.py TEXT --tokenizer gpt2), or convert its weights to a folder in Hugging Face's"
@@ -55,14 +55,14 @@ OTHERS = {
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing or cannot be used, in a sentence for the user."""
+    """A checkpoint that is missing or cannot be used; the message is for the user."""
 
 
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
     state: plain values. model, optimizer: state dicts of tensors and plain values. Raises OSError
-    if the disk does not take it; nothing of it is left then.
+    if the disk is too full, and then leaves nothing.
     """
     final = run / step_name(state["step"])
     with atomic_folder(final) as partial:
@@ -80,7 +80,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
 
 
 def save_tensors(value: dict, path: Path) -> None:
-    """torch.save, which raises an error of its own in place of the disk's."""
+    """torch.save, but raises the disk's OSError in place of torch's RuntimeError."""
     import torch
 
     with open(path, "wb") as file:
@@ -126,10 +126,10 @@ def step_of(folder: Path) -> int:
 
 
 def read_state(folder: Path, names=FILES) -> dict:
-    """state.json, after comparing its own checksum and those of the files `names`.
+    """The content of state.json, after checking its checksum and those of the files `names`.
 
-    Raises CheckpointError naming what is missing or damaged, and OSError if the folder cannot
-    be read just now.
+    Raises CheckpointError naming the missing or damaged file, and OSError if the folder cannot be
+    read at the moment.
     """
     path = folder / "state.json"
     try:
@@ -153,10 +153,10 @@ def read_state(folder: Path, names=FILES) -> dict:
 
 
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
-    """The newest whole step folder, its state, and what was wrong with those passed over.
+    """The newest intact step folder, its state, and a sentence for each damaged one skipped.
 
-    (None, {}, ...) if there is none. Raises OSError as read_state does: a mount that fails for a
-    moment damages no step.
+    (None, {}, ...) if there is none. Raises OSError as read_state does, so that a mount that fails
+    for a moment does not make steps look damaged.
     """
     problems = []
     for folder in reversed(steps(run)):
@@ -172,8 +172,8 @@ def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
 def find(path: str | Path | None) -> Path:
     """The step folder to generate from.
 
-    path: a step folder; a run, for its best step by validation loss, else its newest; None, for the
-    run under checkpoints/ that was saved last. Raises CheckpointError that lists what there is.
+    path: a step folder; a run, for its best step by validation loss, else its newest; None for the
+    run under checkpoints/ that was saved last. Raises CheckpointError, which lists what there is.
     """
     if path is None:
         runs = runs_with_steps() or [config.parent for config in ROOT.glob("*/config.json")]
@@ -194,12 +194,12 @@ def find(path: str | Path | None) -> Path:
 
 
 def runs_with_steps(root: Path = ROOT) -> list[Path]:
-    """The runs in a folder, such as checkpoints/, that have saved, by name."""
+    """The runs in a folder, such as checkpoints/, that have saved a step; sorted by name."""
     return sorted(path for path in root.glob("*") if steps(path))
 
 
 def what_is_there(path: Path) -> str:
-    """A sentence about a path without a checkpoint, and where checkpoints are."""
+    """A message for a path without a checkpoint: what it is, and where checkpoints are."""
     if (path.parent / "state.json").exists():
         return f"it is a file of a step; give the step: {path.parent.as_posix()}"
     if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
@@ -227,13 +227,13 @@ def what_is_there(path: Path) -> str:
 
 
 def other_format(names: Iterable[str]) -> str:
-    """What to do with the weights of another program; "" if the files hold none of these."""
+    """What to do with another program's weights among these files; "" if there are none."""
     names = list(names)
     return next((hint for pattern, hint in OTHERS.items() if fnmatch.filter(names, pattern)), "")
 
 
 def read_best(run: Path) -> dict | None:
-    """best.json: the "step" and the "val_loss" of the best evaluation so far.
+    """The content of best.json: "step" and "val_loss" of the best evaluation so far.
 
     None if the file is missing or damaged.
     """
@@ -253,7 +253,7 @@ def best_of(run: Path) -> int | None:
 
 
 def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
-    """Let best.json name a step with its loss, or be gone if there is none."""
+    """Write a step and its loss to best.json; delete the file if step is None."""
     best = {"step": step, "val_loss": val_loss}
     if step is None:
         (run / "best.json").unlink(missing_ok=True)
@@ -262,9 +262,9 @@ def write_best(run: Path, step: int | None, val_loss: float | None) -> None:
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Rename step folders beyond `step`, which are damaged.
+    """Rename the step folders after `step`, which are damaged.
 
-    A resumed run passed over them; they must not count as its newest.
+    The run resumes from `step`, so they must not count as its newest.
     """
     for folder in steps(run):
         if step_of(folder) > step:
@@ -272,7 +272,7 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def rotate(run: Path, keep_last: int, best: int | None) -> None:
-    """Delete all step folders but the newest `keep_last` and the best, while nothing is saved."""
+    """Delete all step folders but the newest `keep_last` and the best. Not during a save."""
     for folder in steps(run)[:-keep_last]:
         if step_of(folder) != best:
             delete_folder(folder)
@@ -280,7 +280,7 @@ def rotate(run: Path, keep_last: int, best: int | None) -> None:
 
 
 def delete_partial(run: Path) -> None:
-    """Delete what interrupted saves left, while nothing is saved."""
+    """Delete what interrupted saves left. Not during a save."""
     for partial in run.glob(".step_*.partial"):
         delete_folder(partial)
 
@@ -289,7 +289,7 @@ def delete_partial(run: Path) -> None:
 
 
 def append_log(run: Path, *records: dict) -> None:
-    """Add lines to log.jsonl; after a line that a full disk has cut short, on a new one."""
+    """Append records to log.jsonl, on a new line if a full disk cut the last one short."""
     with open(run / LOG, "a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -301,13 +301,13 @@ def append_log(run: Path, *records: dict) -> None:
 def write_log(run: Path, records: list[dict]) -> None:
     """Replace log.jsonl, whole or not at all.
 
-    A resumed run drops what came after its checkpoint.
+    A resumed run uses it to drop the records after its checkpoint.
     """
     write_text(run / LOG, _as_lines(records))
 
 
 def has_saved(run: Path) -> bool:
-    """True if the log of a run has recorded a checkpoint."""
+    """True if the log of a run records a saved checkpoint."""
     return any(record.get("event") == "save" for record in read_log(run))
 
 
@@ -340,7 +340,7 @@ def _as_lines(records):
 
 
 def read_log(run: Path) -> list[dict]:
-    """The records of log.jsonl, without lines that are none, such as one cut short by a crash."""
+    """The records of log.jsonl; skips invalid lines, such as one cut short by a crash."""
     path, records = run / LOG, []
     if not path.exists():
         return records
@@ -360,11 +360,11 @@ def _is_record(value):
     return all(isinstance(value.get(name), int | float | None) for name in numbers)
 
 
-# -- whose it is -----------------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------------
 
 
 def new_id() -> str:
-    """An id for a new run, by which it is known under any name."""
+    """An id for a new run, which identifies it even if its folder is renamed."""
     return secrets.token_hex(8)
 
 
@@ -376,16 +376,16 @@ def run_id(run: Path) -> str | None:
 
 
 def record(run: Path, settings: dict, run_id: str) -> None:
-    """Write config.json: the settings of a run, its id, and its folder, by which copies are found.
+    """Write config.json: the run's settings, its id, and its folder, so that copies are recognized.
 
-    settings: as Config.recorded() has them, or an older config.json.
+    settings: from Config.recorded(), or the content of an older config.json.
     """
     own = {"id": run_id, "folder": str(run.resolve())}
     write_json(run / "config.json", settings | {"run": own})
 
 
 def part_from_original(run: Path) -> None:
-    """Give the folder an id of its own, if it is a copy of a run that is still where it was."""
+    """Give a run folder a new id if it is a copy of another folder that still exists."""
     settings = read_json(run / "config.json")
     if not settings:
         return
@@ -398,7 +398,7 @@ def part_from_original(run: Path) -> None:
 
 
 def check_own(run: Path) -> None:
-    """Raises CheckpointError if a run in this folder would replace what no run wrote."""
+    """Raises CheckpointError if a run in this folder would overwrite files that no run wrote."""
     paths = [*run.glob("*.json*"), *run.glob("step_*/*")]
     names = [path.relative_to(run).as_posix() for path in paths]
     name = foreign(names, read_text(run / "config.json"))
@@ -410,10 +410,10 @@ def check_own(run: Path) -> None:
 
 
 def foreign(names: Collection[str], config: str) -> str:
-    """The file in a folder that a run would replace and no run wrote; "" if there is none.
+    """A file in a folder that a run would overwrite but no run wrote; "" if there is none.
 
-    names: of the files in the folder and in its step folders. config: the text of config.json,
-    which tells whose the folder is.
+    names: the files in the folder and in its step folders. config: the text of config.json, which
+    shows whether a run wrote it.
     """
     if is_foreign(config, RECORDED):
         return "config.json"
