@@ -1,1 +1,1 @@
-"""The parts of generate.py: a trained model's next tokens, and the text that they make."""
+"""The parts of generate.py: loading a model, sampling its next tokens, turning them into text."""

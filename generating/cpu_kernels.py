@@ -1,7 +1,7 @@
-"""Linear layers for generation on a CPU, each multiplied in the format that is the fastest there.
+"""Linear layers for generation on a CPU, in the fastest format for that CPU.
 
 The fastest format on one kind of CPU is slow on another, so `pack` times the formats on the model's
-first layers instead of asking for the processor's name.
+first layers rather than look up the processor's name.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from torch import nn
 
 from hardware import DTYPES
 
-LARGEST_HALF = 65504  # float16 holds nothing beyond
+LARGEST_HALF = 65504  # the largest float16
 SMALL = 2**23  # weights; fewer fit in cache, where float32 is fast enough
-TIMED = 12  # layers: three blocks, more weights than the caches next to a core hold
-SEVERAL = 32  # rows, as of prompts and batches
-CLEARLY = 0.85  # of float32's time: above that the difference may be chance
+TIMED = 12  # layers: three blocks, more weights than a core's own caches hold
+SEVERAL = 32  # rows timed for prompts and batches
+CLEARLY = 0.85  # of float32's time; a smaller gain may be chance
 
 # A format takes a weight, float32 [out, in], and a bias, float32 [out] or None, and returns a
 # function of x, float32 [..., in], to float32 [..., out].
@@ -37,14 +37,14 @@ def by_onednn(dtype, weight, bias):
 
 
 def in_float32(weight, bias):
-    """float32, by oneDNN if PyTorch has it: half the time of the usual layout."""
+    """float32, in oneDNN's layout if available: takes half the time of the usual one."""
     if torch.backends.mkldnn.is_available():
         return by_onednn(torch.float32, weight, bias)
     return lambda x: F.linear(x, weight, bias)
 
 
 def in_float16(weight, bias):
-    """float16, by PyTorch's own kernel, which is fast for one row alone."""
+    """float16, by PyTorch's own kernel, which is fast only for a single row."""
     weight = weight.half()
     bias = None if bias is None else bias.half()
 
@@ -55,7 +55,7 @@ def in_float16(weight, bias):
     return multiply
 
 
-FORMATS = {  # the coarsest first
+FORMATS = {  # the least precise first
     "bfloat16": partial(by_onednn, torch.bfloat16),
     "float16": in_float16,
     "float32": in_float32,
@@ -63,9 +63,10 @@ FORMATS = {  # the coarsest first
 
 
 class PackedLinear(nn.Module):
-    """A Linear layer in one format for one row and in another for several; no gradients.
+    """A Linear layer with one format for a single row and one for several; without gradients.
 
-    rounded_to: the dtype that the weight is rounded to first, so that both have the same.
+    rounded_to: the dtype to which the weight is first rounded, so that both formats hold the same
+    values.
     """
 
     def __init__(self, linear: nn.Linear, one_row: str, several: str, rounded_to: str = "float32"):
@@ -84,10 +85,11 @@ class PackedLinear(nn.Module):
 
 
 def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
-    """Replace the Linear layers of a float32 model by the fastest that this CPU can run.
+    """Replace the Linear layers of a float32 model by PackedLinear in this CPU's fastest formats.
 
-    dtype: of their weights, float32, bfloat16, float16 or auto: 16 bits if that is clearly
-    faster. Between the layers all stays in float32. Returns the formats of one row and of several.
+    dtype: of the weights: float32, bfloat16, float16, or auto for 16 bits if that is clearly
+    faster. Activations between the layers stay float32. Returns the formats for one row and for
+    several.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     one_row = several = "float32"
@@ -104,10 +106,10 @@ def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
 
 
 def fastest(formats: list[str], layers: list[nn.Linear], rows: int) -> str:
-    """The fastest format to multiply `rows` rows: float32 unless another is clearly faster.
+    """The fastest format for `rows` rows of input; float32 unless another is clearly faster.
 
-    A format that this PyTorch or this machine lacks is left out. The formats take turns, so that
-    each finds the caches full of the others' weights; the best of four rounds counts.
+    Skips formats that this PyTorch or this machine does not support. Times them in turn, so that
+    the caches hold another format's weights each time, and takes the best of four rounds.
     """
     inputs = [torch.ones(rows, layer.in_features) for layer in layers]
     packed, seconds = {}, {}

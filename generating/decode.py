@@ -1,10 +1,10 @@
-"""Token ids from a model: the prompts in one forward, then one token of each per forward.
+"""Token ids from a model: one forward for the prompts, then one forward per new token of each.
 
-Ids in, ids out: it knows no text and no tokenizer. In this order: the loop, how a token is drawn,
-the forwards, on a GPU as a CUDA graph, and the cache of keys and values that they share.
+Ids in, ids out: knows neither text nor tokenizers. In this order: the loop, sampling, the forwards
+(as a CUDA graph on a GPU), and the key-value cache that they share.
 
-A sequence is here the list of ids that the model sees of it. In the comments B is sequences, V the
-vocabulary.
+A sequence here is the list of ids that the model currently sees. Shapes: B sequences, V ids in the
+vocabulary, T new tokens, D dimensions of a head.
 """
 
 import contextlib
@@ -18,31 +18,31 @@ from torch.nn.utils.rnn import pad_sequence
 from hardware import out_of_memory
 from model import GPTConfig
 
-NAN = -1  # the id where a model's logits are NaN or infinite, so that no token can be drawn
-FIRST_LENGTH = 512  # positions in the cache, at first
+NAN = -1  # returned in place of an id if the logits are NaN or infinite
+FIRST_LENGTH = 512  # initial positions in the cache
 
 
 @torch.inference_mode()
 def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=None, **settings):
     """Yield the next token id of every sequence, a list of B ints, max_new_tokens times.
 
-    model: a GPT in evaluation mode. prompts: B lists of ids of any lengths, each at least one; of a
-    prompt beyond the context the model sees the last block_size tokens. repetition_penalty: as in
-    `apply_repetition_penalty`. decoder: a Decoder of this model for B sequences, to use it again;
-    None: a new one. settings: as in `sample`. An id is NAN if the model computes no numbers.
+    model: a GPT in evaluation mode. prompts: B non-empty lists of ids, of any lengths; the model
+    sees the last block_size ids of a longer one. repetition_penalty: as in
+    `apply_repetition_penalty`. decoder: a Decoder of this model for B sequences, to reuse; None: a
+    new one. settings: as in `sample`. An id is NAN if the logits are NaN or infinite.
 
-    A sequence that has filled the context continues from its newer half: the model sees the last
+    A sequence that fills the context continues from its newer half: the model sees the last
     block_size / 2 tokens and all that follow, until the context is full again.
     """
     context = model.config.block_size
     sequences = [prompt[-context:] for prompt in prompts]
     shape = (len(prompts), model.config.vocab_size)
-    # The tokens that each sequence has: [B, V].
+    # [B, V]: the ids that occur in each sequence.
     seen = torch.zeros(shape, dtype=torch.bool, device=model.wte.weight.device)
     for row, prompt in zip(seen, prompts, strict=True):
         row[prompt] = True
     decoder = decoder or make_decoder(model, rows=len(sequences))
-    cached = False  # whether the cache has all tokens of the sequences but the last of each
+    cached = False  # True: the cache holds all tokens of each sequence but the last
     for _ in range(max_new_tokens):
         logits = decoder.step(sequences) if cached else decoder.prefill(sequences)
         finite = logits.isfinite().all(dim=-1)
@@ -50,7 +50,7 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
             logits = apply_repetition_penalty(logits, seen, repetition_penalty)
         drawn = sample(logits, **settings)
         seen.scatter_(1, drawn[:, None], True)
-        next_ids = drawn.where(finite, NAN).tolist()  # all that is read from the device
+        next_ids = drawn.where(finite, NAN).tolist()  # the only read from the device
         yield next_ids
         for sequence, next_id in zip(sequences, next_ids, strict=True):
             sequence.append(max(next_id, 0))
@@ -58,9 +58,9 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
 
 
 def restart_full(sequences, context) -> bool:
-    """Cut each sequence that has outgrown the context to its newer half; returns whether one had.
+    """Cut each sequence longer than the context to its newer half; returns True if there was one.
 
-    Its tokens then have other positions, and the cache no longer fits them.
+    The tokens kept get new positions, so the cache is no longer valid.
     """
     outgrown = [sequence for sequence in sequences if len(sequence) > context]
     keep = max(1, context // 2)
@@ -73,22 +73,22 @@ def restart_full(sequences, context) -> bool:
 
 
 def apply_repetition_penalty(logits, seen, penalty):
-    """Make tokens that a sequence already has less likely, with a penalty above 1.
+    """With a penalty above 1, make tokens that occur in a sequence less likely.
 
-    logits: [B, V]. seen: bool [B, V]. Returns logits: those of seen tokens are divided by the
-    penalty, or multiplied where negative (Keskar et al., 2019, "CTRL", section 4.1).
+    logits: [B, V]. seen: bool [B, V]. Returns logits [B, V]: those of seen tokens are divided by
+    the penalty, or multiplied if negative (Keskar et al., 2019, "CTRL", section 4.1).
     """
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 
 
 def sample(logits, temperature=1.0, top_k=0, top_p=1.0, vocab_size=None, generator=None):
-    """Draw one token for each row of logits. Returns int64 [B].
+    """Sample one token id per row of logits. Returns int64 [B].
 
-    logits: [B, V]. temperature: 0 takes the likeliest. top_k: only the k likeliest; 0: all. top_p:
-    only the likeliest that together reach this probability (Holtzman et al., 2019, "The Curious
-    Case of Neural Text Degeneration"); 1: all. vocab_size: ids from here on are padding and never
-    drawn. generator: a torch.Generator on the logits' device.
+    logits: [B, V]. temperature: 0 takes the likeliest token. top_k: sample among the k likeliest;
+    0: all. top_p: sample among the likeliest that together reach this probability (Holtzman et al.,
+    2019, "The Curious Case of Neural Text Degeneration"); 1: all. vocab_size: ids from here on are
+    padding and never drawn. generator: a torch.Generator on the logits' device.
     """
     logits = logits[:, :vocab_size].float()
     if temperature < 1e-5:
@@ -98,20 +98,20 @@ def sample(logits, temperature=1.0, top_k=0, top_p=1.0, vocab_size=None, generat
         return sample_index(probs, generator)
 
     vocabulary = logits.size(-1)
-    logits, ids = logits.topk(min(top_k or vocabulary, vocabulary))  # the likeliest first
+    logits, ids = logits.topk(min(top_k or vocabulary, vocabulary))  # sorted, likeliest first
     probs = (logits / temperature).softmax(dim=-1)
     if top_p < 1:
-        likelier = probs.cumsum(dim=-1) - probs  # the sum of all before a token; 0 for the first
+        likelier = probs.cumsum(dim=-1) - probs  # total probability of the tokens before each
         probs = probs.masked_fill(likelier >= top_p, 0)
     drawn = sample_index(probs, generator)
     return ids.gather(1, drawn[:, None])[:, 0]
 
 
 def sample_index(probs, generator):
-    """An index for each row, drawn with these probabilities: [B, V] -> int64 [B].
+    """Sample an index per row with these probabilities: [B, V] -> int64 [B].
 
-    A probability over exponential noise is the largest of its row with that probability. It draws
-    what torch.multinomial draws, without its two checks, for which a GPU would have to wait.
+    Each probability is divided by exponential noise; entry i is then the largest with probability
+    probs[i]. torch.multinomial draws the same, but its two checks would synchronize with the GPU.
     """
     noise = torch.empty_like(probs).exponential_(generator=generator)
     return (probs / noise).argmax(dim=-1)
@@ -121,13 +121,13 @@ def sample_index(probs, generator):
 
 
 class Decoder:
-    """The forwards of a model for a number of sequences at once, one text after the other.
+    """Runs a model on a fixed number of sequences at once, with a key-value cache.
 
-    A sequence is the list of ids that the model sees of it. The caller owns the decoder: it
-    can be used again for as many sequences, but not for two texts at the same time.
+    The caller may reuse a decoder for another batch of as many sequences, once it is done with the
+    one before.
 
-    The cache begins short and doubles as sequences grow: of a context of 40,960 it would take
-    gigabytes.
+    The cache starts short and doubles as the sequences grow: for a whole context of 40,960 tokens,
+    it would take gigabytes.
     """
 
     def __init__(self, model, rows: int):
@@ -137,7 +137,7 @@ class Decoder:
         self.cache = KVCache(model.config, rows, weight.device, weight.dtype, length)
 
     def make_room(self, sequences):
-        """Double the cache until the sequences fit."""
+        """Double the cache until the longest sequence fits."""
         longest, length = max(map(len, sequences)), self.cache.length
         while length < longest:
             length = min(2 * length, self.model.config.block_size)
@@ -145,10 +145,10 @@ class Decoder:
             self.cache.grow(length)
 
     def prefill(self, sequences):
-        """Logits of what follows each sequence, [B, V], from a forward of all its tokens.
+        """Logits for the next token of each sequence, [B, V], from a forward of all its tokens.
 
-        Afterwards the keys and values of these tokens are in the cache. Shorter sequences are
-        padded on the right, where none of their tokens sees it.
+        Writes their keys and values to the cache. Pads shorter sequences on the right, where the
+        causal mask hides the padding.
         """
         self.make_room(sequences)
         slots = self.cache.slots
@@ -159,9 +159,9 @@ class Decoder:
         return self.model(ids, cache=self.cache, last=last)
 
     def step(self, sequences):
-        """Logits of what follows each sequence, [B, V], from a forward of its last token.
+        """Logits for the next token of each sequence, [B, V], from a forward of its last token.
 
-        The cache has all others.
+        The cache must hold all tokens before it.
         """
         self.make_room(sequences)
         lengths = [len(sequence) for sequence in sequences]
@@ -175,18 +175,18 @@ class Decoder:
 
 
 class CudaGraphDecoder(Decoder):
-    """A Decoder whose step is a CUDA graph, recorded at the first one.
+    """A Decoder whose step is a CUDA graph, recorded at the first step.
 
-    To launch a token's 200 kernels one by one takes several times longer than to run them. If the
+    Launching a token's 200 kernels one by one takes several times longer than running them. If the
     recording fails, they are launched one by one, with a warning.
 
-    The graph reads the whole cache; if that has grown, it is recorded again.
+    The graph reads the whole cache; it is recorded again each time the cache grows.
     """
 
     def __init__(self, model, rows: int):
         super().__init__(model, rows)
-        self.tokens = None  # int64 [2, B, 1], what the graph reads; None: nothing is recorded yet
-        self.logits = None  # [B, V], what the graph writes
+        self.tokens = None  # int64 [2, B, 1], the graph's input; None: not recorded yet
+        self.logits = None  # [B, V], the graph's output
         self.graph = None  # stays None if the recording fails
 
     def make_room(self, sequences):
@@ -196,13 +196,13 @@ class CudaGraphDecoder(Decoder):
             self.tokens = self.logits = self.graph = None
 
     def step(self, sequences):
-        """Logits of what follows each sequence, [B, V]; the next call overwrites them."""
+        """As Decoder.step; the next call overwrites the logits."""
         self.make_room(sequences)
         tokens = last_tokens(sequences)
         if self.tokens is None:
             self.tokens = tokens.to(self.cache.slots.device)
             self.record()
-        else:  # from pinned memory, so that nothing waits for the copy
+        else:  # from pinned memory, so that the copy does not block
             self.tokens.copy_(tokens.pin_memory(), non_blocking=True)
         if self.graph is None:
             return self.forward()
@@ -210,7 +210,7 @@ class CudaGraphDecoder(Decoder):
         return self.logits
 
     def forward(self):
-        """A forward of self.tokens. It reads the whole cache: the shapes of a graph are fixed."""
+        """A forward of self.tokens. Reads the whole cache, since a graph's shapes are fixed."""
         ids, positions = self.tokens
         self.cache.set_positions(positions, read_until=self.cache.length)
         return self.model(ids, cache=self.cache)[:, 0]
@@ -221,7 +221,7 @@ class CudaGraphDecoder(Decoder):
             with torch.cuda.device(self.tokens.device):
                 self.warm_up()
                 graph = torch.cuda.CUDAGraph()
-                # Whatever other threads do on the GPU meanwhile does not end the recording.
+                # thread_local: work of other threads on the GPU does not break the recording.
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     self.logits = self.forward()
         except RuntimeError as error:
@@ -233,7 +233,7 @@ class CudaGraphDecoder(Decoder):
             self.graph = graph
 
     def warm_up(self):
-        """Run once on a side stream: libraries set themselves up, which cannot be recorded."""
+        """Run once on a side stream, since the initialization of libraries cannot be recorded."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -243,7 +243,7 @@ class CudaGraphDecoder(Decoder):
 
 @torch.inference_mode()
 def make_decoder(model, rows: int) -> Decoder:
-    """The fastest decoder on the model's device."""
+    """The fastest decoder for the model's device."""
     on_cuda = model.wte.weight.device.type == "cuda"
     return CudaGraphDecoder(model, rows) if on_cuda else Decoder(model, rows)
 
@@ -259,11 +259,11 @@ def last_tokens(sequences) -> torch.Tensor:
 
 
 class KVCache:
-    """Each layer's keys and values, with a slot for each of the first `length` positions.
+    """Each layer's keys and values, with one slot for each of the first `length` positions.
 
-    Before a forward, `set_range` or `set_positions` says where its tokens are; each sees the slots
-    up to its own. The slots beyond it hold what padding or an earlier text left there; they are
-    overwritten before a token sees them.
+    Before a forward, `set_range` or `set_positions` gives the positions of its tokens; each attends
+    to the slots up to its own. Later slots may hold leftovers of padding or of an earlier text,
+    which are overwritten before any token attends to them.
     """
 
     def __init__(self, config: GPTConfig, rows: int, device, dtype, length: int):
@@ -278,14 +278,15 @@ class KVCache:
         return self.keys.size(3)
 
     def grow(self, length: int) -> None:
-        """Make room for more positions; what is kept stays."""
-        more = (0, 0, 0, length - self.length)  # of the last two dimensions
+        """Extend the cache to `length` positions; keeps its content."""
+        more = (0, 0, 0, length - self.length)  # padding of the last two dimensions
         self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
 
     def set_range(self, begin: int, end: int):
-        """In every row the next tokens are at begin .. end - 1: from 0 on, or one token.
+        """The next tokens of every row are at positions begin .. end - 1.
 
-        Then no mask is needed: attention of the first tokens is causal, and a last one sees all.
+        Either begin is 0, and attention is causal, or there is a single token, which attends to all
+        slots before it. Neither needs a mask.
         """
         self.positions = slice(begin, end)
         self.read_until = end
@@ -293,23 +294,23 @@ class KVCache:
         self.mask = None
 
     def set_positions(self, positions, read_until: int):
-        """Each row's next tokens have positions of their own, int64 [B, T], below read_until."""
+        """The next tokens have a position per row: int64 [B, T], all below read_until."""
         self.positions = positions
         self.read_until = read_until
         self.is_causal = False
         self.mask = self.causal_mask()
 
     def causal_mask(self):
-        """A bias for scores: -inf for slots beyond a token's own, else 0. [B, 1, T, read_until]."""
+        """The attention bias: -inf for slots after a token's own, else 0. [B, 1, T, read_until]."""
         slots = self.slots[: self.read_until]
         hidden = slots > self.positions[:, None, :, None]
         zeros = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=hidden.device)
         return zeros.masked_fill(hidden, -torch.inf)
 
     def attend(self, layer, q, k, v):
-        """Keep the new tokens' keys and values, and attend to all that the layer has.
+        """Write the new tokens' keys and values to a layer's cache, and attend to all of it.
 
-        q: [B, heads, T, D]. k, v: [B, kv heads, T, D]. Returns q's shape and dtype.
+        q: [B, heads, T, D]. k, v: [B, kv heads, T, D]. Returns a tensor of q's shape and dtype.
         """
         self.write(self.keys[layer], k)
         self.write(self.values[layer], v)
@@ -327,7 +328,7 @@ class KVCache:
         return y.to(q.dtype)
 
     def backends(self):
-        """All of attention's but cuDNN's, which plans for each new length of a prompt.
+        """A context that excludes cuDNN's attention, which builds a plan per prompt length.
 
         A plan takes half a second on a B200 (github.com/modelscope/FunASR/issues/3704).
         """
@@ -338,7 +339,7 @@ class KVCache:
         )
 
     def write(self, slots, new):
-        """Put new keys or values, [B, kv heads, T, D], into the slots of their positions."""
+        """Write new keys or values, [B, kv heads, T, D], to the slots of their positions."""
         if isinstance(self.positions, slice):
             slots[:, :, self.positions] = new
         else:

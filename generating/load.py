@@ -1,6 +1,6 @@
-"""A step folder, or one in Hugging Face's format -> a model ready to generate, with its tokenizer.
+"""Loads a model and its tokenizer for generation, from a run or a folder in Hugging Face's format.
 
-Knows checkpoints and devices; it generates nothing.
+Knows checkpoints and devices; generates nothing.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from tokenizer_bpe import Tokenizer
 class LoadedModel:
     """A model that is ready to generate.
 
-    name: its folder, with slashes on every system. end_ids: of the tokens that end a text, besides
-    the tokenizer's end of text. chats: it was trained on conversations. form: how they read for it.
-    summary: a line about it. state: of a step folder, its state.json; else empty.
+    name: its folder, with slashes on every system. end_ids: ids that end a text, besides the
+    tokenizer's end-of-text. chats: True if it was trained on conversations. form: of its
+    conversations. summary: a line about it. state: of a step folder, its state.json; else empty.
     """
 
     name: str
@@ -38,10 +38,10 @@ class LoadedModel:
 def open_checkpoint(
     path: str | Path | None, device: torch.device, dtype: str = "auto"
 ) -> LoadedModel:
-    """The model of a checkpoint, at its fastest on this machine.
+    """Load a checkpoint in the fastest format for this machine.
 
-    path: as in pretrained.load. dtype: of the weights, as --dtype of generate.py takes it. Raises
-    CheckpointError if there is no checkpoint, or none that is whole.
+    path: as in pretrained.load. dtype: of the weights, a value of generate.py's --dtype. Raises
+    CheckpointError if there is no checkpoint, or if it is damaged.
     """
     on_cpu = device.type == "cpu"
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
@@ -64,7 +64,7 @@ def open_checkpoint(
 
 
 def describe(found: pretrained.Pretrained) -> str:
-    """What is known of a model's training; of one that was trained elsewhere, its architecture."""
+    """A model's training in words; for a model that was trained elsewhere, its architecture."""
     if not found.state:
         return found.config.arch
     words = f"{found.state['tokens']:,} tokens seen"
@@ -75,9 +75,9 @@ def describe(found: pretrained.Pretrained) -> str:
 
 
 def load_model(folder: Path, device: torch.device) -> tuple[GPT, Tokenizer, dict]:
-    """Model (evaluation mode, weights in float32), tokenizer and state of a folder.
+    """The model (evaluation mode, float32), tokenizer and state of a folder.
 
-    Raises CheckpointError for a folder that is not whole.
+    Raises CheckpointError if the folder is damaged.
     """
     found = pretrained.load(folder)
     model = found.model().to(device, torch.float32).eval()

@@ -1,6 +1,6 @@
-"""What people type and what they see: options, prompts, texts as they grow or as JSON, notes.
+"""generate.py's terminal: options, prompts, and output as growing text, as JSON or as notes.
 
-Knows no model: it opens none and draws no token.
+Loads no model and generates no token.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from generating.text import Completion, ids_of
 from hardware import DTYPES
 from tokenizer_bpe import TokenizerError
 
-# Options that are numbers: default, smallest value, largest value, meaning.
+# Numeric options: default, smallest value, largest value, meaning.
 NUMBERS = {
     "--num_samples": (1, 1, 10**6, "continuations of each prompt"),
     "--max_new_tokens": (200, 1, math.inf, "tokens to generate, at most; a text may end earlier"),
@@ -24,16 +24,16 @@ NUMBERS = {
     "--top_p": (1.0, 0, 1, "choose among the likeliest tokens whose probabilities add up to N"),
     "--repetition_penalty": (1.0, 0.01, math.inf, "above 1, makes earlier tokens less likely"),
 }
-# Names that sample.py of nanoGPT and other programs have for these options.
+# {name of an option in nanoGPT's sample.py and other programs: ours}.
 OTHERS = {"start": "prompt", "model": "checkpoint", "out_dir": "checkpoint"}
-# Control characters, with which a text could set a terminal's title or clipboard, as pictures: ESC
-# is shown as \u241b. CR, which comes before a line break in text of Windows, is left out.
+# Control characters could set a terminal's title or clipboard, so they are shown as symbols: ESC as
+# \u241b. CR, which precedes line breaks in text from Windows, is left out.
 CONTROLS = {n: chr(0x2400 + n) for n in range(32)} | dict.fromkeys(range(127, 160), "\ufffd")
 CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    """The arguments of generate.py, checked. A mistake is a sentence, and the exit status is 2."""
+    """Parse and check generate.py's arguments. A mistake prints a message; exit status 2."""
     parser = Parser(
         prog="generate.py",
         usage="python generate.py --prompt TEXT [--checkpoint RUN] ... (--help lists all)",
@@ -50,7 +50,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options: checkpoints and prompts, the texts and how tokens are drawn, output."""
+    """Add the options for checkpoints, prompts, sampling and output."""
     add = parser.add_argument
     text = (
         "a run (its best step by validation loss, else its newest), one step of it, a folder in"
@@ -81,13 +81,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add --device, which hardware.find_device reads; tools share it."""
+    """Add --device, for hardware.find_device; tools share it."""
     text = "auto, cuda, cuda:1, xpu, mps or cpu; default %(default)s"
     parser.add_argument("--device", type=word, default="auto", help=text)
 
 
 def stop_text(text: str) -> str:
-    """A type for argparse: a text that is not empty. Blanks and line breaks may be all of it."""
+    """A type for argparse: a text that is not empty. It may consist of white space."""
     if not text:
         raise argparse.ArgumentTypeError("an empty text would stop before the first token")
     return text
@@ -115,15 +115,18 @@ def note(words: str) -> None:
 
 
 def shown(completion: Completion, chat: bool) -> str:
-    """A continuation with its prompt; in a chat, without. Exact, but for a terminal."""
+    """The text to print: prompt and continuation, or in a chat the reply alone.
+
+    Control characters are replaced if the output is a terminal.
+    """
     text = completion.text.strip() if chat else completion.prompt + completion.text
     return text.translate(CONTROLS) if sys.stdout.isatty() else text
 
 
 def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
-    """Print continuations as they grow, one below the other; returns them once they are whole."""
-    row = 0  # the one that is being printed
-    printed = 0  # how many of its characters are
+    """Print continuations as they grow, one below the other; returns them when all are finished."""
+    row = 0  # the one being printed
+    printed = 0  # how many of its characters have been
     for completions in growing:
         while row < len(completions):
             text = shown(completions[row], chat)
@@ -140,9 +143,9 @@ def stream(growing: Iterable[list[Completion]], chat: bool) -> list[Completion]:
 
 
 def show_json(name: str, completions: list[Completion]) -> None:
-    """Print a line of JSON for each continuation of the checkpoint `name`.
+    """Print a line of JSON per continuation of the checkpoint `name`.
 
-    It is whole on every terminal: only one for UTF-8 shows all characters as they are.
+    Non-ASCII characters are escaped unless the output is in UTF-8.
     """
     for completion in completions:
         values = {
@@ -158,7 +161,7 @@ def show_json(name: str, completions: list[Completion]) -> None:
 
 
 def note_nan(completions: list[Completion]) -> None:
-    """Note what to do if the model computed NaN."""
+    """Print a note with the remedy if the model computed NaN."""
     if any(completion.ended == "NaN" for completion in completions):
         note("the model computed NaN; try --dtype float32, or an earlier step of the run")
 
@@ -169,13 +172,13 @@ def note_speed(completions: list[Completion]) -> None:
 
 
 def tokens_per_second(completions: list[Completion]) -> float:
-    """The speed of continuations that were written together."""
+    """The total speed of continuations that were generated together."""
     tokens = sum(len(completion.ids) for completion in completions)
     return tokens / max(completion.seconds for completion in completions)
 
 
 def note_long_prompts(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
-    """Note the prompts whose beginning the model does not see."""
+    """Print a note for each prompt that exceeds the model's context."""
     context = loaded.model.config.block_size
     for prompt in prompts:
         length = len(ids_of(loaded.tokenizer, prompt))

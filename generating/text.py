@@ -1,6 +1,6 @@
-"""Prompts -> their continuations as text, as they grow; a conversation -> the prompt of a reply.
+"""Continues prompts as text, token by token, and builds the prompts of conversations.
 
-Knows the tokenizer, and nothing of where a text comes from or is shown.
+Knows the tokenizer, but not where text comes from or how it is shown.
 """
 
 import codecs
@@ -18,9 +18,9 @@ from tokenizer_bpe import Tokenizer
 class Completion:
     """One continuation as it grows.
 
-    text: whole characters only, and nothing that may turn out to be a stop text. ids: its tokens.
-    ended: why it is finished, "end of text", "stop", "length", or "NaN" if the model computes
-    no numbers; empty until then. seconds: from the start to its last token.
+    text: without incomplete characters, and without an ending that may become a stop text. ids: its
+    tokens. ended: why it is finished: "end of text", "stop", "length", or "NaN" if the logits are
+    NaN or infinite; "" until then. seconds: from the start to its last token.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Completion:
         self._stop = stop
         self._end_ids = {tokenizer.eot_id, *end_ids}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoded = ""  # all whole characters, also those not shown yet
+        self._decoded = ""  # all complete characters, including those held back
 
     def add(self, next_id: int, seconds: float) -> None:
         """Add a token. seconds: since the start."""
@@ -80,11 +80,11 @@ def complete(
     seed: int | None = None,
     **settings,
 ) -> Iterator[list[Completion]]:
-    """Continue each prompt; yields all Completions, the same list, each time that they have grown.
+    """Continue each prompt; yields the same list of Completions after each token.
 
-    A prompt is a text, or token ids; an empty one is the start of a document. stop: texts that end
-    a continuation, themselves left out. end_ids: tokens that do, besides the tokenizer's end of
-    text. seed: None draws other tokens each time. settings: as in decode.generate. Raises
+    prompts: texts or token ids; an empty prompt is the start of a document. stop: texts that end a
+    continuation, which does not include them. end_ids: ids that end one, besides the tokenizer's
+    end-of-text. seed: None for different tokens each time. settings: as in decode.generate. Raises
     TokenizerError for a prompt that the tokenizer cannot encode.
     """
     started = time.perf_counter()
@@ -113,23 +113,23 @@ def ids_of(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
 
 
 class Conversation:
-    """The messages to one model and its replies.
+    """The messages to a model and its replies.
 
-    form: how conversations read for the model. system: a message before them, or None.
+    form: of the model's conversations. system: the system message, or None.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, form: Form, system: str | None = None):
-        self.room = model.config.block_size // 2  # for a prompt; the other half is the reply's
+        self.room = model.config.block_size // 2  # for the prompt; the rest is for the reply
         self.tokenizer = tokenizer
         self.form = form
         self.system = [{"role": "system", "content": system}] if system else []
-        self.messages = []  # one of the user's, one of the assistant's, and so on
+        self.messages = []  # alternately the user's and the assistant's
 
     def prompt(self, line: str) -> list[int]:
-        """The token ids before the reply to a line of the user's, as conversations are prepared.
+        """The token ids of the prompt for a reply to the user's line.
 
-        Where it would leave less than half of the context for the reply, the oldest turns are left
-        out; the system message stays.
+        Drops the oldest turns, but not the system message, if the prompt would take more than half
+        of the context.
         """
         messages = [*self.messages, {"role": "user", "content": line}]
         for start in range(0, len(messages), 2):
