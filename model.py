@@ -89,7 +89,7 @@ class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2)) over the last dimension, times a weight (Zhang and Sennrich, 2019)."""
 
     def forward(self, x):
-        # The fused kernels want one dtype; the weights' is never the narrower one.
+        # The fused kernels want one dtype. That of the weights is never narrower here.
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
@@ -193,7 +193,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.ln_2 = make_norm(config)
         self.mlp = SwiGLU(config) if config.modern else MLP(config)
-        # With 30 layers, 60 calls that do nothing took 1 to 3% of a generated token's time.
+        # Identity costs less than Dropout(0), which 30 layers call 60 times a token.
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x, rotary, cache):  # x: [B, T, C]

@@ -80,7 +80,7 @@ def main(argv):
 
     figures = compare(rounds, "ours")
     figures["ours, ms per step"] = 1e3 * tokens / figures["ours"]
-    figures["ours, outside forward, backward and optimiser"] = share_outside(arguments)
+    figures["ours, outside forward, backward and optimizer"] = share_outside(arguments)
     name = args.name or f"throughput_{Path(args.preset).stem}"
     report(name, figures, device, settings=arguments, tokens_per_second_by_round=rounds)
 

@@ -6,7 +6,7 @@ init_from = "checkpoints/gpt2_small_modern"  # the architecture comes with it
 data_dir = "data/finetune"
 block_size = 512  # or that of the weights, if it is shorter
 batch_size = 4  # x 512 = 2,048 tokens per step: many steps from little text
-learning_rate = 3e-4  # 1e-4 forgets less, 1e-3 is often too high: docs/fine-tuning.md
+learning_rate = 3e-4  # 1e-4 forgets less; 1e-3 can be too high: docs/fine-tuning.md
 min_lr = 0.0
 warmup_steps = 20
 epochs = 3

@@ -106,7 +106,7 @@ def processes_with(name, value):
         with contextlib.suppress(psutil.Error):
             command, variables = shlex.join(process.cmdline()), process.environ()
             own = process.ppid() == os.getpid() and "multiprocessing" in command
-            own |= f"--parent={os.getpid()}" in command
+            own |= f"--parent={os.getpid()}" in process.cmdline()
             if variables.get(name) == value and not own:
                 named = f"{variables.get('PYTEST_CURRENT_TEST')}: {command}"
                 yield process, warm_start.started.get(process.pid, named)

@@ -199,8 +199,9 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
 
     A token and layer: two residuals, and in the products' precision the inputs of the linear
     layers, query, key and value, and the MLP's inner values. Once a token: the gradients of one
-    MLP, and the logits with their gradient, which on a GPU takes their place. With checkpointing a
-    residual a layer, and one layer's activations. With chunks one chunk's logits.
+    MLP, the logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over
+    them. With checkpointing a residual a layer, and one layer's activations. With chunks one
+    chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
@@ -217,8 +218,8 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     if config.activation_checkpointing:
         layers = shape.n_layer * residual * width + layer
     logits = item * shape.vocab_size / loss_chunks(config, shape.vocab_size, device)
-    if not device.memory:
-        logits *= 2
+    if not device.memory or device.dtype != torch.bfloat16:
+        logits *= 2  # their gradient
     return int(micro_batch * shape.block_size * (layers + item * mlp + logits))
 
 
