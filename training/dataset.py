@@ -1,6 +1,6 @@
 """A prepared folder, data/<name>/ -> batches on the device.
 
-Knows token ids, not text and not models. formats/data_folder.py reads and checks the folder.
+Knows token ids, neither text nor models. formats/data_folder.py reads and checks the folder.
 """
 
 import functools
@@ -18,23 +18,23 @@ from tokenizer_bpe import Tokenizer
 from training import distributed
 from training.replies import reply_windows
 
-# uint16 is held as the same bits in int16 and masked once it is widened: PyTorch indexes no uint16
-# on some devices.
+# uint16 is stored as int16 with the same bits, and masked after widening, since PyTorch cannot
+# index uint16 on some devices.
 HELD_AS = {"uint16": torch.int16, "int32": torch.int32, "uint8": torch.uint8}
-# Share of a GPU's memory that tokens may take. From RAM a step costs a copy of some 100 KB, and a
-# micro-batch halved for want of memory costs far more.
+# Share of a GPU's memory that tokens may take. Reading them from RAM costs a copy of some 100 KB
+# per step; a micro-batch that is halved for lack of memory costs far more.
 GPU_SHARE = 0.05
-RAM_UNKNOWN = 8 << 30  # bytes assumed to be free if the system does not say
+RAM_UNKNOWN = 8 << 30  # bytes assumed to be free if unknown
 
 
 class Dataset:
     """The tokens of one split, and its batches.
 
-    tokens: [length], int16 (uint16's bits) or int32, on the GPU, in RAM, or memory-mapped, as
-    `location` says. mask: if only replies count in the loss, [length], uint8: bits that
-    prepare_data.py wrote for each token. windows: how many sequences of block_size tokens an epoch
-    has: as many as fit into the split from whatever offset below block_size, or, if only replies
-    count, those that reply_windows finds.
+    tokens: int16 (uint16's bits) or int32 [length], on the GPU, in RAM, or memory-mapped, as
+    `location` says. mask: uint8 [length], the bits that prepare_data.py wrote per token; None
+    unless only replies count in the loss. windows: sequences of block_size tokens per epoch: as
+    many as fit into the split at any offset below block_size, or, if only replies count, those that
+    reply_windows finds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Dataset:
         device: torch.device,
         loss_on: str = "all",
     ):
-        """loss_on: the setting. Raises DataError for a split that is too short or damaged."""
+        """loss_on: the setting of that name. Raises DataError if the split is short or damaged."""
         self.folder, self.block_size, self.device = Path(folder), block_size, device
         file = meta.splits[split]
         self.length = file.tokens
@@ -68,11 +68,11 @@ class Dataset:
                 np.stack(reply_windows(self.mask.cpu().numpy(), block_size), axis=1)
             )
             self.windows = len(self._replies)
-        # Of two epochs: a batch may begin in one and end in the next.
+        # Two epochs, since a batch may begin in one and end in the next.
         self._epoch = functools.lru_cache(maxsize=2)(self._draw_epoch)
 
     def _load(self, file: Split, dtype: str) -> torch.Tensor:
-        """The numbers of a file, [length], at `location`. Read into memory, they are checked."""
+        """Load a file to `location`, [length]; checks its checksum unless it is memory-mapped."""
         path = self.folder / file.file
         if self.location == "mmap":
             held_as = HELD_AS[dtype]
@@ -83,15 +83,15 @@ class Dataset:
         return held.to(self.device) if self.location == "gpu" else held
 
     def batch(self, first: int, batch_size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of a run's next sequences, from number `first` on.
+        """Inputs and targets of the run's sequences number first .. first + batch_size - 1.
 
-        Each is int64 [batch_size, block_size] on the device. Without replacement: an epoch visits
-        every window once, in an order and from an offset that follow from (seed, epoch) alone;
-        if only replies count, there is no offset. So with first = step x batch_size a batch
-        follows from (seed, step), and a run resumes anywhere at no cost.
+        Each is int64 [batch_size, block_size] on the device. An epoch visits every window once, in
+        an order and at an offset that depend on (seed, epoch) alone; if only replies count, there
+        is no offset. With first = step x batch_size, a batch thus depends on (seed, step), and a
+        run resumes anywhere at no cost.
         """
         parts = []
-        while batch_size:  # once, or more often if epochs end inside the batch
+        while batch_size:  # more than once if an epoch ends inside the batch
             epoch, at = divmod(first, self.windows)
             count = min(batch_size, self.windows - at)
             parts.append(self._epoch(epoch, seed)[at : at + count])
@@ -102,9 +102,8 @@ class Dataset:
         return self._at(windows[:, :1] + steps, windows[:, 1:])
 
     def _draw_epoch(self, epoch, seed):
-        """An epoch's windows in their order, int64 [windows, 2]: their starts, and `since`."""
-        # NumPy guarantees Philox's raw stream in all its versions, which it does not for
-        # permutation() (NEP 19).
+        """An epoch's windows in random order, int64 [windows, 2]: start and `since` of each."""
+        # NumPy guarantees that Philox's raw stream never changes, but not permutation() (NEP 19).
         random = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
         offset = int(random.random_raw() % self.block_size)
         order = torch.from_numpy(np.argsort(random.random_raw(self.windows), kind="stable"))
@@ -117,13 +116,13 @@ class Dataset:
     def evaluation(
         self, windows: int, micro_batch: int, rank: int = 0, ranks: int = 1
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield inputs and targets of fixed windows, spread evenly.
+        """Yield inputs and targets of fixed, evenly spread windows.
 
-        Both are int64 [micro_batch, block_size]. windows: how many; 0 for all, with the last,
-        partial one. Where only replies count, they are those of training. Each of `ranks` processes
-        takes every ranks-th window, and all yield as many micro-batches. Targets beyond the split
-        and rows that fill up a micro-batch are IGNORE, so every forward has one shape and the mean
-        does not depend on micro_batch.
+        Both are int64 [micro_batch, block_size]. windows: how many; 0 for all, including the last,
+        partial one. If only replies count, the windows are those that training would use. Each of
+        `ranks` processes takes every ranks-th window, and all yield equally many micro-batches.
+        Targets beyond the split and in rows that pad a micro-batch are IGNORE, so every forward has
+        the same shape and the mean does not depend on micro_batch.
         """
         T = self.block_size
         if self.mask is None:
@@ -145,15 +144,15 @@ class Dataset:
             yield x, y
 
     def _at(self, index, since):
-        """Inputs and targets from the tokens at `index`, int64 [B, T + 1]; they share no memory.
+        """Inputs and targets, int64 [B, T] each, from the tokens at `index`, int64 [B, T + 1].
 
-        since: int64 [B, 1]: if only replies count, targets of inputs before it do not.
+        They share no memory. since: int64 [B, 1]: if only replies count, the targets of inputs
+        before it do not count.
         """
         chunk = self._send(self.tokens[index]).long()
         if self.tokens.dtype == torch.int16:  # uint16's bits
             chunk.bitwise_and_(0xFFFF)
-        # These strides are the same in training and evaluation: for others a compiled model would
-        # be compiled again.
+        # Training and evaluation get the same strides; others would recompile the model.
         x, y = chunk[:, :-1], chunk.clone()[:, 1:]
         if self.mask is not None:
             counts = (self.mask[index[:, 1:]] & IN_REPLY > 0) & (index[:, :-1] >= since)
@@ -161,7 +160,7 @@ class Dataset:
         return x, y
 
     def _send(self, chunk):
-        """A copy of gathered values on the device."""
+        """Move gathered values to the device."""
         cuda = self.device.type == "cuda"
         if cuda and chunk.device.type == "cpu":
             chunk = chunk.pin_memory()
@@ -179,11 +178,11 @@ class Data:
 
 
 def find_location(size: int, device: torch.device) -> str:
-    """The place for `size` bytes of tokens: "gpu", "ram" or "mmap".
+    """Where to keep `size` bytes of tokens: "gpu", "ram" or "mmap".
 
-    To the GPU while they take at most GPU_SHARE of its free memory and fit through the RAM; into
-    RAM while they take at most half of what is free there, divided among the processes that
-    torchrun started on this machine.
+    On the GPU if they take at most GPU_SHARE of its free memory and fit in RAM on the way; in RAM
+    if they take at most half of the free memory, divided among the processes that torchrun started
+    on this machine.
     """
     free = (hardware.free_ram() or RAM_UNKNOWN) // distributed.local_world_size
     of_gpu = torch.cuda.mem_get_info(device)[0] * GPU_SHARE if device.type == "cuda" else 0

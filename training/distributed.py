@@ -1,9 +1,9 @@
 """The processes that train one run together, one per GPU, as torchrun starts them.
 
 All take the same steps on different sequences. DistributedDataParallel averages their gradients;
-the rest that they agree on is here: how they meet, that no other trains the same run, what they
-exchange, the signals that end them, and how they end. Only the first process writes and prints.
-Knows no model, and of a run only its folder.
+everything else is here: how they connect, the lock against a second trainer of the same run, what
+they exchange, signals, and how they exit. Only the first process writes and prints. Knows no model,
+and of a run only its folder.
 """
 
 import contextlib
@@ -28,25 +28,25 @@ from config import ConfigError
 from formats import files
 from training import RunError
 
-WAIT_S = 10  # seconds until a process says what it waits for
+WAIT_S = 10  # seconds until a process prints what it is waiting for
 
-# init() alone sets these.
-rank = 0  # this process among all
+# Only init() sets these.
+rank = 0  # of this process among all
 world_size = 1
-local_rank = 0  # this process among those of its machine: the number of its GPU
+local_rank = 0  # of this process on its machine: the number of its GPU
 local_world_size = 1
 is_main = True
-_store = None  # what torchrun's processes share
+_store = None  # the key-value store that torchrun's processes share
 
 
-# -- how they meet ---------------------------------------------------------------------------------
+# -- connecting ------------------------------------------------------------------------------------
 
 
 def init() -> None:
     """Join the other processes, if torchrun started several.
 
-    All but the first print nothing from here on, but for errors. Raises ConfigError for variables
-    in the environment that do not fit together, and RunError if the others cannot be reached.
+    From here on, all but the first print errors only. Raises ConfigError for inconsistent
+    environment variables, and RunError if the other processes cannot be reached.
     """
     global rank, world_size, local_rank, local_world_size, is_main
     if read_number("WORLD_SIZE", 1, default="1") == 1:
@@ -61,7 +61,7 @@ def init() -> None:
     waiting = f"waiting for {world_size} processes at {address} (MASTER_ADDR, MASTER_PORT) ..."
     reminder = threading.Timer(WAIT_S, print, [waiting], {"file": sys.stderr})
     reminder.start()
-    # The wait is in C++, where Python's handlers of signals do not run.
+    # The wait is in C++, where Python's signal handlers do not run.
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         join()
@@ -77,7 +77,7 @@ def init() -> None:
 
 
 def read_number(name: str, low: int, high: int = 10**6, default: str | None = None) -> int:
-    """A number in the environment, as torchrun sets it. Raises ConfigError."""
+    """A number from an environment variable that torchrun sets. Raises ConfigError."""
     text = os.environ.get(name, default)
     if text is not None and re.fullmatch("[0-9]{1,7}", text) and low <= int(text) <= high:
         return int(text)
@@ -91,10 +91,11 @@ def read_number(name: str, low: int, high: int = 10**6, default: str | None = No
 
 
 def join() -> None:
-    """Meet the other processes, and set up the connections to them."""
+    """Connect to the other processes."""
     global _store
     _store, *_ = next(dist.rendezvous("env://"))
-    # Plain numbers are sent over gloo, between the CPUs: agreeing on them never waits for a GPU.
+    # Plain numbers travel over gloo, between the CPUs, so that exchanging them never waits for a
+    # GPU.
     backend = "gloo"
     if torch.cuda.is_available() and dist.is_nccl_available():
         backend = "cpu:gloo,cuda:nccl"
@@ -108,10 +109,10 @@ def join() -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path):
-    """Hold the lock of a run's folder, which is made, and deleted if no run has started in it.
+    """Hold the lock of a run's folder. Makes the folder, and deletes it if no run started in it.
 
-    The system releases the lock when the process dies, however it dies. Raises RunError naming the
-    trainer that has it.
+    The system releases the lock when the process dies, however it dies. Raises RunError, which
+    names the process that holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, holder = FileLock(folder / ".lock"), folder / ".trainer"
@@ -136,16 +137,16 @@ def locked(folder: Path):
         lock.release()
 
 
-# -- what they exchange ----------------------------------------------------------------------------
+# -- communication ---------------------------------------------------------------------------------
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have called this."""
     gather(0)
 
 
 def on_main(function: Callable) -> Callable:
-    """A function that the first process runs; in the others it does nothing."""
+    """A decorator: the first process runs the function; in the others it returns None."""
 
     @functools.wraps(function)
     def wrapped(*arguments):
@@ -165,7 +166,7 @@ def gather(value: float) -> list[float]:
 
 
 def all_reduce_max(*values: float) -> list[float]:
-    """The largest of each value over all processes: one message, whatever their number."""
+    """The maximum of each value over all processes, in a single message."""
     if world_size == 1:
         return list(values)
     largest = torch.tensor(values, dtype=torch.float64)
@@ -174,7 +175,7 @@ def all_reduce_max(*values: float) -> list[float]:
 
 
 def all_reduce_mean(value: torch.Tensor) -> torch.Tensor:
-    """The mean of the scalars of all processes, on their device."""
+    """The mean of a scalar over all processes, on its device."""
     if world_size == 1:
         return value
     total = value / world_size
@@ -183,9 +184,9 @@ def all_reduce_mean(value: torch.Tensor) -> torch.Tensor:
 
 
 def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
-    """work(stack), computed in parts by the processes and gathered by all of them.
+    """work(stack), of which each process computes a part; all get the whole result.
 
-    work: acts on each stack[i] alone and returns as many, of the same shape and dtype.
+    work: maps each stack[i] independently, and keeps shape and dtype.
     """
     if world_size == 1:
         return work(stack)
@@ -203,9 +204,9 @@ def split_across_ranks(work: Callable, stack: torch.Tensor) -> torch.Tensor:
 
 
 class StopFlag:
-    """The signal that this process has received, from its construction on.
+    """Records the signals that this process receives after its construction.
 
-    signum: its number; 0: none. A second Ctrl-C ends the process at once.
+    signum: number of the last signal; 0: none. A second Ctrl-C ends the process at once.
     """
 
     def __init__(self):
@@ -213,7 +214,7 @@ class StopFlag:
         signal.signal(signal.SIGTERM, self.set)
         signal.signal(signal.SIGINT, self.set)
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, self.set)  # Windows has none
+            signal.signal(signal.SIGHUP, self.set)  # Windows lacks it
 
     def set(self, signum, frame):
         if self.signum and signum == signal.SIGINT:
@@ -227,30 +228,30 @@ class StopFlag:
         return signum > 0
 
 
-# -- errors and the end ----------------------------------------------------------------------------
+# -- errors and exit -------------------------------------------------------------------------------
 
 
 def connection_lost(error: BaseException) -> bool:
-    """True for an error that means that another process has ended or cannot be reached."""
+    """True if an error means that another process has ended or cannot be reached."""
     if world_size == 1 or hardware.out_of_memory(error):
         return False
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def print_error(message: str) -> None:
-    """Write an error to stderr, from the first process that has one."""
+    """Print an error to stderr, in the first process that reports one."""
     if _store is not None:
-        with contextlib.suppress(RuntimeError):  # the process that keeps the store has ended
+        with contextlib.suppress(RuntimeError):  # the process that hosts the store may have ended
             if _store.add("failed", 1) > 1:
                 return
     print(message, file=sys.stderr)
 
 
 def exit_process(status: int) -> None:
-    """End the process with an exit status, once its output is written.
+    """Flush the output and end the process at once.
 
-    At once: Python's own end waits for compilers that still run, and gloo's threads sometimes abort
-    the process in it, as in destroy_process_group.
+    A regular exit waits for compilers that still run, and gloo's threads sometimes abort the
+    process during it, as in destroy_process_group.
     """
     sys.stdout.flush()
     sys.stderr.flush()

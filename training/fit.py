@@ -1,8 +1,8 @@
-"""What becomes of the model before the first step, so that steps are fast and fit the memory.
+"""Prepares the model before the first step, so that steps are fast and fit in memory.
 
-It is compiled, and the micro-batch halved until a step fits; layers may be computed twice, and the
-loss without all the logits. None of it changes parameters, losses or checkpoints. model.py knows
-nothing of it.
+Compiles it, and halves the micro-batch until a step fits. Can recompute layers in the backward pass
+and compute the loss in chunks of the logits. None of this changes parameters, losses or
+checkpoints, and model.py knows nothing about it.
 """
 
 import contextlib
@@ -32,23 +32,23 @@ from training.optimizer import reserve_state
 from training.run import Run, largest_divisor
 from training.step import evaluate, forward_backward
 
-COMPILERS = {"win32": "cl", "darwin": "clang++"}  # that torch.compile calls for a CPU; else g++
-# In a path: torch.compile splits its commands as a shell does.
+COMPILERS = {"win32": "cl", "darwin": "clang++"}  # called by torch.compile on a CPU; else g++
+# Characters not allowed in a path, since torch.compile splits its commands as a shell does.
 BREAKS_COMMAND = re.compile(r"[\s'\"]")
 
 
 def fit(run: Run) -> str | None:
-    """Compile the model, and halve the micro-batch until a step fits the memory.
+    """Compile the model, and halve the micro-batch until a step fits in memory.
 
-    The batch of an optimizer step stays the same, so the losses do too. Sets run.compiled, run.ddp
-    and run.micro_batch. Returns why the model is not compiled, if that failed. Raises RunError
-    if one sequence is too much.
+    The batch of an optimizer step stays the same, and with it the losses. Sets run.compiled,
+    run.ddp and run.micro_batch. Returns the reason if compilation failed, else None. Raises
+    RunError if a single sequence does not fit.
     """
     problem, retried = None, False
     if run.compiles:
         if run.device.type == "cpu" or distributed.world_size > 1:
             run.compiled = compile_layers(run.model)
-        else:  # one graph is the fastest on a GPU that trains alone
+        else:  # on a single GPU, one graph is the fastest
             run.compiled = torch.compile(run.model, dynamic=False)
     while True:
         error = try_step(run)
@@ -73,13 +73,13 @@ def fit(run: Run) -> str | None:
 
 
 def try_step(run: Run) -> Exception | None:
-    """Try a forward and backward of two micro-batches, or one; returns the error, if any.
+    """Try a forward and backward pass of up to two micro-batches; returns the error, if any.
 
-    Changes no weights. Where evaluations run another graph, it is tried too.
+    Changes no weights. If evaluation runs a different graph, tries that too.
     """
     try:
         reserve_state(run.optimizer)
-        if distributed.world_size > 1:  # DistributedDataParallel keeps the gradients' memory
+        if distributed.world_size > 1:  # DistributedDataParallel allocates all gradients
             for p in run.model.parameters():
                 p.grad = torch.zeros_like(p)
         rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
@@ -90,7 +90,7 @@ def try_step(run: Run) -> Exception | None:
         hardware.synchronize(run.device.torch)
         return None
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the attempt's tensors
+        traceback.clear_frames(error.__traceback__)  # they keep tensors alive
         return error
     finally:
         run.model.train()
@@ -99,7 +99,7 @@ def try_step(run: Run) -> Exception | None:
 
 
 def too_small(run: Run) -> str:
-    """The message for one sequence that does not fit the memory."""
+    """The message if a single sequence does not fit in memory."""
     c = run.config
     return (
         f"out of memory on {run.device.name} with a single sequence of {c.block_size} tokens."
@@ -113,11 +113,11 @@ def too_small(run: Run) -> str:
 
 
 def should_compile(config: Config, model: GPT, device: Device, total_steps: int) -> bool:
-    """The setting `compile`; without one, True if the run is long enough to repay it.
+    """The setting `compile`; if it is None, whether the run is long enough to repay compilation.
 
-    On a CPU, compiling a small model takes half a minute and a sixth off each step, which pays off
-    after about 4e13 operations. On a GPU 1e15 are an estimate: some ten seconds of uncompiled
-    steps. PyTorch's compiler for mps is a prototype.
+    On a CPU, compiling a small model takes half a minute and makes each step a sixth faster, which
+    pays off after about 4e13 FLOPs. On a GPU 1e15 is an estimate: some ten seconds of uncompiled
+    steps. Never on mps, where PyTorch's compiler is a prototype.
     """
     if config.compile is not None:
         return config.compile
@@ -127,14 +127,14 @@ def should_compile(config: Config, model: GPT, device: Device, total_steps: int)
 
 
 def compiler_obstacle(device: str) -> str:
-    """Why torch.compile cannot work on this machine, in a sentence; "" if nothing is known.
+    """Why torch.compile cannot work on this machine, in a sentence; "" if no reason is known.
 
-    Looks at what it needs before it takes half a minute to find out. device: its type.
+    Checks its requirements, since torch.compile takes half a minute to fail. device: its type.
     """
     names = [os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")]
     folders = [Path(torch.__file__).parent, Path(sysconfig.get_path("include"))]
     folders.append(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
-    if device == "cuda" and sys.platform == "linux":  # Triton passes paths with blanks on
+    if device == "cuda" and sys.platform == "linux":  # Triton accepts blanks in paths
         names, folders = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"], []
     elif device != "cpu":
         return ""
@@ -156,11 +156,11 @@ def compiler_obstacle(device: str) -> str:
 
 
 def compile_layers(model):
-    """A model with the weights of `model` whose layers, and head with the loss, are compiled.
+    """A model that shares the weights of `model`, with each layer and the head compiled separately.
 
-    Layers of one kind compile once, which halves the time to the first step. Each layer's gradients
-    are ready as soon as its backward is done, so several processes send them while the next
-    layer's runs.
+    The head includes the loss. Equal layers compile only once, which halves the time to the first
+    step. Each layer's gradients are ready when its own backward pass ends, so several processes can
+    send them during the next layer's.
     """
     compiled = copy.copy(model)
     layers = [torch.compile(block, dynamic=False) for block in model.h]
@@ -170,12 +170,12 @@ def compile_layers(model):
 
 
 def delete_empty_code() -> bool:
-    """Delete the empty files in the cache of torch.compile; returns whether there were any.
+    """Delete empty files from the cache of torch.compile; returns True if there were any.
 
-    A kill leaves a library empty that is being linked, and a power cut any file. Each later
-    compilation would load it, and fail.
+    A kill can leave an empty library that was being linked, and a power cut can empty any file.
+    Every later compilation would load it and fail.
     """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # its import takes a second
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # the import takes a second
 
     code = [path for kind in ("so", "py") for path in Path(cache_dir()).rglob(f"*.{kind}")]
     empty = []
@@ -190,7 +190,7 @@ def delete_empty_code() -> bool:
 
 def data_parallel(model) -> DistributedDataParallel:
     """The model with its gradients averaged over all processes."""
-    # Each process computes the same buffers: without this they were sent in every step.
+    # Buffers are the same in all processes; DDP would send them in every step.
     buffers = [name for name, _ in model.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
     return DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -200,7 +200,7 @@ def data_parallel(model) -> DistributedDataParallel:
 
 
 def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
-    """Checkpoint activations if the settings say so; chunk the loss if memory demands it."""
+    """Checkpoint activations if the setting asks for it; chunk the loss if the logits are large."""
     if config.activation_checkpointing:
         use_activation_checkpointing(model)
     chunks = loss_chunks(config, model.config.vocab_size, device)
@@ -209,7 +209,7 @@ def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
 
 
 def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
-    """How many chunks head and loss are computed in: 8 if the logits fill a GPU, else 1."""
+    """Into how many chunks to split head and loss: 8 if logits take much of a GPU, else 1."""
     if not device.memory:
         return 1
     sequences = config.micro_batch_size or config.batch_size // distributed.world_size
@@ -219,10 +219,10 @@ def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
 
 
 def use_activation_checkpointing(model: GPT) -> None:
-    """Keep each layer's input only, and compute the layer again for the backward pass.
+    """Store only each layer's input, and recompute the layer in the backward pass.
 
-    Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". A step takes a third more
-    products of the layers.
+    Chen et al., 2016, "Training Deep Nets with Sublinear Memory Cost". The layers take a third more
+    FLOPs per step.
     """
     options = {"use_reentrant": False, "preserve_rng_state": model.config.dropout > 0}
 
@@ -236,9 +236,9 @@ def use_activation_checkpointing(model: GPT) -> None:
 
 
 def use_chunked_loss(model: GPT, chunks: int) -> None:
-    """Compute head and loss in this many chunks of the tokens, and again for the backward pass.
+    """Compute head and loss in chunks of the tokens, and recompute them in the backward pass.
 
-    The logits of one chunk exist at a time.
+    Only one chunk's logits are in memory at a time.
     """
     plain = model.head
 
@@ -249,7 +249,7 @@ def use_chunked_loss(model: GPT, chunks: int) -> None:
         total = sum(checkpoint(chunk_loss, x, y, use_reentrant=False) for x, y in pairs)
         return total / (targets != IGNORE).sum().clamp(min=1)
 
-    def chunk_loss(x, targets):  # the sum
+    def chunk_loss(x, targets):  # summed over the targets
         return plain(x[None], targets[None]) * (targets != IGNORE).sum()
 
     model.head = head

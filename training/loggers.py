@@ -1,7 +1,7 @@
-"""More loggers than log.jsonl: TensorBoard and Weights & Biases.
+"""Loggers besides log.jsonl: TensorBoard and Weights & Biases.
 
-Each gets the records of log.jsonl as they are written. One that fails is reported once and is not
-used from there on; training continues.
+Each gets the records of log.jsonl as they are written. If one fails, this is reported once, and
+training continues without it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from training import warn
 
 
 class Loggers:
-    """The loggers that the settings ask for, opened to continue a run after `step`."""
+    """The loggers that the settings enable, opened to continue a run after `step`."""
 
     def __init__(self, config: Config, folder: Path, step: int, run_id: str):
         self.open = {}  # {package: (write(numbers, step), close())}
@@ -24,7 +24,7 @@ class Loggers:
                     self.open[package] = open_logger(config, folder, step, run_id)
 
     def write(self, record: dict) -> None:
-        """Hand on the numbers of a record with a loss, under their names in the log."""
+        """Log the numbers of a record, if it has a loss, under their names in log.jsonl."""
         if not {"loss", "val_loss"} & record.keys():
             return
         numbers = {name: value for name, value in record.items() if value is not None}
@@ -40,7 +40,7 @@ class Loggers:
 
     @contextlib.contextmanager
     def tolerated(self, package: str):
-        """Whatever a package raises in this context ends its use alone."""
+        """Catch whatever the package raises in this context, and stop using it."""
         try:
             yield
         except Exception as error:
@@ -50,7 +50,7 @@ class Loggers:
 
 
 def open_tensorboard(config: Config, folder: Path, step: int, run_id: str):
-    """Curves for `tensorboard --logdir`; what an earlier start wrote after `step` is purged."""
+    """Write curves for `tensorboard --logdir`; purges what an earlier start wrote after `step`."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
@@ -58,7 +58,7 @@ def open_tensorboard(config: Config, folder: Path, step: int, run_id: str):
     def write(numbers, step):
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
-        writer.flush()  # a killed run does not log these steps again
+        writer.flush()  # a killed run may not log these steps again
 
     return write, writer.close
 
@@ -77,14 +77,14 @@ def open_wandb(config: Config, folder: Path, step: int, run_id: str):
         config=config.recorded(),
         settings=wandb.Settings(silent=True, console="off", init_timeout=30),
     )
-    # W&B's own counter takes no step twice, and a resumed run repeats some.
+    # W&B's own step counter rejects repeated steps, and a resumed run repeats some.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return lambda numbers, step: run.log({"step": step, **numbers}), run.finish
 
 
 def display_name(folder: Path) -> str:
-    """A run's folder as its name among others: its path below checkpoints/, or from here."""
+    """The name of a run: its folder's path below checkpoints/, else from the current directory."""
     whole = folder.resolve()
     for root in (ROOT.resolve(), Path.cwd()):
         if whole.is_relative_to(root) and whole != root:

@@ -1,7 +1,7 @@
-"""The optimizer of a run: AdamW, or with Muon for the matrices of the blocks; clipping, an update.
+"""The optimizer: AdamW, or AdamW with Muon for the blocks' matrices; clipping and updates.
 
-Knows parameters, gradients, the settings that it names, and the processes that share Muon's work;
-no data and no files.
+Knows parameters, gradients, some settings, and the processes that share Muon's work; neither data
+nor files.
 """
 
 import torch
@@ -14,11 +14,11 @@ from training import distributed
 def make_optimizer(
     model: torch.nn.Module, config, device: torch.device, decay: float
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, 2017), or with Muon for the matrices of the blocks.
+    """AdamW (Loshchilov and Hutter, 2017), or AdamW with Muon for the blocks' matrices.
 
-    A group's `initial_lr` is its peak learning rate. decay: the share of the matrices' weights that
-    a step at the peak takes away; as PyTorch multiplies a group's weight_decay by its learning
-    rate, groups with different rates get different weight_decay. config: a Config.
+    A group's `initial_lr` is its peak learning rate. decay: the fraction by which a step at the
+    peak shrinks the matrices' weights. PyTorch multiplies weight_decay by the learning rate, so
+    groups with different learning rates get different weight_decay. config: a Config.
     """
     kinds = by_kind(model)
     embedding_lr = config.embedding_lr
@@ -43,12 +43,12 @@ def make_optimizer(
 
 
 def muon_groups(model, matrices: list, config, device: torch.device, decay: float) -> list[dict]:
-    """The blocks' matrices, a group per shape."""
+    """Parameter groups for the blocks' matrices, one per shape."""
     options = {
         "lr": config.muon_lr,
         "decay": decay,
         "momentum": config.muon_momentum,
-        # On a GPU 16 bits are many times as fast as float32, on a CPU that has them twice.
+        # 16 bits are many times faster than float32 on a GPU, and twice on a CPU that has them.
         "dtype": hardware.find_dtype(device, config.dtype),
     }
     names = {p: name for name, p in model.named_parameters()}
@@ -59,9 +59,9 @@ def muon_groups(model, matrices: list, config, device: torch.device, decay: floa
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters: embeddings, the blocks' matrices, vectors, and the head.
+    """The parameters by kind: "embedding", "matrix" (of the blocks), "vector" and "head".
 
-    Embeddings are those of tokens and of learned positions. A tied one counts as the head.
+    Embeddings include learned positions. A tied embedding counts as the head.
     """
     kinds = {"embedding": [], "matrix": [], "vector": [], "head": []}
     for name, p in model.named_parameters():
@@ -77,13 +77,13 @@ def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
 
 
 def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of an optimizer's parameters, in the order in which its state numbers them."""
+    """The names of an optimizer's parameters, in the order of its state dict's numbers."""
     names = {p: name for name, p in model.named_parameters()}
     return [names[p] for group in optimizer.param_groups for p in group["params"]]
 
 
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the optimizer's state, as its first step would."""
+    """Allocate the optimizer state, as the first step would."""
     for group in optimizer.param_groups:
         if "num_fused" in group:
             optimizer.reserve_momentum(group)
@@ -102,10 +102,10 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, multiplier: float) -> N
 
 
 def clip_gradients(model, optimizer, scaler, grad_clip: float) -> torch.Tensor:
-    """Let the next update take gradients of a norm of at most grad_clip (0: of any).
+    """Clip the gradients to a norm of grad_clip (0: no clipping). Returns the norm before.
 
-    Returns their norm before, a scalar on the device. Fused optimizers take the factor as a tensor,
-    and whether to skip the update, as the norm is not finite: nothing waits for the device.
+    The norm is a scalar on the device. A fused optimizer gets the factor as a tensor, and a flag to
+    skip the update if the norm is not finite, so nothing waits for the device.
     """
     scaler.unscale_(optimizer)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -119,9 +119,9 @@ def clip_gradients(model, optimizer, scaler, grad_clip: float) -> torch.Tensor:
 
 
 def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
-    """Step along the gradients, and clear them.
+    """Take an optimizer step, and clear the gradients.
 
-    Where their norm is not finite, weights and optimizer stay as they are.
+    If the norm of the gradients is not finite, weights and optimizer state do not change.
     """
     if is_fused(optimizer, scaler) or scaler.is_enabled() or norm.isfinite():
         scaler.step(optimizer)
@@ -130,7 +130,7 @@ def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
 
 
 def is_fused(optimizer, scaler) -> bool:
-    """True if the optimizer itself clips and skips; with float16 the GradScaler needs that."""
+    """True if the optimizer itself clips and skips; with float16, the GradScaler does."""
     return optimizer.defaults["fused"] and not scaler.is_enabled()
 
 
@@ -138,17 +138,17 @@ def is_fused(optimizer, scaler) -> bool:
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for groups of parameters with `num_fused`, AdamW for the others.
+    """Muon for parameter groups with `num_fused`, AdamW for the others.
 
-    Muon makes the momentum of a matrix orthogonal before it steps along it: Jordan et al., 2024,
+    Muon orthogonalizes the momentum of a matrix and uses that as the update: Jordan et al., 2024,
     https://kellerjordan.github.io/posts/muon.
 
-    A group of Muon's holds parameters of one shape, each `num_fused` matrices on top of each other
-    (3 for query, key and value), and has `lr`, Nesterov `momentum`, decoupled `weight_decay`, and
-    `dtype`, in which matrices are made orthogonal.
+    A Muon group holds parameters of one shape, each a stack of `num_fused` matrices (3 for query,
+    key and value). It has `lr`, Nesterov `momentum`, decoupled `weight_decay`, and `dtype`, the
+    precision of the orthogonalization.
 
     As in fused AdamW, gradients are divided by the tensor `grad_scale`, and if the tensor
-    `found_inf` is 1 a step changes neither weights nor momentum; nothing waits for the device.
+    `found_inf` is 1, a step changes neither weights nor momentum; nothing waits for the device.
     """
 
     grad_scale = None  # clip_gradients() and GradScaler set these two
@@ -156,11 +156,11 @@ class Muon(torch.optim.AdamW):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.momenta = {}  # the first parameter of a group: the group's stack
+        self.momenta = {}  # {first parameter of a group: momentum of the group}
 
     @torch.no_grad()
     def step(self):
-        """Change the parameters along their gradients, `p.grad`."""
+        """Update the parameters from their gradients."""
         groups = self.param_groups
         for group in groups:
             if "num_fused" in group:
@@ -172,7 +172,7 @@ class Muon(torch.optim.AdamW):
             self.param_groups = groups
 
     def step_matrices(self, group):
-        """Muon's step for one group, as one stack of matrices [N, R, C]."""
+        """Muon's step for one group, on all its matrices at once, [N, R, C]."""
         momentum = self.reserve_momentum(group)
         beta, lr = group["momentum"], group["lr"]
         R, C = momentum.shape[1:]
@@ -185,17 +185,17 @@ class Muon(torch.optim.AdamW):
             good -= self.found_inf
 
         momentum.lerp_(gradient, (1 - beta) * good)
-        update = gradient.lerp_(momentum, beta)  # Nesterov's look ahead
+        update = gradient.lerp_(momentum, beta)  # Nesterov
         update = orthogonalize(update, group["dtype"])
         length = lr * max(1.0, R / C) ** 0.5 * good
-        update = update.mul(length.view(1))  # a factor of no dimension would be rounded to 16 bits
+        update = update.mul(length.view(1))  # 0-dim would be rounded to 16 bits
         weights = [p.view(-1, R, C) for p in group["params"]]
         if group["weight_decay"]:
             torch._foreach_mul_(weights, 1 - lr * group["weight_decay"] * good)
         torch._foreach_sub_(weights, update.split(group["num_fused"]))
 
     def reserve_momentum(self, group) -> torch.Tensor:
-        """A group's momentum, [N, R, C], of which each parameter's state is a part."""
+        """A group's momentum, [N, R, C]; each parameter's state is a view of a part of it."""
         params, fused = group["params"], group["num_fused"]
         if params[0] not in self.momenta:
             rows, columns = params[0].shape
@@ -207,22 +207,22 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalize(x: torch.Tensor, dtype=torch.float32) -> torch.Tensor:
-    """Matrices with their singular values brought near 1. x: [N, R, C]; returns it in `dtype`.
+    """Bring the singular values of matrices near 1: [N, R, C] -> the same shape in `dtype`.
 
-    Several processes split the matrices between them.
+    If there are several processes, each computes a share of the matrices.
     """
     norm = x.norm(dim=(1, 2), keepdim=True) + 1e-7
-    x = (x / norm).to(dtype)  # rounded only now: float16 has no numbers as small as momentum
+    x = (x / norm).to(dtype)  # in this order: momentum underflows in float16
     if x.size(1) > x.size(2):
         return distributed.split_across_ranks(newton_schulz, x.mT).mT
     return distributed.split_across_ranks(newton_schulz, x)
 
 
 def newton_schulz(x):
-    """Five steps of the iteration in x's dtype. x: [N, rows, columns], no taller than wide.
+    """Five Newton-Schulz iterations in x's dtype. x: [N, R, C] with R <= C and norms of at most 1.
 
-    The quintic's slope at zero is steep: all but the smallest singular values are then between 0.7
-    and 1.2, near enough.
+    The quintic is steep at zero, so that all but the smallest singular values end between 0.7 and
+    1.2, which is close enough.
     """
     for _ in range(5):
         gram = torch.bmm(x, x.mT)

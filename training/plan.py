@@ -1,8 +1,8 @@
 """What a run prints before it starts: a banner, or with --dry_run the plan. Writes nothing.
 
-The plan is the memory, disk, hours and money that a run needs. The figures for other GPUs are
-computed; those for this device are measured with a few real steps, which change no weights: their
-learning rate is 0.
+The plan estimates the memory, disk space, hours and money that a run needs. Figures for other GPUs
+are computed; those for this device are measured in a few real steps with a learning rate of 0,
+which change no weights.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from training.step import forward_backward
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
-UTILIZATION = 0.4  # share of the peak; published runs of this class reach 0.3 to 0.5
+UTILIZATION = 0.4  # of peak FLOP/s; published runs of this class reach 0.3 to 0.5
 WORKSPACE = 32 << 20  # bytes, of cuBLAS on an H100 or H200; less on others
-TOKENS = 4096  # per micro-batch on a CPU; with more, the time per token does not change
-LONG_S = 0.5  # forward and backward on a CPU; above this, no larger micro-batch is timed
-STEPS = 20  # the most that are timed
+TOKENS = 4096  # per micro-batch on a CPU; more do not change the time per token
+LONG_S = 0.5  # if forward and backward on a CPU take longer, no larger micro-batch is timed
+STEPS = 20  # timed at most
 
 
 # -- the banner ------------------------------------------------------------------------------------
 
 
 def banner(run: Run) -> str:
-    """Device, model, data, step, start, run and checkpoints, a line each."""
+    """One line each on device, model, data, step, start, run and checkpoints; then warnings."""
     c, model, done = run.config, run.model, run.step
     lines = {
         "device": describe_device(run),
@@ -90,7 +90,7 @@ def warnings(run: Run) -> list[str]:
 
 
 def describe_device(run: Run) -> str:
-    """The device, the processes, the precision, whether the model is compiled."""
+    """The device, the number of processes, the precision, and whether the model is compiled."""
     count = f"{distributed.world_size} x " if distributed.world_size > 1 else ""
     compiled = "compiled" if run.compiles else "not compiled"
     text = f"{count}{run.device.name}, {run.versions()['dtype']}, {compiled}"
@@ -113,7 +113,7 @@ def describe_data(run: Run) -> str:
 
 
 def describe_step(run: Run) -> str:
-    """The tokens of an optimizer step, and its micro-batch."""
+    """The tokens per optimizer step, and the micro-batch."""
     c, micro_batch, local_batch = run.config, run.micro_batch, run.local_batch
     text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
@@ -122,7 +122,7 @@ def describe_step(run: Run) -> str:
 
 
 def describe_checkpoints(run: Run) -> str:
-    """Where saves go, and how often."""
+    """Where checkpoints go, and how often."""
     c, often = run.config, []
     if c.save_interval:
         often.append(f"{c.save_interval:,} steps")
@@ -140,7 +140,7 @@ def describe_checkpoints(run: Run) -> str:
 
 
 def plan(run: Run) -> Iterator[str]:
-    """Yield the plan of a run as text; the part that is measured comes last."""
+    """Yield the plan of a run as text; the measured part comes last."""
     for table in (size_table, memory_table, disk_table, hours_table):
         yield "\n" + "\n".join(table(run))
     yield measured_here(run)
@@ -160,7 +160,7 @@ def size_table(run: Run) -> list[str]:
 
 
 def steps_per_epoch(run: Run) -> str:
-    """The steps in which a run sees its text once: 1,234.5 or 0.012."""
+    """Steps per epoch as text, such as 1,234.5 or 0.012."""
     steps = run.data.train.windows / run.config.batch_size
     return f"{steps:,.1f}" if steps >= 1 else f"{steps:.2g}"
 
@@ -171,10 +171,10 @@ def steps_per_epoch(run: Run) -> str:
 def memory(
     config: Config, model: GPT, optimizer: torch.optim.Optimizer, micro_batch: int, device: Device
 ) -> dict[str, int]:
-    """Bytes of training at its peak, by what they hold.
+    """Peak memory of training in bytes, by use: {"weights", "gradients", ..., "peak"}.
 
-    Weights and gradients are 4 bytes per parameter. The copies of weights for 16-bit products and
-    the workspace of a GPU's products count as activations.
+    Weights and gradients take 4 bytes per parameter. 16-bit copies of the weights and cuBLAS's
+    workspace count as activations.
     """
     parameters = model.num_parameters()
     needed = {
@@ -189,19 +189,19 @@ def memory(
         needed["activations"] += WORKSPACE
     in_backward = needed["gradients"] + needed["activations"]
     if micro_batch == config.batch_size // distributed.world_size:
-        # Without accumulation the gradients appear while the activations go.
+        # Without accumulation, gradients are allocated while activations are freed.
         in_backward = max(needed["gradients"], needed["activations"])
     return needed | {"peak": needed["weights"] + needed["optimizer"] + in_backward}
 
 
 def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Device) -> int:
-    """Bytes that a backward pass needs.
+    """Bytes of activations for a backward pass.
 
-    A token and layer: two residuals, and in the products' precision the inputs of the linear
-    layers, query, key and value, and the MLP's inner values. Once a token: the gradients of one
-    MLP, the logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over
-    them. With checkpointing a residual a layer, and one layer's activations. With chunks one
-    chunk's logits.
+    Per token and layer: two residuals, and in the precision of the matrix products the inputs of
+    the linear layers, query, key and value, and the MLP's inner values. Per token: the gradients of
+    one MLP, the logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over
+    them. Activation checkpointing keeps one residual per layer, plus one layer's activations. A
+    chunked loss keeps one chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
@@ -224,7 +224,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
 
 
 def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes that a checkpoint holds: of weights and moments, AdamW's two or Muon's one."""
+    """Bytes of a checkpoint: weights, and AdamW's two moments or Muon's one."""
     total = 0
     for group in optimizer.param_groups:
         tensors = 2 if "num_fused" in group else 3
@@ -233,7 +233,7 @@ def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def memory_table(run: Run) -> list[str]:
-    """Memory by micro-batch and by what it holds, on this device."""
+    """Memory on this device, by micro-batch and by use."""
     columns = ("weights", "gradients", "optimizer", "activations", "peak")
     lines = [f"{'memory':15}{'micro-batch':>14}{''.join(f'{name:>13}' for name in columns)}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
@@ -260,18 +260,18 @@ def largest_micro_batch(run: Run, device: Device) -> int:
 
 
 def check_ram(run: Run) -> None:
-    """Raises MemoryError if a CPU lacks the memory: Linux would end the process instead."""
+    """Raises MemoryError if a CPU run would not fit in RAM, where Linux would kill the process."""
     needed = memory(run.config, run.model, run.optimizer, 1, run.device)
     free = hardware.free_ram() or math.inf
-    to_come = needed["peak"] - needed["weights"]  # these are there
-    with memory_everywhere():  # the processes look at different moments
+    to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
+    with memory_everywhere():  # each process may see other free memory
         if run.device.type == "cpu" and to_come > free:
             raise MemoryError
 
 
 @contextlib.contextmanager
 def memory_everywhere():
-    """Raises MemoryError in all processes if one lacks the memory for what it does here."""
+    """Raises MemoryError in all processes if one runs out of memory in this context."""
     lacks = False
     try:
         yield
@@ -287,8 +287,8 @@ def memory_everywhere():
 
 
 def disk_space(run: Run) -> tuple[int, int, Path]:
-    """The most that checkpoints will add, what is free, both in bytes, and the folder."""
-    kept = run.config.keep_last + 2  # the best too, and the one that is being written
+    """Bytes that checkpoints will add at most, bytes free, and the folder measured."""
+    kept = run.config.keep_last + 2  # plus the best, and the one being written
     more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.optimizer)
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     return more, shutil.disk_usage(folder).free, folder
@@ -296,7 +296,7 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 
 @distributed.on_main
 def check_disk(run: Run) -> None:
-    """Raises RunError if the disk of a run's folder has no room for one checkpoint."""
+    """Raises RunError if the disk of the run's folder has no room for one checkpoint."""
     try:
         files.check_room(run.folder, checkpoint_bytes(run.optimizer), "choose a larger disk")
     except OSError as error:
@@ -341,14 +341,14 @@ def money(hours: float, config: Config) -> str:
 
 
 def from_data_sheet(name: str) -> Device:
-    """A GPU that is not here. name: of hardware.GPUS."""
+    """A Device for a GPU from its data sheet. name: a key of hardware.GPUS."""
     tflops, gigabytes = hardware.GPUS[name]
     dtype = torch.float16 if name in ("T4", "V100") else torch.bfloat16
     return Device(torch.device("cuda"), dtype, name, int(1e9 * gigabytes), 1e12 * tflops)
 
 
 def measured_here(run: Run) -> str:
-    """The last line of the table of hours: this device, measured by a few real steps."""
+    """The last line of the table of hours: this device, measured in a few real steps."""
     c, where, note = run.config, run.device.name, ""
     if run.device.type == "cpu" and run.compiles:
         note = ", not compiled; compiling saves about a sixth"
@@ -370,13 +370,13 @@ def measured_here(run: Run) -> str:
 
 
 def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
-    """Time steps, two at least, while `seconds` last; compilation does not count.
+    """Time at least two steps, for about `seconds`, not counting compilation.
 
-    Not compiled on a CPU, which may take minutes. A CPU begins with one sequence, which may take
-    all of the seconds, and doubles from there. Several processes take the same steps, by the clock
-    of the first: Muon's update waits for all of them. Returns the seconds of an optimizer step, and
-    the micro-batch with which it was timed. Raises RunError if one sequence is too much for the
-    memory, and MemoryError if that of any process runs out.
+    On a CPU, does not compile, which may take minutes, and starts with micro-batches of one
+    sequence, which may use up all the time; then doubles them. Several processes follow the clock
+    of the first, so that they take equally many steps, since Muon's update waits for all. Returns
+    the seconds per optimizer step, and the micro-batch used. Raises RunError if one sequence does
+    not fit in memory, and MemoryError if any process runs out of memory.
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
     if run.device.type == "cpu":
@@ -399,14 +399,14 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
             begun = time.perf_counter()
         elif len(update_s) > 1 and distributed.gather(time.perf_counter() - begun)[0] > seconds:
             break
-    # The first of each warms up.
+    # The first of each is a warm-up.
     forward, update = (statistics.median(s[1:]) for s in (forward_s, update_s))
     return forward * run.local_batch / size + update, size
 
 
 @contextlib.contextmanager
 def timed(device: torch.device, seconds: list[float]):
-    """Append to `seconds` how long the device takes for what is done in this context."""
+    """Append to `seconds` how long the device takes for the work in this context."""
     hardware.synchronize(device)
     start = time.perf_counter()
     yield

@@ -1,7 +1,7 @@
 """--profile: where the time of a few steps goes, as a table and as a Chrome trace.
 
-Knows the names of the parts of a step that the trainer marks with torch.profiler.record_function,
-not what they do.
+Knows a step's parts only by the names that the trainer gives them with
+torch.profiler.record_function.
 """
 
 import os
@@ -18,19 +18,19 @@ from training.run import Run
 
 PARTS = ("data", "forward", "backward", "optimizer")
 WARMUP, STEPS = 3, 5
-PROFILED_STEPS = WARMUP + STEPS  # that a run must have left
+PROFILED_STEPS = WARMUP + STEPS  # the run must have this many left
 
 
 class Profiler:
-    """Profiles STEPS steps after WARMUP others.
+    """Profiles STEPS steps after WARMUP steps.
 
-    done: called once, with their table and {part: seconds per step}.
+    done: called once, with a table and {part: seconds per step}.
     """
 
     def __init__(self, folder: Path, device: torch.device, done):
         self.path, self.device, self.done = folder / "trace.json", device, done
         self.steps = 0
-        os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # else it prints lines between ours
+        os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences its messages
         watched = schedule(wait=WARMUP - 1, warmup=1, active=STEPS, repeat=1)
         self.profile = profile(schedule=watched, on_trace_ready=self.read)
         self.profile.start()
@@ -38,12 +38,12 @@ class Profiler:
     def step(self) -> None:
         """Tell the profiler that a step has ended."""
         self.steps += 1
-        if self.steps in (WARMUP, PROFILED_STEPS):  # a GPU ends what it was given in these steps
+        if self.steps in (WARMUP, PROFILED_STEPS):  # finish the GPU's queue in these steps
             hardware.synchronize(self.device)
         self.profile.step()
 
     def read(self, finished: profile) -> None:
-        """Write the trace, and hand on the table."""
+        """Write the trace, and pass the table to `done`."""
         finished.export_chrome_trace(str(self.path))
         seconds = seconds_by_part(finished.key_averages())
         text = f"{table(seconds)}\nfor chrome://tracing or ui.perfetto.dev: {self.path}"
@@ -51,7 +51,7 @@ class Profiler:
 
 
 def open_profiler(run: Run, done: Callable) -> Profiler | None:
-    """The profiler of a run that is to have one. done: as for Profiler."""
+    """A Profiler if the setting asks for it and enough steps are left. done: as in Profiler."""
     if not run.config.profile or not distributed.is_main:
         return None
     if run.schedule.steps_left < PROFILED_STEPS:
@@ -64,10 +64,10 @@ def open_profiler(run: Run, done: Callable) -> Profiler | None:
 def seconds_by_part(averages) -> dict[str, float]:
     """{part: seconds per step}, and "other" for the rest of a step.
 
-    On a GPU these are the seconds of its kernels. The backward's are launched by another thread
-    than the one that marks it: they are those that no other part has launched.
+    On a GPU, the time of kernels. A different thread launches those of the backward pass, outside
+    its annotation, so they are computed as all kernels minus those of the other parts.
     """
-    # On a GPU a kernel is an event of its own, and what marks a part has one there too.
+    # On a GPU each kernel is an event, and so is each annotation.
     total = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
     on_gpu = [event for event in averages if event.device_type != DeviceType.CPU]
     kernels = sum(e.self_device_time_total for e in on_gpu if not e.is_user_annotation)
@@ -80,7 +80,7 @@ def seconds_by_part(averages) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float]) -> str:
-    """The parts of a step with their milliseconds and shares."""
+    """A table of the parts of a step, in milliseconds and as shares."""
     whole = sum(seconds.values())
     lines = [f"profile of {STEPS} steps:"]
     for part, s in [*seconds.items(), ("step", whole)]:

@@ -1,7 +1,7 @@
-"""The reports of a run: log.jsonl, the loggers, the terminal, with the answers to sample_prompts.
+"""The reports of a run: log.jsonl, the loggers, the terminal, and samples for sample_prompts.
 
-Every record of the log and every line that the loop prints is put together here. A write that fails
-is reported and does not end the run.
+Builds every record of the log and every line that the loop prints. If a write fails, this is
+reported, and the run continues.
 """
 
 import importlib.util
@@ -26,19 +26,20 @@ from training import distributed, warn
 from training.loggers import Loggers
 from training.run import Run
 
-NEW_TOKENS = 64  # of the answer to a sample prompt
-QUIET_S = 20  # seconds between lines if no terminal shows a progress bar
+NEW_TOKENS = 64  # generated per sample prompt
+QUIET_S = 20  # seconds between lines where there is no progress bar
 
 
 class Recorder:
-    """Writes and prints in the first process; in the others it does nothing.
+    """Writes and prints in the first process only.
 
-    These print nowhere (distributed.init), so only what writes, reads or computes asks which it is.
+    The others' stdout is discarded (distributed.init), so only methods that write, read or compute
+    need on_main.
     """
 
     def __init__(self, run: Run):
         self.run = run
-        self.unwritten = []  # records that the disk did not take
+        self.unwritten = []  # records that could not be written yet
         self.training_losses = []  # since the last evaluation of this start
         self.last_loss = 0.0  # of training or validation
         self.logged_step = run.step
@@ -59,7 +60,7 @@ class Recorder:
 
     @distributed.on_main
     def begin(self) -> None:
-        """Write the settings, the log up to this step, and a record of this start."""
+        """Write config.json, the log up to this step, and a record of this start."""
         run = self.run
         run_folder.record(run.folder, run.config.recorded(), run.id)
         if not run.step and run_folder.has_saved(run.folder):
@@ -86,7 +87,8 @@ class Recorder:
     def record(self, values: dict) -> None:
         """Add a record to the log, with step, time and cost.
 
-        One that the disk does not take is written with the next; the first of them is reported.
+        A record that cannot be written is kept for the next call; only the first such failure in a
+        row is reported.
         """
         counters, cost = self.run.counters, self.run.clock.cost
         record = {
@@ -107,7 +109,7 @@ class Recorder:
         self.loggers.write(record)
 
     def halved(self, before: int) -> None:
-        """Record and print that the memory does not take micro-batches of `before` sequences."""
+        """Record and print that micro-batches of `before` sequences do not fit in memory."""
         size = self.run.micro_batch
         self.record({"event": "out of memory", "micro_batch": size})
         print(
@@ -118,7 +120,7 @@ class Recorder:
     # -- while it runs ----------------------------------------------------------------------------
 
     def step(self, seconds: float) -> None:
-        """Record and show this step. seconds: of training, since the last record."""
+        """Record and show this step. seconds: of training since the last recorded step."""
         run, step = self.run, self.run.step
         summed = run.loss_sums.pop()
         loss = summed["loss"]
@@ -143,7 +145,7 @@ class Recorder:
         self.show_step(loss, mfu, summed["bad_steps"])
 
     def show_step(self, loss: float | None, mfu: float | None, bad_steps: int) -> None:
-        """Show the step on the progress bar; if there is none, on a line now and then."""
+        """Show the step on the progress bar; without one, print a line every QUIET_S."""
         parts = ["loss NaN" if loss is None else f"loss {loss:.4f}"]
         if mfu:
             parts.append(f"MFU {mfu:.1%}")
@@ -161,7 +163,7 @@ class Recorder:
         return f"step {self.run.step:,} of {self.run.schedule.total_steps:,}"
 
     def pace(self) -> list[str]:
-        """Speed, cost so far and time left in words, if they are known."""
+        """Speed, cost so far and time left as text, as far as they are known."""
         run, speed, cost = self.run, self.tokens_per_second, self.run.clock.cost
         tokens_left = run.schedule.steps_left * run.config.tokens_per_step
         parts = []
@@ -175,14 +177,14 @@ class Recorder:
 
     @distributed.on_main
     def evaluation(self, val_loss: float) -> None:
-        """Record and show an evaluation, with the answers to sample_prompts under it.
+        """Record and show an evaluation, followed by samples for sample_prompts.
 
         val_loss: in nats per token.
         """
         run, c = self.run, self.run.config
         answers = answer_prompts(run.model, run.data.tokenizer, c.sample_prompts, c.seed, run.cast)
         best = math.inf if run.saver.best is None else run.saver.best
-        best = min(best, val_loss)  # in this order NaN is passed over
+        best = min(best, val_loss)  # this order ignores a NaN
         bits = run.data.meta.bits_per_byte(val_loss, c.loss_on)
         if answers:
             self.record({"samples": answers})
@@ -216,7 +218,7 @@ class Recorder:
             self.loggers.close()
 
     def interrupted(self, reason: str) -> None:
-        """Print the last line of a run that a signal or an error has ended."""
+        """Print the last line of a run that was ended by a signal or an error."""
         self.bar.close()
         step = "no step completed yet"
         if self.run.step:
@@ -225,7 +227,7 @@ class Recorder:
 
     @distributed.on_main
     def summary(self, ending: str) -> None:
-        """Print the last lines of a run: its figures, and what to do with it."""
+        """Print the last lines of a run: its figures, and commands to go on with."""
         run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         self.bar.close()
         line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
@@ -265,7 +267,7 @@ def commit() -> str | None:
 def continue_command(run: Run) -> str:
     """The command that continues a run with its own settings."""
     launcher = "python"
-    if distributed.world_size > 1:  # those of several machines have other options too
+    if distributed.world_size > 1:  # several machines need further options
         launcher = f"torchrun --nproc_per_node={distributed.local_world_size}"
     return f"{launcher} train.py {quote(run.folder.as_posix())}"
 
@@ -277,7 +279,7 @@ def generate_command(run: Run) -> str:
         return f"{command} --chat"
     for prompt in run.config.sample_prompts[:1]:
         return f"{command} --prompt={quote(prompt)}"
-    return command  # it asks for a prompt: one of ours may have characters that the text lacks
+    return command  # no default prompt: the text may lack its characters
 
 
 # -- samples ---------------------------------------------------------------------------------------
@@ -286,9 +288,9 @@ def generate_command(run: Run) -> str:
 def answer_prompts(
     model: GPT, tokenizer: Tokenizer, prompts: list[str], seed: int, cast
 ) -> list[dict]:
-    """[{"prompt", "text"}] for each prompt.
+    """Generate a sample per prompt: [{"prompt", "text"}].
 
-    The same weights give the same answers. cast: makes an autocast context.
+    The same weights and seed give the same text. cast: makes an autocast context.
     """
     settings = {"seed": seed, "temperature": 0.8, "top_k": 50}
     answers = []
@@ -302,9 +304,9 @@ def answer_prompts(
 
 
 def samples(answers: list[dict]) -> str:
-    """Prompts and how the model continued them, indented. answers: [{"prompt", "text"}].
+    """Format prompts with their continuations, indented. answers: [{"prompt", "text"}].
 
-    Control characters, which an untrained model writes too, are shown as "?".
+    Control characters, which an untrained model may generate, are shown as "?".
     """
     lines = []
     for answer in answers:

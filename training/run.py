@@ -1,6 +1,6 @@
-"""One training run: its parts, how far it is, and the state.json of its checkpoints.
+"""A training run: its parts, its progress, and the content of its checkpoints.
 
-train.py builds it and says what happens with it.
+train.py decides what happens with it.
 """
 
 import math
@@ -23,11 +23,11 @@ from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
 
 @dataclass
 class Progress:
-    """How far a run is in a checkpoint: "progress" of its state.json.
+    """A run's progress in a checkpoint: "progress" in state.json.
 
     sequences: drawn from the training data so far, which is the position in the data order.
-    elapsed_s: seconds of training, compilation included, evaluation and saving not.
-    running_s: seconds of everything over all starts, which a rented machine bills.
+    elapsed_s: seconds of training, including compilation but not evaluation and saving.
+    running_s: seconds in all, over all starts, which a rented machine bills.
     sums: LossSums.tolist().
     """
 
@@ -39,11 +39,11 @@ class Progress:
 
 
 class LossSums:
-    """Losses and bad steps, summed up on the device, so that nothing waits for it.
+    """Losses and bad steps, summed on the device, so that nothing waits for it.
 
-    loss_sum and good_steps: since restart(). bad_in_a_row: bad steps up to now; most_in_a_row: the
-    most there were in this start of the run, so that none is missed between two looks. bad_total:
-    in all. grad_norm: of the last step's gradients.
+    loss_sum, good_steps: since pop(). bad_in_a_row: consecutive bad steps up to now. most_in_a_row:
+    its maximum since this start of the run, so that no series is missed between two checks.
+    bad_total: bad steps in all. grad_norm: of the last step.
     """
 
     def __init__(self, values: list[float], device: torch.device):
@@ -53,7 +53,7 @@ class LossSums:
         self.grad_norm = torch.zeros_like(self.loss_sum)
 
     def add(self, loss: torch.Tensor, grad_norm: torch.Tensor, good: torch.Tensor) -> None:
-        """Count a step. loss, grad_norm: scalars. good: bool; a bad step has changed no weights."""
+        """Count a step. loss, grad_norm: scalars. good: bool; False if the update was skipped."""
         bad = (~good).float()
         self.loss_sum += torch.where(good, loss, 0.0)
         self.good_steps += 1 - bad
@@ -64,9 +64,9 @@ class LossSums:
         self.grad_norm = grad_norm
 
     def pop(self) -> dict:
-        """For the log: the mean loss since the last call, the last norm, the bad steps in all.
+        """For the log: mean loss since the last call, last gradient norm, bad steps in all.
 
-        The loss is None if no step was good, the norm if it is not finite. Waits for the
+        The loss is None if no step was good; the norm is None if it is not finite. Waits for the
         device.
         """
         loss_sum, good_steps, _, bad_total = self.tolist()
@@ -80,22 +80,21 @@ class LossSums:
         }
 
     def tolist(self) -> list[float]:
-        """The four that a checkpoint keeps, in their order; waits for the device."""
+        """The four sums that a checkpoint stores; waits for the device."""
         return self.sums.tolist()
 
 
 @dataclass
 class Run:
-    """What a run is made of.
+    """The parts of a run.
 
-    id: by which it is known under any name; the same in all its checkpoints. log: the records up to
-    this step. changes: of settings since the checkpoint from which it continues, as a table.
-    compiles: whether the model is to be compiled. obstacle: why it cannot be, though it should, or
+    id: identifies the run even if its folder is renamed; the same in all its checkpoints. log: the
+    records up to this step. changes: table of settings that differ from the checkpoint's. compiles:
+    whether to compile the model. obstacle: why it cannot be compiled although it should be; else
     "". learning_rate: of the last step.
 
-    micro_batch: sequences in one forward, a divisor of local_batch. compiled: the model, which
-    fit() compiles. ddp: that one, or if there are several processes the one whose backward
-    averages their gradients.
+    micro_batch: sequences per forward, a divisor of local_batch. compiled: the model, which fit()
+    compiles. ddp: the same, wrapped in DistributedDataParallel if there are several processes.
     """
 
     id: str
@@ -149,7 +148,7 @@ class Run:
         return hardware.autocast(self.device.torch, self.device.dtype)
 
     def attention_backend(self) -> str:
-        """PyTorch's choice of an attention kernel: cudnn, flash, efficient or math."""
+        """The attention kernel that PyTorch chooses: cudnn, flash, efficient or math."""
         shape = self.model.config
         size = (1, shape.n_head, shape.block_size, shape.head_dim)
         q = torch.empty(size, dtype=self.device.dtype, device=self.device.torch, requires_grad=True)
@@ -179,7 +178,7 @@ class Run:
         )
 
     def versions(self) -> dict:
-        """PyTorch, processes, device and precision, for log and checkpoints."""
+        """PyTorch's version, processes, device and precision, for log and checkpoints."""
         return {
             "torch": torch.__version__,
             "processes": distributed.world_size,
@@ -188,9 +187,9 @@ class Run:
         }
 
     def snapshot(self) -> tuple[dict, dict, dict]:
-        """This step for a checkpoint: the contents of state.json, model.pt and optimizer.pt.
+        """The content of a checkpoint's state.json, model.pt and optimizer.pt at this step.
 
-        The tensors are those that training changes, not copies.
+        The tensors are not copies; training goes on changing them.
         """
         progress = Progress(
             step=self.step,
@@ -221,5 +220,5 @@ class Run:
 
 
 def largest_divisor(whole: int, limit: int) -> int:
-    """The largest divisor of `whole` up to `limit`; 1 at least."""
+    """The largest divisor of `whole` that is at most `limit`; at least 1."""
     return next(n for n in range(max(1, min(whole, limit)), 0, -1) if whole % n == 0)

@@ -1,9 +1,9 @@
-"""Saves of a run. One thread does all of it: write, flush, rename, rotate, upload.
+"""Saves checkpoints in a background thread: write, flush, rename, rotate, upload.
 
-Training waits for the copy of its state, and for the save before it when the next one is due. Only
-the last save does without the thread, as an upload may hold that for long; a lock lets one of the
-two at the run's folder. What a step folder holds is in formats/run_folder.py, what a mirror holds
-in formats/mirror.py.
+Training waits only for the copy of its state, and for the previous save if that is not done yet.
+The last save does not use the thread, where an upload may take long; a lock keeps the two from
+changing the run's folder at once. formats/run_folder.py knows step folders, formats/mirror.py
+mirrors.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from formats.mirror import Mirror
 from formats.run_folder import CheckpointError
 from training import RunError, distributed, warn
 
-LAST_UPLOAD_S = 120  # seconds that the end of a run gives its mirror
-PAUSE_S = 2  # seconds between the tries
+LAST_UPLOAD_S = 120  # seconds that the end of a run waits for its mirror
+PAUSE_S = 2  # seconds between tries to upload
 
 
 class Saver:
-    """Saves one step at a time. A save that fails is reported, and training continues.
+    """Saves one step at a time. If a save fails, this is reported, and training continues.
 
     Only the first process of a run saves; the methods do nothing in the others.
 
-    saved_step: the last step that is on the disk whole; 0 if there is none. val_losses:
-    {step: validation loss} of the evaluations before this start, and of those in it that were the
-    best so far. best_step, best: the lowest of them whose step is on the disk, which best.json
-    names; None if there is none.
+    saved_step: the last complete step on disk; 0 if there is none. val_losses: {step: validation
+    loss} of all evaluations before this start, and since then of those that were the best so far.
+    best_step, best: the step on disk with the lowest of these losses, and that loss, as in
+    best.json; None if there is none.
     """
 
     def __init__(
@@ -52,28 +52,28 @@ class Saver:
         self.best_step = self.best = None  # until begin()
         self.disk = threading.Lock()  # held while writing or deleting in the folder
         self.thread = ThreadPoolExecutor(1)
-        self.writing = None  # the newest write of the thread
-        self.jobs = []  # those of any kind whose end nothing has looked at
+        self.writing = None  # the thread's newest write
+        self.jobs = []  # writes and follow-ups whose results have not been checked
         self.failure = ""  # why the last save failed
 
     @property
     def busy(self) -> bool:
-        """Whether the thread has work. Raises what ended some of it: a full disk never does."""
+        """True if the thread has work. Raises the error of a failed job; a full disk is none."""
         while self.jobs and self.jobs[0].done():
             self.jobs.pop(0).result()
         return bool(self.jobs)
 
     @distributed.on_main
     def begin(self) -> None:
-        """Tidy up what earlier starts left, and upload what they could not."""
+        """Clean up after earlier starts, and upload what they could not."""
         run_folder.set_aside(self.folder, self.saved_step)
-        self._mark_best()  # a crash may have come before it, or the user may have gone back
-        # Starts the thread, for which there may be no memory later.
+        self._mark_best()  # it may be outdated after a crash, or if the user went back
+        # Also starts the thread now, as there may be no memory for it later.
         self._start(self._follow_up)
 
     @distributed.on_main
     def save(self, step: int, snapshot: Callable) -> None:
-        """Copy the state of this step, which Run.snapshot gives, and start writing it."""
+        """Copy the state of this step, and start writing it. snapshot: Run.snapshot."""
         self.wait()
         copy = self._copy(step, snapshot)
         if copy:
@@ -94,21 +94,21 @@ class Saver:
 
     @distributed.on_main
     def mark_best(self, step: int, val_loss: float) -> None:
-        """Name this step in best.json, once it is written, if its loss is the lowest so far."""
+        """If this step's loss is the lowest so far, name it in best.json once it is written."""
         if val_loss < (math.inf if self.best is None else self.best):
             self.val_losses = self.val_losses | {step: val_loss}
             self._start(self._follow_up)
 
     def wait(self) -> None:
-        """Return once everything that was started is written and uploaded."""
+        """Wait until all jobs are done, uploads included."""
         while self.jobs:
             self.jobs.pop(0).result()
 
     @distributed.on_main
     def finish(self, step: int, snapshot: Callable) -> None:
-        """Return once this step is on the disk, and best.json too. Raises RunError if it cannot be.
+        """Make sure that this step and best.json are on disk. Raises RunError if that fails.
 
-        snapshot: as for save(), called if the step is still to be saved. No upload delays it.
+        Does not wait for uploads. snapshot: as in save(); called if the step is not saved yet.
         """
         if self.writing:
             self.writing.result()
@@ -125,9 +125,9 @@ class Saver:
 
     @distributed.on_main
     def close(self) -> None:
-        """Finish what is to be done on this disk, and give the mirror two minutes at most.
+        """Finish all work on this disk, and wait up to LAST_UPLOAD_S for the mirror.
 
-        Ctrl-C ends the wait for it.
+        Ctrl-C ends the wait.
         """
         last = self.thread.submit(self._follow_up, time.monotonic() + LAST_UPLOAD_S)
         if self.mirror is None:
@@ -155,7 +155,7 @@ class Saver:
 
     def _write(self, description, model, optimizer):
         step = description["step"]
-        with contextlib.suppress(OSError):  # the log up to a step is on the disk before the step
+        with contextlib.suppress(OSError):  # the log must be on disk before the step
             files.sync(self.folder / run_folder.LOG)
         try:
             with self.disk:
@@ -168,7 +168,7 @@ class Saver:
             run_folder.append_log(self.folder, {"step": step, "event": "save"})
 
     def _follow_up(self, deadline=0.0):
-        """Mark the best step, delete old ones, and upload, again and again until the deadline."""
+        """Mark the best step, delete old ones, and upload, with retries until the deadline."""
         self._mark_best()
         with self.disk, contextlib.suppress(OSError):  # the next save rotates again
             run_folder.rotate(self.folder, self.keep_last, self.best_step)
@@ -184,7 +184,7 @@ class Saver:
             time.sleep(PAUSE_S)
 
     def _mark_best(self):
-        """Let best.json name the best of the steps that are on the disk."""
+        """Update best.json to the best of the steps on disk."""
         with self.disk, contextlib.suppress(OSError):  # the next save marks it again
             there = {run_folder.step_of(folder) for folder in run_folder.steps(self.folder)}
             losses = {step: loss for step, loss in self.val_losses.items() if step in there}
@@ -208,9 +208,9 @@ class Saver:
 
 
 def copy_to_ram(value, copies: dict | None = None):
-    """A copy of the tensors in nested dicts, lists and tuples, in the machine's memory.
+    """Copy nested dicts, lists and tuples, with their tensors, to RAM.
 
-    Tensors that share memory share it in the copy.
+    Tensors that share memory share it in the copy too.
     """
     copies = {} if copies is None else copies
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The learning rate of each step, and when to evaluate, save, log and end.
+"""The learning rate of each step, and when to evaluate, save, log and stop.
 
-Functions of settings, counters and the clock. Knows no model and no files.
+Depends on settings, counters and the clock. Knows neither model nor files.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ import torch
 import hardware
 from config import Config
 
-DECAY_FRACTION = 0.5  # share of the steps in which wsd decays
+DECAY_FRACTION = 0.5  # share of the steps during which wsd decays
 DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/experiments.md
-MAX_BAD_STEPS = 10  # steps in a row with NaN or infinity that end a run
-LIMITS = ("", "max_hours", "max_cost")  # Clock.exceeded() is an index of it
+MAX_BAD_STEPS = 10  # a run stops after this many consecutive steps with NaN or infinity
+LIMITS = ("", "max_hours", "max_cost")  # indexed by Clock.exceeded()
 
 
 @dataclass
 class Counters:
-    """How far a run is: its step, and the sequences drawn from the training data so far.
+    """A run's progress.
 
-    The latter is the position in the data order.
+    sequences: drawn from the training data so far, which is the position in the data order.
     """
 
     step: int = 0
@@ -44,9 +44,9 @@ def count_steps(config: Config, counters: Counters, windows: int) -> int:
 def lr_multiplier(step: int, total_steps: int, config) -> float:
     """The learning rate of step `step` (from 0) divided by the peak.
 
-    After a linear warm-up it falls along a cosine, or along a straight line over the last half of
-    the steps (wsd: warm-up, stable, decay); the last step has min_lr. config: anything with
-    learning_rate, min_lr (None: a tenth of that; 0 for wsd), warmup_steps and lr_schedule.
+    After a linear warm-up it follows a cosine, or stays constant and falls linearly over the last
+    half of the steps (wsd: warm-up, stable, decay), to min_lr at the last step. config: has
+    learning_rate, min_lr (None: learning_rate / 10; 0 for wsd), warmup_steps and lr_schedule.
     """
     low = final_multiplier(config)
     if step < config.warmup_steps:
@@ -66,9 +66,9 @@ def final_multiplier(config) -> float:
 
 
 def full_rate_steps(total_steps: int, config) -> float:
-    """The run's sum of learning rates, in steps at the peak.
+    """The sum of lr_multiplier over the run: its equivalent in steps at the peak.
 
-    In closed form, as a run may have 1e9 steps. config: as in lr_multiplier.
+    In closed form, since a run may have 1e9 steps. config: as in lr_multiplier.
     """
     warmup = min(config.warmup_steps, total_steps)
     rising = warmup * (warmup + 1) / 2 / max(1, config.warmup_steps)
@@ -78,7 +78,7 @@ def full_rate_steps(total_steps: int, config) -> float:
         falling = min(later, math.ceil(decay))
         above = later - falling + falling * (falling - 1) / 2 / decay
     else:
-        above = later / 2 if later > 1 else later  # a cosine's mean is 0
+        above = later / 2 if later > 1 else later  # the cosine term averages to 0
     low = final_multiplier(config)
     return rising + low * later + (1 - low) * above
 
@@ -89,23 +89,23 @@ def matrix_lr(config) -> float:
 
 
 def peak_decay(total_steps: int, epochs: float, config) -> float:
-    """The share of the matrices' weights that decays in a step at the peak learning rate.
+    """The fraction by which a step at the peak learning rate shrinks the matrices' weights.
 
-    weight_decay times that rate; if the setting is None, what suits a run of so many epochs:
-    summed over the run, DECAY_PER_REPEAT for each epoch after the first.
+    weight_decay times that learning rate. If the setting is None, such that the sum over the run is
+    DECAY_PER_REPEAT for each epoch after the first.
     """
     if config.weight_decay is not None:
         return config.weight_decay * matrix_lr(config)
     in_all = DECAY_PER_REPEAT * max(0.0, epochs - 1)
-    steps = max(full_rate_steps(total_steps, config), in_all)  # a step decays all at most
+    steps = max(full_rate_steps(total_steps, config), in_all)  # at most 1 per step
     return in_all / steps if in_all else 0.0
 
 
 class Schedule:
-    """Decides at each step whether to evaluate, save, log or end.
+    """Decides at each step whether to evaluate, save, log or stop.
 
-    total_steps: where the run ends. evaluated: the step of the last evaluation. validates: whether
-    there is anything to validate on.
+    total_steps: the last step of the run. evaluated: the step of the last evaluation. validates:
+    False if there is no validation data.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class Schedule:
 
     @property
     def evaluation_due(self) -> bool:
-        """True at a step to evaluate that has not been evaluated yet."""
+        """True if this step is to be evaluated and has not been yet."""
         step = self.counters.step
         due = step == self.total_steps or is_due(self.config.eval_interval, step)
         return self.validates and step > self.evaluated and due
 
     def save_due(self, busy: bool) -> bool:
-        """True if this step is to be saved. busy: a save is still being written.
+        """True if this step is to be saved. busy: whether a save is still being written.
 
-        A save precedes each evaluation, as the step may be the best so far.
+        A step is saved before it is evaluated, since it may be the best so far.
         """
         step, minutes = self.counters.step, self.config.save_minutes
         if step <= self.last_save_step:
@@ -158,20 +158,20 @@ class Schedule:
 
     @property
     def check_due(self) -> bool:
-        """True at a step to look for NaN, which waits for the device."""
+        """True at a step to check for NaN, which waits for the device."""
         return is_due(min(self.config.log_interval, MAX_BAD_STEPS), self.counters.step)
 
 
 def is_due(interval: int, step: int) -> bool:
-    """True every `interval` steps; 0: never."""
+    """True every `interval` steps; never if it is 0."""
     return interval > 0 and step % interval == 0
 
 
 class Clock:
-    """Seconds of training, without evaluation and saving; seconds of everything, and their cost.
+    """Measures time and cost over all starts of the run.
 
-    elapsed_s: the former, running_s: the latter, over all starts of the run. started:
-    time.monotonic() when this one began.
+    elapsed_s: seconds of training, without evaluation and saving. running_s: seconds in all, on
+    which the cost is based. started: time.monotonic() at the beginning of this start.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Clock:
         self.mark = time.perf_counter()
 
     def stop(self) -> None:
-        """Count what has passed since start(), once the device has done its work."""
+        """Wait for the device, and count the time since start()."""
         hardware.synchronize(self.device)
         passed = time.perf_counter() - self.mark
         self.elapsed_s += passed
@@ -200,7 +200,7 @@ class Clock:
 
     @contextlib.contextmanager
     def paused(self):
-        """Do not count what happens in this context."""
+        """Do not count the time spent in this context."""
         self.stop()
         yield
         self.start()
@@ -217,13 +217,13 @@ class Clock:
 
     @property
     def cost(self) -> float | None:
-        """The cost of the run so far; None without a price."""
+        """The cost of the run so far; None if cost_per_hour is not set."""
         if not self.config.cost_per_hour:
             return None
         return self.running_s / 3600 * self.config.cost_per_hour
 
     def exceeded(self) -> int:
-        """The index in LIMITS of the limit that is exceeded; 0: none."""
+        """The index in LIMITS of the exceeded limit; 0 if there is none."""
         c = self.config
         if c.max_hours is not None and self.running_s > c.max_hours * 3600:
             return 1

@@ -1,7 +1,7 @@
-"""A run's settings -> the parts that it is made of.
+"""Builds a run from its settings.
 
-`build` makes them in the order in which they depend on each other: device, data, start, model,
-schedule. What does not fit is an error in a sentence.
+`build` makes the parts in the order of their dependencies: device, data, start, model, schedule.
+Reports what does not fit together as an error for the user.
 """
 
 import time
@@ -31,9 +31,9 @@ from training.start import Start, find_start
 
 
 def build(config: Config) -> Run:
-    """Find device and data, build the model, continue from a checkpoint if there is one.
+    """Find device and data, build the model, and load a checkpoint if there is one.
 
-    Raises ConfigError, DataError, CheckpointError, DeviceError or RunError for what does not fit.
+    Raises ConfigError, DataError, CheckpointError, DeviceError or RunError if they do not fit.
     """
     started, given, folder = time.monotonic(), config, Path(config.checkpoint_dir)
     device = open_device(config)
@@ -85,10 +85,10 @@ def build(config: Config) -> Run:
 
 
 def load(start: Start, model: GPT, optimizer, scaler) -> bool:
-    """Copy what a run starts from into its own tensors.
+    """Load the weights and states that a run starts from.
 
-    False if the checkpoint has gone: as in a dry run, while a training process saves and
-    rotates. Several processes decide together.
+    Returns False if the checkpoint is gone, which happens to a dry run while a training process
+    rotates checkpoints. All processes return the same.
     """
     gone = False
     if start.load:
@@ -103,8 +103,8 @@ def load(start: Start, model: GPT, optimizer, scaler) -> bool:
 
 
 def open_device(config: Config) -> Device:
-    """The device of this process, made ready."""
-    torch.set_float32_matmul_precision("high")  # TF32 if products stay in float32
+    """The device of this process, initialized."""
+    torch.set_float32_matmul_precision("high")  # TF32 for float32 matrix products
     device = hardware.find_device(config.device, distributed.local_rank)
     if distributed.world_size > 1 and device.type in ("xpu", "mps"):
         raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
@@ -121,16 +121,16 @@ def open_device(config: Config) -> Device:
             f"device = {device} does not work: {files.error_message(error)}. See the causes in"
             " docs/troubleshooting.md#packages-and-drivers; device = cpu trains without it"
         ) from None
-    # NCCL sets itself up now, while the GPU has memory for it, and finds two processes on one GPU.
+    # Initializes NCCL now, while the GPU has memory for it, and detects two processes on one GPU.
     distributed.all_reduce_mean(first)
     return hardware.look_up(device, config.dtype)
 
 
 def without_unknown_characters(config: Config, tokenizer: Tokenizer) -> Config:
-    """The settings with those of sample_prompts that the tokenizer can encode; prints the others.
+    """Drop the sample_prompts that the tokenizer cannot encode, with a message for each.
 
-    The prompts of a preset are in English, and a text at character level may lack its letters.
-    Raises ConfigError for one on the command line.
+    A preset's prompts are in English, and a character-level text may lack some of the letters.
+    Raises ConfigError if such a prompt was given on the command line.
     """
     known = []
     for prompt in config.sample_prompts:
@@ -159,7 +159,7 @@ def open_data(config: Config, meta: Meta, tokenizer: Tokenizer, device: Device) 
 def open_model(
     start: Start, device: Device, decay: float
 ) -> tuple[GPT, torch.optim.Optimizer, torch.amp.GradScaler]:
-    """Model, optimizer and scaler in the shape of `start`, new. decay: as for make_optimizer."""
+    """New model, optimizer and scaler in the shape of `start`. decay: as in make_optimizer."""
     config = start.config
     torch.manual_seed(config.seed)
     model = GPT(start.shape, config.zero_init)
@@ -173,10 +173,10 @@ def open_model(
 
 
 def read_past(folder: Path, progress: Progress) -> tuple[list[dict], dict[int, float], float]:
-    """The log up to a checkpoint, {step: finite validation loss} of its evaluations, and seconds.
+    """The log up to a checkpoint, {step: finite validation loss} in it, and running_s.
 
-    The seconds are those of everything, as in `progress`, and of what a kill lost since. Where the
-    checkpoints are gone, a run begins again.
+    running_s is that of the checkpoint, plus the time after it that a kill lost. If the checkpoints
+    are gone, the run begins again, with progress.running_s.
     """
     whole = run_folder.read_log(folder)
     running_s = progress.running_s
@@ -184,9 +184,9 @@ def read_past(folder: Path, progress: Progress) -> tuple[list[dict], dict[int, f
         running_s = max([running_s, *(record.get("running_s") or 0 for record in whole)])
     log = [record for record in whole if record["step"] <= progress.step]
     evaluated = {record["step"]: record["val_loss"] for record in log if "val_loss" in record}
-    # An evaluation that was cut off before its loss was recorded comes again, and its samples too.
+    # An evaluation that was interrupted before its loss was recorded is repeated with its samples.
     log = [r for r in log if "samples" not in r or r["step"] in evaluated]
-    # best.json knows of an evaluation whose record a full disk did not take.
+    # A full disk may have lost an evaluation's record that best.json still has.
     best = run_folder.read_best(folder)
     if best and best["step"] <= progress.step:
         evaluated.setdefault(best["step"], best["val_loss"])

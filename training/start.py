@@ -1,7 +1,7 @@
 """Where a run starts: new weights, a checkpoint of its own, or the weights of init_from.
 
-`find_start` chooses, takes the model's shape over, and says what does not fit: a difference is an
-error in a sentence.
+`find_start` chooses, adopts the model's shape, and reports settings or data that do not match as an
+error for the user.
 """
 
 import math
@@ -32,9 +32,9 @@ UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # changes of these settin
 class Start:
     """Where a run starts.
 
-    config: the settings, with the shape of what it starts from. shape: of the model. progress: of
-    the checkpoint. load(model, optimizer, scaler): copies what was saved into them; None for new
-    weights. changes: of settings since the checkpoint, as a table. checkpoint: its folder.
+    config: the settings, with the shape of the loaded weights. shape: of the model. progress: of
+    the checkpoint. load(model, optimizer, scaler): loads saved values into them; None for new
+    weights. changes: table of settings that differ from the checkpoint's. checkpoint: its folder.
     """
 
     config: Config
@@ -46,15 +46,15 @@ class Start:
 
 
 def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
-    """The newest whole step of the run, on the disk or in the mirror; else init_from; else new.
+    """Start from the run's newest intact step, on disk or in the mirror; else init_from; else anew.
 
-    Prints what was passed over. Raises CheckpointError if `resume` forbids what is there, if
-    all of it is damaged, and if settings or data do not fit; AddressError and RunError as
-    fetch_from_mirror does.
+    Prints which damaged steps it skips. Raises CheckpointError if `resume` does not allow what it
+    finds, if all steps are damaged, or if settings or data do not match; AddressError and RunError
+    as fetch_from_mirror does.
     """
     run = Path(config.checkpoint_dir)
     if distributed.is_main and not config.dry_run:
-        run_folder.delete_partial(run)  # a kill leaves up to a whole checkpoint
+        run_folder.delete_partial(run)  # a kill can leave a large partial checkpoint
         run_folder.part_from_original(run)
     problems = fetch_from_mirror(config, run)
     distributed.barrier()  # the first process fetches
@@ -81,7 +81,7 @@ def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
 
 
 def from_scratch(config: Config, vocab_size: int) -> Start:
-    """New weights. vocab_size: of the tokenizer."""
+    """Start from new weights. vocab_size: of the tokenizer."""
     c = config
     if c.induction_init and not (c.arch == "qwen3" and c.zero_init and c.n_layer > 1):
         raise ConfigError(
@@ -92,7 +92,7 @@ def from_scratch(config: Config, vocab_size: int) -> Start:
 
 
 def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> Start:
-    """A step of the same run. saved: the content of its state.json."""
+    """Start from a step of the same run. saved: the content of its state.json."""
     trained = pretrained.read_shape(folder, saved)
     shape = shape_settings(trained)
     differ = differences(config, shape, demanded(config, trained.block_size), "the checkpoint")
@@ -125,11 +125,11 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
 
 
 def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
-    """Copy weights and the optimizer's state into the run's own.
+    """Load the weights and the optimizer state of a step.
 
-    The optimizer's are matched by the parameters' names, and its settings stay as set. Its state is
-    copied into tensors of our own: fused AdamW writes out of bounds if a moment has another
-    shape than its parameter. Raises CheckpointError for what does not fit.
+    The optimizer state is matched by parameter names and copied into existing tensors, since fused
+    AdamW writes out of bounds if a moment has a different shape than its parameter. The optimizer's
+    settings do not change. Raises CheckpointError if anything does not fit.
     """
     pretrained.fill(model, pretrained.load_tensors(folder / "model.pt"), folder)
     path, parameters = folder / "optimizer.pt", dict(model.named_parameters())
@@ -150,11 +150,12 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
 
 
 def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
-    """The weights of init_from, with which a new run begins.
+    """Start a new run from the weights of init_from.
 
-    A shorter context is fine: of learned positions the first are kept. A preset's longer one is cut
-    to theirs. The vocabulary stays theirs: new rows would take probability from it. Weights without
-    a tokenizer need a vocabulary of the data's size, or padded a little.
+    Their context may be shortened, which keeps the first learned positions; a preset's longer
+    block_size is reduced to theirs. The vocabulary stays theirs, since new rows would take
+    probability from it. Weights without a tokenizer need a vocabulary of the data's size, or one
+    with a little padding.
     """
     try:
         found = pretrained.load(config.init_from)
@@ -200,10 +201,10 @@ def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
 
 
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:
-    """Fetch a newer step than the disk has; returns what was passed over, in words.
+    """Fetch a newer step than the disk has; returns a sentence for each damaged step skipped.
 
-    Raises CheckpointError if the mirror holds another run, RunError if it cannot be read and
-    the disk has no checkpoint.
+    Raises CheckpointError if the mirror holds another run, RunError if it cannot be read and the
+    disk has no checkpoint.
     """
     if not config.mirror or config.dry_run or not distributed.is_main:
         return []
@@ -228,15 +229,15 @@ def fetch_from_mirror(config: Config, run: Path) -> list[str]:
 
 
 def check_meant(config: Config, mirror: Mirror) -> None:
-    """Raises CheckpointError if a mirror holds a run that these settings do not continue.
+    """Raises CheckpointError if the mirror's run has other settings or data than this one.
 
-    The folder of the run is empty: it may be a new machine, or a new run of the same name.
+    Called if the run's folder is empty: this may be a new machine, or a new run of the same name.
     """
-    mirror.check_same_run(Path(config.checkpoint_dir))  # it may not be a run at all
+    mirror.check_same_run(Path(config.checkpoint_dir))  # raises if it holds other files
     saved = mirror.settings()
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNED & saved.keys()}
-    if config.init_from:  # it brings its shape
+    if config.init_from:  # the shape comes from there
         names = demanded(config, saved.get("block_size", config.block_size))
         known = {name: v for name, v in known.items() if name not in shape - names}
     differ = differences(config, known, known, "the mirror")
@@ -253,8 +254,8 @@ def check_meant(config: Config, mirror: Mirror) -> None:
 def model_shape(config: Config, vocab_size: int) -> GPTConfig:
     """The shape of a new model. vocab_size: of the tokenizer.
 
-    Large vocabularies are rounded up to a multiple of 64, as tensor cores like it (GPT-2's 50,257
-    becomes 50,304); the ids so added are never sampled.
+    Large vocabularies are rounded up to a multiple of 64 for tensor cores (GPT-2's 50,257 becomes
+    50,304); the added ids are never sampled.
     """
     if vocab_size > 1024:
         vocab_size = 64 * math.ceil(vocab_size / 64)
@@ -266,16 +267,16 @@ def model_shape(config: Config, vocab_size: int) -> GPTConfig:
 
 
 def shape_settings(shape: GPTConfig) -> dict:
-    """The settings that a model's shape fixes."""
+    """The settings that are determined by a model's shape."""
     values = asdict(shape).items()
     return {name: v for name, v in values if name in SETTINGS and name not in GPTConfig.NO_SHAPE}
 
 
 def demanded(config: Config, context: int) -> Collection[str]:
-    """The names of the settings that a model must have as they are given.
+    """The names of the settings that a model must match.
 
-    Of init_from a preset's block_size only demands that the context is no longer: it is for weights
-    of any context. context: the model's.
+    With init_from, a preset's block_size is only an upper limit, since a preset is meant for
+    weights of any context. context: the model's.
     """
     if config.init_from and "block_size" not in config.typed and config.block_size > context:
         return config.given - {"block_size"}
@@ -283,12 +284,12 @@ def demanded(config: Config, context: int) -> Collection[str]:
 
 
 def changeable(config: Config) -> dict:
-    """The fields of a model's config that a run may change."""
+    """The fields of a model's config that a run may change, with their values."""
     return {name: getattr(config, name) for name in GPTConfig.NO_SHAPE}
 
 
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:
-    """A line for each of the settings called `names` that is not as trained."""
+    """A line for each setting in `names` whose value differs from the trained model's."""
     return [
         f"  {name}: {value} in {where}, {getattr(config, name)} now"
         for name, value in trained.items()
@@ -297,14 +298,14 @@ def differences(config: Config, trained: dict, names: Collection[str], where: st
 
 
 def other_data(trained: dict, meta: Meta, where: str) -> list[str]:
-    """A line if the data is not that of a run. trained: as Meta.identity() has it."""
+    """A line if the data differs from a run's. trained: Meta.identity() of the run's data."""
     values = meta.identity().items()
     differ = [name for name, value in values if trained.get(name, value) != value]
     return [f"  data: other {', '.join(differ)} than in {where}"] if differ else []
 
 
 def on_other_data(run: Path, data_dir: str | None) -> str:
-    """The commands that train a run's weights on other data; None: on data still to be prepared."""
+    """The commands that train a run's weights on other data. data_dir: None: not yet prepared."""
     source, data, prepare = quote(run.as_posix()), data_dir or "data/NAME", ""
     if data_dir is None:
         prepare = f"  python prepare_data.py TEXT --tokenizer {source} --out {data}\n"
@@ -316,7 +317,7 @@ def on_other_data(run: Path, data_dir: str | None) -> str:
 
 
 def changed_settings(saved: dict, now: dict) -> str:
-    """A table of the settings that a resumed run changes; empty if there are none."""
+    """A table of the settings that a resumed run changes; "" if there are none."""
     rows = [("changed", "checkpoint", "now")]
     for name, value in now.items():
         if name in saved and saved[name] != value and name not in UNIMPORTANT:

@@ -1,6 +1,6 @@
-"""What a training step and an evaluation compute.
+"""The computations of a training step and of an evaluation.
 
-Functions of a model, tensors and plain values; they know no run, no files and no settings.
+Functions of a model, tensors and plain values; they know neither run, files nor settings.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ from training import RunError, distributed
 
 
 def seed_dropout(seed: int, step: int) -> None:
-    """Dropout follows from (seed, step), as the data does: resuming needs no random state."""
-    # Odd multiples, as a CPU's generator takes the lower 32 bits alone.
+    """Make dropout depend on (seed, step), as data does, so that resuming needs no random state."""
+    # Odd multipliers, since a CPU's generator uses only the lower 32 bits.
     number = seed * 0x9E3779B97F4A7C15 + step + distributed.rank * 0xBF58476D1CE4E5B9
     torch.manual_seed(number % 2**63)
 
 
 def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=None) -> torch.Tensor:
-    """Gradients of the mean loss over a batch, `micro_batch` sequences at a time.
+    """Accumulate gradients of a batch's mean loss, `micro_batch` sequences at a time.
 
-    x, y: int64 [B, T]. Returns that loss, a scalar on the device. predictions: the number by which
-    the summed loss is divided. Of several processes it is the mean of their numbers, as their
-    gradients are averaged. None: every target counts.
+    x, y: int64 [B, T]. predictions: the divisor of the summed loss, or None for all targets. With
+    several processes, the mean of their counts, since their gradients are averaged. Returns the
+    loss, a scalar on the device.
     """
     if predictions is None:
         predictions = y.numel()
@@ -36,7 +36,7 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
     for chunk_x, chunk_y in zip(x.split(micro_batch), y.split(micro_batch), strict=True):
         left -= 1
         if isinstance(model, DistributedDataParallel):
-            # It averages the gradients of all processes while the last backward runs.
+            # Average the gradients of all processes during the last backward pass only.
             model.require_backward_grad_sync = left == 0
         share = (chunk_y != IGNORE).sum() / predictions
         with record_function("forward"), cast():
@@ -49,10 +49,10 @@ def forward_backward(model, x, y, micro_batch: int, cast, scaler, predictions=No
 
 @contextlib.contextmanager
 def unsaved_if_it_fails(step: int):
-    """Around the update of the weights that completes `step`.
+    """A context for the weight update that completes `step`, which an error may leave half done.
 
-    An error in it may leave them between two steps. Where memory runs out or another process ends,
-    a run saves the step before: here that error becomes a RunError, after which nothing is saved.
+    If memory runs out or another process ends, a run normally saves its last step. In this context
+    these errors become a RunError, after which nothing is saved.
     """
     try:
         yield
@@ -66,12 +66,11 @@ def unsaved_if_it_fails(step: int):
 
 
 def evaluate(model, batches, cast):
-    """The summed loss in nats over batches, and how many predictions it is the sum of.
+    """The summed loss over batches, in nats, and the number of predictions in it.
 
-    Both are scalars on the device, so that nothing waits for it here; without a batch, 0.
-    batches: pairs of inputs and targets, as Dataset.evaluation yields them. Runs with gradients
-    enabled but never uses them, so that the compiled forward is the one of training, with its
-    memory and no second compilation.
+    Both are scalars on the device, so that nothing waits for it here; 0 without batches. batches:
+    pairs of inputs and targets from Dataset.evaluation. Runs with gradients enabled, though unused,
+    so that it shares the compiled forward and its memory with training and compiles nothing anew.
     """
     trains_otherwise = model.config.trains_otherwise
     if trains_otherwise:
