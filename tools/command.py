@@ -1,6 +1,6 @@
-"""What the tools share: how a command ends, a table, and how a template is filled in.
+"""Shared by the tools: exit statuses, tables and templates.
 
-Imports no PyTorch: a report does without it.
+Does not import PyTorch, which a report does not need.
 """
 
 import math
@@ -17,36 +17,36 @@ from formats.data_folder import DataError
 def run(name: str, main: Callable[[list[str]], None], mistakes: tuple = ()) -> None:
     """Call main with the command line, and end the process with its exit status.
 
-    mistakes: errors of this tool that exit with 2, as DataError and AddressError do.
+    mistakes: this tool's errors with exit status 2, besides DataError and AddressError.
     """
     startup.end()
     sys.exit(startup.run(name, main, (AddressError, DataError, *mistakes), explain))
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is not a mistake, if it has one."""
+    """The message for a failure that is not the user's mistake; None if there is no better one."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is missing; pip install {error.name} -c constraints.txt"
     if isinstance(error, OSError):
         return files.error_message(error)
-    hardware = sys.modules.get("hardware")  # of a tool that computes
+    hardware = sys.modules.get("hardware")  # imported only by tools that run a model
     if hardware and hardware.out_of_memory(error):
         return "out of memory; end other programs that use it, or use a smaller model"
     return None
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss) of a loss in nats per token; infinite if it exceeds what a float holds."""
+    """exp(loss) for a loss in nats per token; infinite if it would overflow."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def number(value: float) -> str:
-    """A number with two decimals; from a million on in three digits, as 5.22e+173."""
+    """A number with two decimals; from a million on with three digits, such as 5.22e+173."""
     return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table in characters: the first column to the left, the others to the right."""
+    """A plain-text table; the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for first, *others in [head, *rows]:
@@ -56,13 +56,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def render(template: str, **values) -> str:
-    """The file templates/TEMPLATE filled in; in one for HTML every value is escaped."""
+    """Fill in the file templates/TEMPLATE; values in HTML templates are escaped."""
     import jinja2  # comes with torch
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
-        undefined=jinja2.StrictUndefined,  # a misspelled name is an error, not an empty place
+        undefined=jinja2.StrictUndefined,  # a misspelled name is an error, not ""
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

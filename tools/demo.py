@@ -2,9 +2,9 @@
 
     python -m tools.demo [--port 7860]
 
-A prompt, settings, text as it is generated, two models compared. Lists the runs under checkpoints/.
-Listens on loopback alone and loads nothing from the internet. A model that was trained on
-conversations replies to the prompt, any other continues it.
+Shows text as it is generated, from one model or two to compare; lists the runs under checkpoints/.
+Listens on loopback only and loads nothing from the internet. A model that was trained on
+conversations replies to the prompt; any other continues it.
 """
 
 import startup
@@ -42,14 +42,14 @@ DRAW_S = 0.1  # seconds between updates of a growing text
 QUEUE_S = 0.1  # seconds between checks for a request
 
 
-@functools.lru_cache(maxsize=4)  # keeps the models in use
+@functools.lru_cache(maxsize=4)  # models to keep in memory
 def opened(folder: Path, device: torch.device, sha256: str) -> LoadedModel:
-    """The model of a step. sha256: of its state.json, as a run may begin again in its folder."""
+    """Load a step, with a cache. sha256: of state.json, as a run may begin again in its folder."""
     return open_checkpoint(folder, device)
 
 
 def choices() -> list[str]:
-    """Each run, which means its best step, and each of its steps; the newest first."""
+    """Each run, which stands for its best step, followed by its steps; the newest first."""
     runs = run_folder.runs_with_steps()
     runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     return [path.as_posix() for run in runs for path in (run, *reversed(run_folder.steps(run)))]
@@ -65,9 +65,9 @@ def examples() -> list[list]:
 
 
 def generate(device: torch.device, prompt: str, paths: list[str], *values):
-    """Yield text and status of the first model, then of the second, as they grow.
+    """Yield [text, status, text, status] of both models, as first one and then the other generates.
 
-    values: those of CONTROLS.
+    values: of CONTROLS, in order.
     """
     settings = dict(zip(CONTROLS, values, strict=True))
     shown = ["", "loading ...", "", ""]
@@ -103,12 +103,12 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
 
 
 def as_markdown(text: str) -> str:
-    """The Markdown that shows a text as it is."""
+    """Escape a text so that Markdown shows it unchanged."""
     return re.sub(r"([!-/:-@[-`{-~])", r"\\\1", text)
 
 
 def build(device: torch.device):
-    """The page, of gradio's Blocks. Raises CheckpointError if there is no checkpoint."""
+    """The page, as gradio Blocks. Raises CheckpointError if there is no checkpoint."""
     run_folder.find(None)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
     import gradio as gr
@@ -146,9 +146,9 @@ def build(device: torch.device):
             api_name="generate",
         )
         stop.click(None, cancels=run)
-        # Runs and steps that have come since the start.
+        # Reloading the page lists new runs and steps.
         page.load(lambda: gr.Dropdown(choices()), None, models)
-    # Gradio's own 1 ms and 10 ms take a twentieth to a tenth of a core from a training job.
+    # Gradio's defaults, 1 ms and 10 ms, take 5 to 10% of a core, which a training job may need.
     page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = QUEUE_S
     return page
 
@@ -166,7 +166,7 @@ def main(argv: list[str]) -> None:
     from starlette.middleware import Middleware  # comes with gradio
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    # Another website may name this address its own, and would then read the page (DNS rebinding).
+    # Prevents DNS rebinding: a website whose name resolves to this address could read the page.
     own_host = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     try:
         page.launch(
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> None:
             server_port=args.port,
             quiet=True,
             css="textarea { font-family: monospace }",
-            max_file_size=0,  # nothing on the page takes files, but the route for them is there
+            max_file_size=0,  # the page uploads no files, but gradio has a route for uploads
             app_kwargs={"middleware": [own_host]},
             footer_links=[],
             show_error=True,

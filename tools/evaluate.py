@@ -1,8 +1,9 @@
-"""How good checkpoints are: their loss on a whole validation split, next to gzip and xz.
+"""Evaluates checkpoints on a whole validation split, and compares them with gzip and xz.
 
     python -m tools.evaluate CHECKPOINT [CHECKPOINT ...] [--data data/NAME]
 
-Bits per byte compare across tokenizers, and with the compressors, which run on the same text.
+Bits per byte are comparable across tokenizers, and with the compressors, which run on the same
+text.
 """
 
 import startup
@@ -39,8 +40,8 @@ from training.dataset import Dataset
 from training.start import other_data
 
 TOKENS = 2048  # per forward: at most about 3 GB of logits, with Qwen3's vocabulary
-# Tokens of context for models from elsewhere, as in config/finetune.py: a forward of their own,
-# 8,192 or more, takes much memory.
+# Default context for models trained elsewhere, in tokens, as in config/finetune.py: a forward over
+# their whole context, 8,192 or more, takes much memory.
 CONTEXT = 512
 COMPRESSORS = {"gzip -9": gzip.compress, "xz -9": partial(lzma.compress, preset=9)}
 
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
     """Print a row for each checkpoint, then one for each compressor of the same text."""
     args = parse_args(argv)
     device = hardware.find_device(args.device)
-    # All are checked before one is evaluated, which may take minutes.
+    # Check all before evaluating the first, which may take minutes.
     tasks = [find_task(path, args) for path in args.checkpoints]
     contexts = {length for task in tasks for length in (task.context, task.whole_context)}
     models, compressors = {}, {}  # {label: function that computes the columns}
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> None:
 
 @dataclass
 class Task:
-    """A checkpoint to evaluate. context: of the windows, in tokens. whole_context: the model's."""
+    """A checkpoint to evaluate. context: tokens per window. whole_context: the model's."""
 
     folder: Path
     data_dir: str
@@ -110,10 +111,10 @@ class Task:
 def find_task(path: str, args: argparse.Namespace) -> Task:
     """The checkpoint at `path`, and how to evaluate it.
 
-    Raises CheckpointError for one that is not whole, DataError for data that does not suit it.
+    Raises CheckpointError if it is damaged, DataError if the data does not match it.
     """
     folder = pretrained.resolve(path)
-    own = {}  # settings that a run brings
+    own = {}  # the run's settings
     if pretrained.is_hf(folder):
         shape = pretrained.check_hf(folder)
     else:
@@ -148,7 +149,7 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
 
 
 def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
-    """Raises DataError if a run's data_dir holds other data now: the run may have seen it."""
+    """Raises DataError if a run's data_dir now holds other data, which the run may have seen."""
     if other := other_data(state["data"], read_meta(data_dir), folder):
         raise DataError(
             f"{data_dir} is no longer what {folder} was trained on, and the model may have seen its"
@@ -158,7 +159,7 @@ def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
 
 
 def evaluate(task: Task, device: torch.device) -> str:
-    """Loss, perplexity and bits per byte of a validation split with their standard errors."""
+    """Loss, perplexity and bits per byte on a validation split, with standard errors, as a row."""
     model, _, _ = load_model(task.folder, device)
     meta = read_meta(task.data_dir)
     data = Dataset(task.data_dir, meta, "val", task.context, device, task.loss_on)
@@ -168,7 +169,7 @@ def evaluate(task: Task, device: torch.device) -> str:
 
 
 def columns_of(loss: float, error: float, bits: float) -> str:
-    """A row's numbers. loss, error: in nats a token. bits: those per byte of one nat a token."""
+    """A row's numbers. loss, error: nats per token. bits: bits per byte for 1 nat per token."""
     perplexity = command.perplexity(loss)
     columns = [
         f"{loss:,.4f} ±{error:.4f}",
@@ -180,13 +181,13 @@ def columns_of(loss: float, error: float, bits: float) -> str:
 
 @torch.inference_mode()
 def validation_loss(model, data: Dataset) -> tuple[float, float]:
-    """Mean loss over a whole split in nats a token, and the standard error of that mean.
+    """Mean loss over a whole split in nats per token, and its standard error.
 
-    The error takes windows of block_size tokens as independent draws of unequal length (a ratio
-    estimate): how far another validation text of the kind and size would lead. Not finite for one
-    window.
+    The error estimates how much the loss would vary with another validation text of this kind and
+    size. It treats windows of block_size tokens as independent samples of unequal length (a ratio
+    estimator). Not finite for a single window.
     """
-    windows = []  # [2, B]: the sum of each window's losses, and how many they are
+    windows = []  # [2, B]: the sum and the number of each window's losses
     for x, y in data.evaluation(0, max(1, TOKENS // data.block_size)):
         logits = model(x).flatten(0, 1).float()
         losses = F.cross_entropy(logits, y.flatten(), ignore_index=IGNORE, reduction="none")
@@ -199,7 +200,7 @@ def validation_loss(model, data: Dataset) -> tuple[float, float]:
 
 
 def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
-    """Bits per byte of a compressor on a validation split, below those of models."""
+    """Bits per byte of a compressor on a validation split, aligned with the models' column."""
     meta = read_meta(data_dir)
     ids = read_tokens(data_dir, meta, "val")
     tokenizer = Tokenizer.load(tokenizer_file(data_dir, meta))

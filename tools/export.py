@@ -1,10 +1,9 @@
-"""A checkpoint for other programs: a folder for transformers, a GGUF file for llama.cpp and Ollama.
+"""Exports a checkpoint as a folder for transformers, or a GGUF file for llama.cpp and Ollama.
 
     python -m tools.export CHECKPOINT [--out FOLDER] [--gguf FILE]
 
-The folder holds weights, tokenizer, settings and a model card; next to the GGUF file a Modelfile
-for Ollama is written. formats/ knows the formats themselves. Needs the packages safetensors and
-gguf.
+The folder holds weights, tokenizer, settings and a model card; the GGUF file gets a Modelfile for
+Ollama next to it. formats/ knows the formats themselves. Needs the packages safetensors and gguf.
 """
 
 import startup
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> None:
         from formats import gguf
 
         gguf.check(source.tokenizer)
-    lines = []  # printed last: a reader of the output may leave early, as `| head` does
+    lines = []  # printed last, since the reader of a pipe may exit early, as `| head` does
     if args.out:
         parameters = write_folder(source, args.out, form)
         lines.append(f"{source.path} -> {args.out}: {parameters:,} parameters")
@@ -84,7 +83,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         parser.error(f"--gguf {args.gguf}: the name must end in .gguf")
     args.modelfile = args.gguf and args.gguf.with_suffix(".Modelfile")
     for option, path in (("--out", args.out), ("--gguf", args.gguf), ("--gguf", args.modelfile)):
-        if path and os.path.lexists(path):  # a link that leads nowhere, too
+        if path and os.path.lexists(path):  # including broken links
             parser.error(f"{path} already exists; choose another {option}")
     for file in (args.gguf, args.modelfile):
         if args.out and file and args.out.resolve().is_relative_to(file.resolve()):
@@ -93,10 +92,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
 
 
 def write_folder(source: Pretrained, out: Path, form: Form | None) -> int:
-    """Write the folder `out`, new or empty, whole or not at all; returns the model's parameters.
+    """Write the folder `out`, whole or not at all; returns the number of parameters.
 
-    form: of the conversations that the model was trained on, if it was. Raises OSError if the
-    disk does not take it.
+    form: of the conversations that the model was trained on; None if it saw none. Raises OSError if
+    the disk is too full.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -108,14 +107,14 @@ def write_folder(source: Pretrained, out: Path, form: Form | None) -> int:
         with files.writing(weights, "choose an --out on another disk", SafetensorError):
             save_file(tensors, weights, metadata={"format": "pt"})
         source.tokenizer.save(partial / "tokenizer.json")
-        weights.chmod((partial / "tokenizer.json").stat().st_mode)  # safetensors sets 600
+        weights.chmod((partial / "tokenizer.json").stat().st_mode)  # safetensors writes mode 600
         write_settings(partial, source, form)
         write_card(partial, source, parameters, out.name, chat=form is not None)
     return parameters
 
 
 def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
-    """Write how transformers is to build the model, to read text, and to generate.
+    """Write the settings from which transformers builds the model, encodes text and generates.
 
     form: as in write_folder.
     """
@@ -133,7 +132,7 @@ def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
         "model_max_length": config.block_size,
         "clean_up_tokenization_spaces": False,
     }
-    # GPT-2's own tokenizer has an unknown token too, and CTranslate2 asks for one.
+    # CTranslate2 needs an unknown token; GPT-2's own tokenizer has one too.
     reading |= dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.eot)
     if form:
         reading["chat_template"] = form.chat_template
@@ -148,11 +147,11 @@ def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
 def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat: bool) -> None:
     """Write the model card into `out`.
 
-    source: a step of a run. parameters: of the exported model. target: the name of the folder that
-    readers will find. chat: the model was trained on conversations.
+    source: a step of a run. parameters: of the exported model. target: the final name of the
+    folder. chat: whether the model was trained on conversations.
     """
     run, state = source.path.parent, source.state
-    settings = asdict(Config()) | state["settings"]  # those that came later have their defaults
+    settings = asdict(Config()) | state["settings"]  # defaults for settings newer than the run
     evaluation = run_folder.evaluation_at(run, state["step"])
     text = command.render(
         "model_card.md.j2",
@@ -173,7 +172,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
 
 
 def ollama_name(text: str) -> str:
-    """A name that Ollama takes: lower-case letters, digits, "-", "_" and "."."""
+    """A name that Ollama accepts: lower-case letters, digits, "-", "_" and "."."""
     plain = unicodedata.normalize("NFKD", text.casefold()).encode("ascii", "ignore").decode()
     return re.sub("[^a-z0-9._-]+", "-", plain).strip("-._")[:80] or "model"
 
@@ -181,7 +180,7 @@ def ollama_name(text: str) -> str:
 def write_modelfile(
     path: Path, gguf_name: str, block_size: int, end_of_text: str, form: Form | None
 ) -> None:
-    """Write the file from which `ollama create` makes a model of a GGUF file next to it.
+    """Write the Modelfile for `ollama create`, which refers to the GGUF file next to it.
 
     form: as in write_folder.
     """

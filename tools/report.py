@@ -1,10 +1,11 @@
-"""What runs did, as one page: losses, four small curves, a table, samples, settings.
+"""A report on one or several runs as a page: losses, small curves, a table, samples, settings.
 
     python -m tools.report checkpoints/RUN [checkpoints/OTHER ...] [--out FILE.html]
 
-Several runs share the page, which says how far apart they end. Reads log.jsonl and config.json
-alone, so it works while a run trains. The page needs no scripts and no network;
-templates/report.html.j2 lays it out. Knows no model and no checkpoint, and imports no PyTorch.
+Several runs share the page, which compares their final losses. Reads only log.jsonl and
+config.json, so it works while a run trains. The page needs neither scripts nor network;
+templates/report.html.j2 is its layout. Knows neither models nor checkpoints; does not import
+PyTorch.
 """
 
 import startup
@@ -36,22 +37,22 @@ SMALL = {  # {field: title} of the small curves
     "mfu": "MFU, share of the device's peak",
 }
 UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte"}
-MARK = "by python -m tools.report"  # is in each page
-# Settings in which runs of one recipe may differ: the weights do not depend on them, or only by
-# chance, or, on the data, by what it holds.
+MARK = "by python -m tools.report"  # occurs in every page
+# Settings in which runs of one recipe may differ: they do not affect the weights, or only by chance
+# (the seed), or are compared by content (the data).
 SHOWN_ALONE = SETTINGS.keys() - LEARNED - LENGTH - {"eval_batches"} | {"seed"}
 SAMPLES = 8  # answers per prompt
-STYLE = [  # of matplotlib
+STYLE = [  # for matplotlib
     "seaborn-v0_8-whitegrid",
-    "seaborn-v0_8-colorblind",  # C0, C1, ... are colors that the color-blind can tell apart
-    {"path.simplify_threshold": 1.0},  # in pixels, so that a long log makes no large picture
-    {"text.parse_math": False},  # a "$" in a name is a character
-    {"svg.fonttype": "none"},  # text, for which a browser has the characters of every script
+    "seaborn-v0_8-colorblind",  # the colors C0, C1, ...
+    {"path.simplify_threshold": 1.0},  # pixels; keeps the picture of a long log small
+    {"text.parse_math": False},  # a "$" in a name is a plain character
+    {"svg.fonttype": "none"},  # text stays text; browsers have fonts for every script
 ]
 
 
 class ReportError(ValueError):
-    """Nothing to show, or no place to show it, in a sentence for the user."""
+    """Nothing to report, or nowhere to write it; the message is for the user."""
 
 
 # -- a run as numbers ------------------------------------------------------------------------------
@@ -59,10 +60,10 @@ class ReportError(ValueError):
 
 @dataclass
 class History:
-    """The course of one run.
+    """The history of one run.
 
-    log: the records of log.jsonl, each with its tokens, epoch and minutes; that of an evaluation
-    with training_loss, the mean since the one before, or None.
+    log: the records of log.jsonl, all with tokens, epoch and minutes. Those of evaluations also
+    have training_loss, the mean since the evaluation before, or None.
     """
 
     name: str
@@ -70,20 +71,20 @@ class History:
     log: list[dict]
 
     def records(self, field: str) -> list[dict]:
-        """The records with a known value of a field.
+        """The records in which a field has a value.
 
-        "lr" is of every logged step, "val_loss" of evaluations, "total_steps" of starts.
+        Every logged step has "lr", evaluations have "val_loss", and starts have "total_steps".
         """
         return [record for record in self.log if record.get(field) is not None]
 
     def series(self, field: str, over: str = "step") -> tuple[np.ndarray, np.ndarray]:
-        """The known values of a field over another, which all of its records have: x and y."""
+        """A curve of the field `field` over the field `over`: x and y."""
         records = self.records(field)
         return np.array([r[over] for r in records]), np.array([r[field] for r in records])
 
     @property
     def start(self) -> dict:
-        """The record of the last start, with machine, data and length of the run."""
+        """The record of the last start, which has the machine, the data and the run's length."""
         return self.records("total_steps")[-1]
 
     @property
@@ -97,34 +98,34 @@ class History:
 
     @property
     def settings(self) -> dict:
-        """All in which runs may differ: their settings, and what they ran on."""
+        """All in which runs may differ: their settings, hardware and software."""
         names = ("device", "dtype", "torch", "python", "processes", "parameters", "commit")
         return self.config | {f"run: {name}": self.start.get(name) for name in names}
 
 
 def names_of(folders: list[Path]) -> list[str]:
-    """The last parts of each path, as few as tell these folders apart. folders: all different."""
+    """The shortest ends of these paths that tell them apart. folders: all different."""
     paths = [folder.resolve() for folder in folders]
     for count in itertools.count(1):
         names = [Path(*path.parts[-count:]).as_posix() for path in paths]
-        if len(set(names)) == len(names):  # one that is not UTF-8 cannot be drawn as it is
+        if len(set(names)) == len(names):  # non-UTF-8 names cannot be drawn
             return [os.fsencode(name).decode("utf-8", "backslashreplace") for name in names]
 
 
 def read_history(folder: Path, name: str) -> History:
-    """A run's history, while it trains or afterwards. Raises ReportError without start or steps."""
+    """The history of a run, finished or not. Raises ReportError if it has no start or no step."""
     config, log = files.read_json(folder / "config.json"), run_folder.read_log(folder)
     config.pop("run", None)  # its id
     run = History(name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):
         hint = "" if run_folder.steps(folder) else f"; {run_folder.what_is_there(folder)}"
         raise ReportError(f"{folder} is not a run that has logged its start and a step{hint}")
-    for field in ("tokens", "epoch"):  # between the logged steps
+    for field in ("tokens", "epoch"):  # interpolated between the logged steps
         x, y = run.series(field)
         values = np.interp([record["step"] for record in log], [0, *x], [0, *y])
         for record, value in zip(log, values, strict=True):
             record[field] = value
-    losses = []  # of training, since the evaluation before
+    losses = []  # training losses since the evaluation before
     for record in log:
         record["minutes"] = record.get("elapsed_s", 0) / 60
         if record.get("loss") is not None:
@@ -136,7 +137,7 @@ def read_history(folder: Path, name: str) -> History:
 
 
 def common_loss(runs: list[History]) -> str:
-    """The loss in which runs compare: "val_loss", or "bits_per_byte" on different data."""
+    """The loss by which to compare runs: "val_loss", or "bits_per_byte" if their data differs."""
     data = {(r.start["data"]["sha256"].get("val"), r.config.get("loss_on")) for r in runs}
     return "val_loss" if len(data) == 1 else "bits_per_byte"
 
@@ -145,7 +146,7 @@ def common_loss(runs: list[History]) -> str:
 
 
 def key_figures(run: History, loss: str) -> dict[str, str]:
-    """The figures of a run that are known, by name. loss: as of common_loss."""
+    """{name: figure} of a run, as far as they are known. loss: from common_loss."""
     figures, best, last = {}, run.best, run.last
     if best and loss == "val_loss":
         figures["best validation loss"] = f"{best['val_loss']:.4f}"
@@ -175,7 +176,7 @@ def table_of(runs: list[History]) -> dict[str, list]:
 
 
 def answers(runs: list[History]) -> list[dict]:
-    """Samples with run, step and loss: evenly spread over one run; of several runs, the last."""
+    """Samples with run, step and loss: evenly spread over a single run, or the last of each run."""
     found = []
     for run in runs:
         losses = dict(zip(*run.series("val_loss"), strict=True))
@@ -188,14 +189,14 @@ def answers(runs: list[History]) -> list[dict]:
     return found
 
 
-# -- how far apart runs end ------------------------------------------------------------------------
+# -- comparing final losses ------------------------------------------------------------------------
 
 
 def compare_ends(runs: list[History]) -> list[str]:
-    """The validation losses over the same tokens and over the same seconds, in sentences.
+    """Sentences that compare the validation losses after the same tokens and the same seconds.
 
-    In bits per byte over the same seconds alone, as tokens of another tokenizer hold more text, or
-    less.
+    Bits per byte are compared only after the same seconds, since tokens of different tokenizers
+    hold different amounts of text.
     """
     if len(runs) == 1 or not all(run.records("val_loss") for run in runs):
         return []
@@ -204,7 +205,7 @@ def compare_ends(runs: list[History]) -> list[str]:
         curves = [run.series(loss, column) for run in runs]
         end = min(x[-1] for x, _ in curves)
         losses = [float(np.interp(end, x, y, left=math.nan)) for x, y in curves]
-        if math.isfinite(sum(losses)):  # each run was evaluated by then
+        if math.isfinite(sum(losses)):  # all runs had an evaluation by then
             amount = f"{short(end)} tokens" if column == "tokens" else duration(end)
             differences = " ".join(compare_settings(runs, losses))
             sentences.append(f"Loss after {amount} of training, in {UNITS[loss]}: {differences}")
@@ -212,18 +213,18 @@ def compare_ends(runs: list[History]) -> list[str]:
 
 
 def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
-    """How far apart the mean losses of settings are, and whether that exceeds the spread of seeds.
+    """How far apart the mean losses of different settings are, and whether seeds explain that.
 
-    The spread is the largest range among runs that differ only in their seed.
+    They do up to the largest range of losses among runs that differ only in their seed.
     """
-    groups = {}  # {what the weights depend on: {name of a run: its loss}}
-    seeds = {}  # {the same: seeds}
+    groups = {}  # {settings, data and length: {name of a run: its loss}}
+    seeds = {}  # {the same key: seeds}
     for run, loss in zip(runs, losses, strict=True):
         settings = {name: v for name, v in run.settings.items() if name not in SHOWN_ALONE}
         key = str((settings, run.start["data"]["sha256"], run.start["total_steps"]))
         groups.setdefault(key, {})[run.name] = loss
         seeds.setdefault(key, set()).add(run.config.get("seed"))
-    means, spreads, repeats = {}, {}, []  # by the names of runs
+    means, spreads, repeats = {}, {}, []  # keyed by names of runs
     for key, group in groups.items():
         names, of_seeds = ", ".join(group), list(group.values())
         means[names] = np.mean(of_seeds)
@@ -251,13 +252,13 @@ def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
 
 
 def plot(runs: list[History], column: str):
-    """A Figure of the losses over "step", "tokens" or "minutes"; below them the small curves."""
-    # These take a second, so they come after what may be wrong with the runs.
+    """A Figure of the losses over "step", "tokens" or "minutes", with the small curves below."""
+    # These imports take a second, so they come after all checks of the runs.
     from matplotlib import style
     from matplotlib.figure import Figure
 
     style.use(STYLE)
-    warnings.filterwarnings("ignore", "Glyph .* missing")  # the PNG has a box for it
+    warnings.filterwarnings("ignore", "Glyph .* missing")  # the PNG shows a box
     small = [field for field in SMALL if any(run.records(field) for run in runs)]
     figure = Figure(figsize=(14, 8), layout="constrained")
     parts = figure.subplot_mosaic([["loss"] * len(small), small], height_ratios=[2, 1])
@@ -266,7 +267,7 @@ def plot(runs: list[History], column: str):
         for n, run in enumerate(runs):
             parts[field].plot(*run.series(field, column), f"C{n}", linewidth=1)
         values = np.concatenate([run.series(field)[1] for run in runs])
-        top = min(values.max(), 3 * np.percentile(values, 99))  # of an enormous spike only the rise
+        top = min(values.max(), 3 * np.percentile(values, 99))  # cuts off huge spikes
         parts[field].set(title=SMALL[field], ylim=(0, 1.08 * top or 1))
         parts[field].locator_params(nbins=5)
     for axes in parts.values():
@@ -276,12 +277,12 @@ def plot(runs: list[History], column: str):
 
 
 def plot_losses(axes, runs: list[History], column: str) -> None:
-    """Training and validation losses; of runs on different data, the validation loss alone.
+    """Plot training and validation losses; for runs on different data, only validation losses.
 
-    Of a single run it marks resumes and skipped steps.
+    For a single run, also mark resumes and skipped steps.
     """
     single, loss = len(runs) == 1, common_loss(runs)
-    late = [0.0]  # the losses without the first 4%, whose steep descent would flatten the rest
+    late = [0.0]  # losses after the first 4%, whose steep descent would flatten the rest
     for n, run in enumerate(runs):
         x, y = run.series("loss", column)
         if loss == "val_loss" and len(y):
@@ -291,7 +292,7 @@ def plot_losses(axes, runs: list[History], column: str) -> None:
             axes.plot(x, y, f"C{n}", linewidth=1, label="training" if single else None)
             late.extend(y[len(y) // 25 :])
         x, y = run.series(loss, column)
-        # Matplotlib leaves out of the legend what begins with "_".
+        # The blank, since matplotlib omits labels that begin with "_" from the legend.
         color, name = ("C2", "validation") if single else (f"C{n}", f" {run.name}")
         axes.plot(x, y, color, marker="o" if len(y) <= 40 else None, label=name)
         late.extend(y[len(y) // 25 :])
@@ -302,8 +303,8 @@ def plot_losses(axes, runs: list[History], column: str) -> None:
 
 
 def mark_events(axes, run: History, column: str) -> None:
-    """Resumes as dashed lines, skipped steps as marks at the top of the axes."""
-    where = axes.get_xaxis_transform()  # y from 0, the bottom, to 1, the top
+    """Mark resumes by dashed lines, and skipped steps at the top of the axes."""
+    where = axes.get_xaxis_transform()  # y is 0 at the bottom and 1 at the top
     resumes = run.series("total_steps", column)[0][1:]
     if len(resumes):
         axes.vlines(resumes, 0, 1, "black", "--", label="resume", transform=where)
@@ -315,7 +316,7 @@ def mark_events(axes, run: History, column: str) -> None:
 
 
 def as_address(figure) -> str:
-    """The figure as SVG in an address that holds it, for an <img>."""
+    """The figure as an SVG data URL, for an <img>."""
     file = io.BytesIO()
     figure.savefig(file, format="svg")
     return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
@@ -325,7 +326,7 @@ def as_address(figure) -> str:
 
 
 def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
-    """Write the page, and the curves over steps as PNG next to it. comparison: of compare_ends."""
+    """Write the page, and the curves over steps as a PNG. comparison: from compare_ends."""
     curves = {column: plot(runs, column) for column in ("step", "tokens", "minutes")}
     html = command.render(
         "report.html.j2",
@@ -345,7 +346,7 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
 
 
 def check_own(out: Path) -> None:
-    """Raises ReportError if the page or its picture would replace what no report wrote."""
+    """Raises ReportError if the page or its PNG would overwrite a file that no report wrote."""
     is_ours = out.exists() and not files.is_foreign(files.read_text(out), MARK)
     for path in (out, out.with_suffix(".png")):
         if path.exists() and not is_ours:

@@ -2,9 +2,10 @@
 
     python -m tools.size data/mine --hours 2 [--preset config/laptop.py]
 
-A family of sizes in the shape of the preset is timed for a few steps each. The hours buy so many
-tokens, in at most the preset's epochs; the best size is the one nearest to 20 tokens per parameter
-(Hoffmann et al., 2022, "Training Compute-Optimal Large Language Models").
+Times a few steps of each size in a family with the preset's proportions. From that follow the
+tokens that each can train on in these hours, within the preset's epochs; the best size is the one
+nearest to 20 tokens per parameter (Hoffmann et al., 2022, "Training Compute-Optimal Large Language
+Models").
 """
 
 import startup
@@ -30,14 +31,14 @@ from training.setup import build
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_PARAMETER = 20
-RATE_POWER = -0.5  # the best learning rate follows this power of the width
+RATE_POWER = -0.5  # the best learning rate is proportional to this power of the width
 MARK = "# Written by python -m tools.size, which replaces it.\n"
 TIMED_S = 3.0  # seconds per size
 
 
 @dataclass
 class Size:
-    """One member of the family, and what the hours buy with it: a run of so many tokens."""
+    """One member of the family, and the run that fits into the hours."""
 
     config: Config
     parameters: int
@@ -47,7 +48,7 @@ class Size:
 
 
 def family(config: Config) -> list[Config]:
-    """The preset at each width: layers and heads in proportion, learning rates by RATE_POWER."""
+    """The preset at each width, with layers, heads and learning rates scaled to it."""
     found = []
     for width in WIDTHS:
         ratio = width / config.n_embd
@@ -67,9 +68,9 @@ def family(config: Config) -> list[Config]:
 
 
 def time_size(config: Config, hours: float) -> Size:
-    """Time a few steps of one size; the run that the hours buy, in at most the preset's epochs.
+    """Time a few steps of one size; returns the run that fits into `hours` and the preset's epochs.
 
-    Raises RunError or MemoryError if it does not fit the memory.
+    Raises RunError or MemoryError if it does not fit in memory.
     """
     run = build(
         replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])
@@ -109,9 +110,9 @@ def main(argv: list[str]) -> None:
                 raise
             print(f"{member.n_layer} x {member.n_embd} does not fit the memory of this machine")
             break
-        if sizes[-1].tokens < sizes[-1].parameters:  # larger ones would see less still
+        if sizes[-1].tokens < sizes[-1].parameters:  # even fewer for larger ones
             break
-    # The logarithm of the ratio: twice as many tokens are as far from it as half as many.
+    # Distance in the logarithm: twice as many tokens are as far off as half as many.
     best = min(sizes, key=lambda s: abs(math.log(s.tokens / s.parameters / TOKENS_PER_PARAMETER)))
     rows = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What `python tools/NAME.py` imports as startup, since Python then looks in tools/ first."""
+"""Stops `python tools/NAME.py`, which imports this as startup, as Python looks in tools/ first."""
 
 import sys
 from pathlib import Path
