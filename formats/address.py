@@ -67,7 +67,7 @@ class Folder:
 
     Files are named relative to it, with slashes. A file is written whole or not at all. Raises
     AddressError if a package is missing, and in its methods if a request fails after all retries.
-    Methods that read a missing file raise FileNotFoundError.
+    read() and remove() raise FileNotFoundError if there is no such file.
     """
 
     def __init__(self, address: str):
@@ -134,7 +134,7 @@ class Folder:
     def get_large(self, sizes: dict[str, int], folder: Path) -> None:
         """As get(), for large files: first check for free space and print their size.
 
-        sizes: the wanted entries of list(). Raises OSError if the disk is too full.
+        sizes: the wanted entries of list(). Raises OSError if writing fails.
         """
         size = sum(sizes.values())
         check_room(folder, size, "choose another disk")

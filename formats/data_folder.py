@@ -206,7 +206,7 @@ def check_masked(folder: str | Path, meta: Meta) -> None:
 
 
 def check_validated(folder: str | Path, meta: Meta, loss_on: str) -> None:
-    """Raises DataError if no validation loss can be computed. loss_on: the setting."""
+    """Raises DataError if no validation loss can be computed. loss_on: the setting of that name."""
     if loss_on == "assistant":
         check_masked(folder, meta)
     if not meta.splits["val"].counted(loss_on).tokens:

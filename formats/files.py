@@ -28,7 +28,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def writing(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn write errors in the body into an OSError that names `path` and `remedy`.
 
-    numpy's own errors name no file. errors: further types that a package raises for a full disk.
+    numpy's own errors name no file. errors: types that a package raises in place of an OSError.
     """
     try:
         yield

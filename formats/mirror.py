@@ -34,7 +34,7 @@ def id_in(settings: dict) -> str | None:
 
 
 class Mirror:
-    """A run folder at an address. The constructor and all methods raise AddressError."""
+    """A run folder at an address. The constructor and all methods may raise AddressError."""
 
     def __init__(self, address: str):
         self.folder = Folder(address)
@@ -104,7 +104,7 @@ class Mirror:
             self.folder.put(run / "config.json", "config.json")  # first: identifies the run
         here = {run_folder.step_of(folder): folder for folder in run_folder.steps(run)}
         for step, folder in sorted(here.items(), reverse=True):
-            # The copy may have an older save of a step that the run went back behind and repeated.
+            # The copy may hold an older save of this step, if the run went back and repeated it.
             state = (folder / "state.json").read_bytes()
             if not there.get(step) or self.state(step) != state:
                 self.upload(folder)
@@ -169,7 +169,7 @@ class Mirror:
         """Copy state.json and `names` of a step into a local run folder; returns the step's folder.
 
         Writes the folder whole or not at all. Raises CheckpointError if the step is damaged,
-        OSError if the disk is too full.
+        OSError if writing fails.
         """
         final = run / step_name(step)
         there = Folder(f"{self.address}/{final.name}")
@@ -184,7 +184,7 @@ class Mirror:
 def fetch_to_read(address: str) -> Path:
     """A local copy of a run's best step, else its newest, without the optimizer state.
 
-    Raises CheckpointError, AddressError, and OSError if the disk is too full.
+    Raises CheckpointError, AddressError, and OSError if writing fails.
     """
     mirror = Mirror(address)
     with local_copy(mirror.folder) as here:

@@ -1,6 +1,6 @@
 """Loads trained weights and their tokenizer, from a checkpoint of ours or a Hugging Face folder.
 
-formats/run_folder.py and formats/huggingface.py know these folders. What is at an address is first
+formats/run_folder.py and formats/huggingface.py know these folders. Folders at an address are first
 copied to this disk.
 """
 
@@ -215,7 +215,7 @@ def resolve(path: str | Path | None) -> Path:
     path: a run (its best step by validation loss, else its newest), a step of a run, or a folder in
     Hugging Face's format; the address of a run or of such a folder, which is downloaded; None for
     the run under checkpoints/ that was saved last. Raises CheckpointError, which lists what there
-    is, AddressError, and OSError if the disk is too full for the copy.
+    is, AddressError, and OSError if writing the copy fails.
     """
     if protocol_of(str(path)):
         return fetch(str(path))

@@ -62,7 +62,7 @@ def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: s
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
     state: plain values. model, optimizer: state dicts of tensors and plain values. Raises OSError
-    if the disk is too full, and then leaves nothing.
+    if writing fails, and then leaves nothing.
     """
     final = run / step_name(state["step"])
     with atomic_folder(final) as partial:

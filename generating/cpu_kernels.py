@@ -21,7 +21,7 @@ SEVERAL = 32  # rows timed for prompts and batches
 CLEARLY = 0.85  # of float32's time; a smaller gain may be chance
 
 # A format takes a weight, float32 [out, in], and a bias, float32 [out] or None, and returns a
-# function of x, float32 [..., in], to float32 [..., out].
+# function from float32 [..., in] to float32 [..., out].
 
 
 def by_onednn(dtype, weight, bias):

@@ -19,8 +19,8 @@ LOOK_AHEAD = 8  # bytes after a place that decide whether it may be cut there
 MARK = EOT.encode()
 # A mark takes with it up to 50 bytes of blanks on each side, and a line break after it.
 AFTER_MARK = re.compile(rb"[^\S\n]{0,50}\n?")
-# A mark in quotes is part of the text. A quote after a word or the end of a sentence closes a
-# quotation and does not count as an opening one, except after a prefix of Python's, such as b or f.
+# A mark in quotes is part of the text. A quote after a word or a sentence does not count as an
+# opening one, since it closes a quotation, unless the word is a string prefix of Python, such as b.
 OPENING_QUOTE = re.compile(rb"(?:(?:\A|[^\w.!?\x80-\xff])[bfruBFRU]{0,2}([\"'`])|\xe2\x80\x9c)\Z")
 ASCII = bytes(range(0x80))
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first

@@ -28,7 +28,7 @@ from tokenizer_bpe import EOT
 EXAMPLES = 3  # documents that the report quotes per rule
 EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
-UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error skip leaves out
+UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -68,7 +68,7 @@ class Document:
     def corrected(
         self, correct: Callable[[str, CleaningReport], str], report: CleaningReport
     ) -> "Document":
-        """A copy whose text and messages went through correct(text, report)."""
+        """The document with correct(text, report) applied to its text and to each message."""
         text = correct(self.text, report)
         if text == self.text:
             return self
@@ -116,7 +116,7 @@ def _readable(chunk, options, report) -> Iterator[Document]:
 
 
 def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
-    """Each record as (place, byte offset of the record, or 0 if unknown, record)."""
+    """Each record as (place, byte offset in the file, record); 0 if the place is exact enough."""
     if isinstance(chunk.data, list):
         for place, row in chunk.data:
             yield place, 0, row

@@ -1,9 +1,9 @@
 """The files to read: from the INPUT arguments to a list of sources.
 
 Looks at names, sizes and permissions, and at the metadata of remote files. Opens no file, except to
-download tiny Shakespeare and to store standard input. CATALOG names texts on the Hugging Face hub,
-with repositories and files as its file lists and dataset cards give them, in public code's
-quotations. docs/data.md has their sizes.
+download tiny Shakespeare and to store standard input. CATALOG has texts on the Hugging Face hub;
+its repositories and files come from the hub's own file lists and dataset cards, as quoted in public
+code. docs/data.md has their sizes.
 """
 
 import functools

@@ -27,12 +27,12 @@ VOCAB_SIZES = {10e6: 1024, 100e6: 4096, 2e9: 16384, math.inf: 32000}
 # grows with the square of a word's length.
 LONG_WORD = 1024
 ONE_KIND = re.compile(r"[^\W\d_]*|\d*|\s*|(?:[^\w\s]|_)*")
-# Remote files for the sample take at most this many times its size, unless one file alone does.
+# Remote files for the sample may take this many times its size; a single file may take more.
 FETCHED_SAMPLES = 10
 
 
 def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
-    """The tokenizer, and where it came from in words. Saves it in the working folder.
+    """The tokenizer and, in words, where it came from. Saves it in the working folder.
 
     Raises TokenizerError and InputError.
     """
@@ -55,7 +55,7 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
 
 
 def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
-    """Train a byte-level BPE on an evenly spread sample; returns it, and on how much in words."""
+    """Train a byte-level BPE on an evenly spread sample; returns it and, in words, the sample."""
     plan = work.plan
     sources = sources_to_sample(work.sources, plan.sample_bytes)
     size = sum(source.size for source in sources)

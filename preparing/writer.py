@@ -274,7 +274,7 @@ class TokenWriter:
         return new
 
     def _write_waiting(self):
-        """Write the waiting parts; save() must not be called before it is done."""
+        """Write the waiting parts. save() must not be called in the meantime."""
         for part in self.waiting:
             self._write(part)
             if not part.end.inside:

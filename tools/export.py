@@ -95,7 +95,7 @@ def write_folder(source: Pretrained, out: Path, form: Form | None) -> int:
     """Write the folder `out`, whole or not at all; returns the number of parameters.
 
     form: of the conversations that the model was trained on; None if it saw none. Raises OSError if
-    the disk is too full.
+    writing fails.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -79,7 +79,7 @@ def try_step(run: Run) -> Exception | None:
     """
     try:
         reserve_state(run.optimizer)
-        if distributed.world_size > 1:  # DistributedDataParallel allocates all gradients
+        if distributed.world_size > 1:  # DistributedDataParallel keeps gradients allocated
             for p in run.model.parameters():
                 p.grad = torch.zeros_like(p)
         rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
@@ -90,7 +90,7 @@ def try_step(run: Run) -> Exception | None:
         hardware.synchronize(run.device.torch)
         return None
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # they keep tensors alive
+        traceback.clear_frames(error.__traceback__)  # the frames keep tensors alive
         return error
     finally:
         run.model.train()

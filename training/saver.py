@@ -58,7 +58,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """True if the thread has work. Raises the error of a failed job; a full disk is none."""
+        """True if the thread has work. Raises the error of a failed job; a full disk fails none."""
         while self.jobs and self.jobs[0].done():
             self.jobs.pop(0).result()
         return bool(self.jobs)

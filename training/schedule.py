@@ -91,8 +91,8 @@ def matrix_lr(config) -> float:
 def peak_decay(total_steps: int, epochs: float, config) -> float:
     """The fraction by which a step at the peak learning rate shrinks the matrices' weights.
 
-    weight_decay times that learning rate. If the setting is None, such that the sum over the run is
-    DECAY_PER_REPEAT for each epoch after the first.
+    weight_decay times that learning rate. If the setting is None, it is chosen so that the sum over
+    the run is DECAY_PER_REPEAT for each epoch after the first.
     """
     if config.weight_decay is not None:
         return config.weight_decay * matrix_lr(config)

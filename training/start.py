@@ -46,7 +46,7 @@ class Start:
 
 
 def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
-    """Start from the run's newest intact step, on disk or in the mirror; else init_from; else anew.
+    """Choose the newest intact step, on disk or in the mirror; else init_from; else new weights.
 
     Prints which damaged steps it skips. Raises CheckpointError if `resume` does not allow what it
     finds, if all steps are damaged, or if settings or data do not match; AddressError and RunError

@@ -69,8 +69,9 @@ def evaluate(model, batches, cast):
     """The summed loss over batches, in nats, and the number of predictions in it.
 
     Both are scalars on the device, so that nothing waits for it here; 0 without batches. batches:
-    pairs of inputs and targets from Dataset.evaluation. Runs with gradients enabled, though unused,
-    so that it shares the compiled forward and its memory with training and compiles nothing anew.
+    pairs of inputs and targets from Dataset.evaluation. Keeps gradients enabled, though it never
+    uses them, so that it runs the compiled forward of training, in the same memory, without a
+    second compilation.
     """
     trains_otherwise = model.config.trains_otherwise
     if trains_otherwise:
