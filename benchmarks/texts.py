@@ -9,9 +9,11 @@ with config/finetune.py for as many steps as take the minutes, or as many epochs
 All are scored on the same held-back text, as tools.evaluate does.
 
 Steps count, compilation and evaluations come on top. One run at a time; each is written to the
-result as it ends. After a stop the same command goes on where it was.
+result as it ends. After a stop the same command goes on where it was. It prints a table and, with
+matplotlib, draws a picture.
 """
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -126,6 +128,8 @@ def main(argv: list[str]) -> None:
         print(key, f"{rows[key]['bits per byte']:.3f}", sep=": ", flush=True)
     print(command.table(HEAD, [cells(key, row) for key, row in rows.items()]))
     print(f"written to {path}")
+    if importlib.util.find_spec("matplotlib"):
+        draw(path)
 
 
 def runs(args) -> dict[str, Callable]:
@@ -133,7 +137,7 @@ def runs(args) -> dict[str, Callable]:
     found = {}
     for text in args.texts:
         name, _, source = text.rpartition("=")
-        name = name or Path(source).stem
+        name = (name or Path(source).stem).replace(",", "")  # which ends it in a key
         work = args.out / name
         if args.base:
             found[f"{name}, 0, base"] = partial(untouched, args.base, source, work)
@@ -149,6 +153,41 @@ def cells(key: str, row: dict) -> list[str]:
     """A line of the table."""
     epochs, bits = f"{row.get('epochs', 0):.1f}", f"{row['bits per byte']:.3f}"
     return [*key.split(", "), row["size"], epochs, bits]
+
+
+STYLES = {"scratch": ("-", "o", "from scratch"), "base": ("--", "s", "from weights")}
+
+
+def draw(path: Path) -> None:
+    """Draw the result at `path` as PNG next to it: bits per byte over minutes, a color a text."""
+    from matplotlib.figure import Figure
+
+    result, lines = read_json(path), {}
+    for key, row in result["rows"].items():
+        text, minutes, start = key.split(", ")
+        lines.setdefault((text, start), []).append((float(minutes), row["bits per byte"]))
+    steps = sorted({minutes for line in lines.values() for minutes, _ in line})
+    texts = list(dict.fromkeys(text for text, _ in lines))
+    figure = Figure((6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for (text, start), line in lines.items():
+        style, marker, name = STYLES[start]
+        x, y = zip(*sorted(line), strict=True)
+        color = f"C{texts.index(text)}"
+        axes.plot(list(map(steps.index, x)), y, style, marker=marker, color=color)
+        axes.annotate(
+            f"{text}, {name}",
+            (steps.index(x[-1]), y[-1]),
+            (8, -3),
+            color=color,
+            textcoords="offset points",
+        )
+    axes.set_xticks(range(len(steps)), [f"{m:g}" if m else "weights\nas they are" for m in steps])
+    axes.set(ylabel="bits per byte of held-back text")
+    axes.set_xlabel(f"minutes of training, not to scale; {result['device']}")
+    axes.set_xlim(-0.2, 1.35 * len(steps) - 0.5)  # room for the names
+    axes.grid(alpha=0.3)
+    figure.savefig(path.with_suffix(".png"), dpi=170)
 
 
 if __name__ == "__main__":
