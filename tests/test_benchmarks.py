@@ -6,11 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 import torch
 
-from benchmarks import ablation, gpu
+from benchmarks import ablation, gpu, texts
 from benchmarks.laptop import bits_per_byte, read_documents
 from tests.conftest import ROOT, SMALL, run_script
 
@@ -40,6 +41,19 @@ def test_a_file_is_held_out_as_a_whole(tmp_path):
     assert set("".join(held_out).splitlines()) == {"line of 00", "line of 20"}
     assert len("".join(train + held_out)) == 40 * 400 * len("line of 00\n")
     assert "line of 20" not in "".join(train)
+
+
+def test_the_rows_of_texts_become_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    args = Namespace(texts=["a, b=x.txt"], minutes="2,15", base="folder", out=tmp_path)
+    keys = list(texts.runs(args))
+    assert keys == ["a b, 0, base", *(f"a b, {m}, {s}" for m in (2, 15) for s in texts.STYLES)]
+    result = tmp_path / "texts.json"
+    result.write_text(
+        json.dumps({"device": "cpu", "rows": {k: {"bits per byte": 1} for k in keys}})
+    )
+    texts.draw(result)
+    assert (tmp_path / "texts.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
