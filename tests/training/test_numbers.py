@@ -297,7 +297,8 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     assert ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP in all"]) in text
     assert "30 of 256 tokens, 7,680 tokens in all" in text
     residuals, inputs = 2 * 32, 14 * 32  # of a token and layer, each of 4 bytes
-    numbers = T * (2 * (residuals + inputs) + 2 * model.config.vocab_size)  # logits and gradient
+    mlp = 9 * 32  # whose gradients are there too, as are those of the logits
+    numbers = T * (2 * (residuals + inputs) + mlp + 2 * model.config.vocab_size)
     state, gradients, activations = 12 * parameters, 4 * parameters, 4 * 4 * numbers
     row = re.search(r"^ +4 +(.*)", text, re.MULTILINE)[1].split()
     units = {"kB": 1e3, "MB": 1e6}
@@ -316,7 +317,7 @@ def test_the_plan_counts_operations_memory_and_disk(run):
 def test_a_cpu_without_memory_for_one_sequence_is_found_before_it_is_used(run, monkeypatch):
     parameters = sum(p.numel() for p in run.model.parameters())
     run.device = dataclasses.replace(run.device, dtype=torch.float32)
-    activations = 4 * T * (2 * (2 * 32 + 14 * 32) + 2 * run.model.config.vocab_size)
+    activations = 4 * T * (2 * (2 * 32 + 14 * 32) + 9 * 32 + 2 * run.model.config.vocab_size)
     needed = 12 * parameters + activations  # moments and gradients; the weights are there
     monkeypatch.setattr(hardware, "free_ram", lambda: needed)
     check_ram(run)
@@ -334,29 +335,31 @@ def test_a_disk_without_room_for_the_checkpoints_is_a_warning(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "token"),  # bytes that a token takes in both layers
+    # Bytes that a token takes in both layers, the values of one MLP, the logits of an id.
+    ("name", "settings", "token", "mlp", "logit"),
     [
-        ("V100", "--arch=gpt2", 2 * (2 * 4 * 32 + 2 * 14 * 32)),  # fp16; the residuals are fp32
-        ("A100", "--arch=gpt2", 2 * (2 * 2 * 32 + 2 * 14 * 32)),  # bf16
-        ("A100", "--activation_checkpointing", 2 * 2 * 32 + (2 * 2 * 32 + 2 * 14 * 32)),
-        ("A100", "--arch=qwen3", 2 * (2 * 2 * 32 + 2 * 10 * 32 + 2 * 3 * 96)),
-        ("A100", "--arch=llama", 2 * (2 * 2 * 32 + 2 * 8 * 32 + 2 * 3 * 96)),
+        # float16; the residuals are float32, and the logits' gradient has a place of its own.
+        ("V100", "--arch=gpt2", 2 * (2 * 4 * 32 + 2 * 14 * 32), 9 * 32, 2 * 2),
+        ("A100", "--arch=gpt2", 2 * (2 * 2 * 32 + 2 * 14 * 32), 9 * 32, 2),  # bfloat16
+        ("A100", "--activation_checkpointing", 4 * 32 + (4 * 32 + 2 * 14 * 32), 9 * 32, 2),
+        ("A100", "--arch=qwen3", 2 * (2 * 2 * 32 + 2 * 10 * 32 + 2 * 3 * 96), 32 + 3 * 96, 2),
+        ("A100", "--arch=llama", 2 * (2 * 2 * 32 + 2 * 8 * 32 + 2 * 3 * 96), 32 + 3 * 96, 2),
     ],
 )
 def test_the_least_memory_in_which_a_plan_fits_the_batch(
-    little_data, tmp_path, name, settings, token
+    little_data, tmp_path, name, settings, token, mlp, logit
 ):
     run = small_run(little_data, tmp_path / "run", settings)
     parameters = sum(p.numel() for p in run.model.parameters())
-    activations = BATCH * T * (token + 2 * 2 * run.model.config.vocab_size)
-    activations += 2 * parameters  # the weights in 16 bits
+    activations = BATCH * T * (token + 2 * mlp + logit * run.model.config.vocab_size)
+    activations += 2 * parameters + 2**25  # the weights in 16 bits, and cuBLAS's workspace
     peak = 12 * parameters + max(4 * parameters, activations)  # no gradients are added up
 
     def fits(memory):
         return largest_micro_batch(run, dataclasses.replace(from_data_sheet(name), memory=memory))
 
     least = bisect.bisect_left(range(10**8), BATCH, key=fits)
-    assert least == pytest.approx((peak + run.data.train.bytes) / 0.92, rel=1e-4)
+    assert least == pytest.approx((peak + run.data.train.bytes) / 0.92, abs=100)
 
 
 def test_the_hours_of_a_plan_are_the_operations_at_two_fifths_of_the_peak(little_data, tmp_path):
