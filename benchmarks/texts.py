@@ -168,25 +168,20 @@ def draw(path: Path) -> None:
         lines.setdefault((text, start), []).append((float(minutes), row["bits per byte"]))
     steps = sorted({minutes for line in lines.values() for minutes, _ in line})
     texts = list(dict.fromkeys(text for text, _ in lines))
-    figure = Figure((6, 3.8), layout="constrained")
+    figure = Figure((7, 3.8), layout="constrained")
     axes = figure.subplots()
     for (text, start), line in lines.items():
         style, marker, name = STYLES[start]
         x, y = zip(*sorted(line), strict=True)
         color = f"C{texts.index(text)}"
-        axes.plot(list(map(steps.index, x)), y, style, marker=marker, color=color)
-        axes.annotate(
-            f"{text}, {name}",
-            (steps.index(x[-1]), y[-1]),
-            (8, -3),
-            color=color,
-            textcoords="offset points",
+        axes.plot(
+            list(map(steps.index, x)), y, style, marker=marker, color=color, label=f"{text}, {name}"
         )
     axes.set_xticks(range(len(steps)), [f"{m:g}" if m else "weights\nas they are" for m in steps])
     axes.set(ylabel="bits per byte of held-back text")
     axes.set_xlabel(f"minutes of training, not to scale; {result['device']}")
-    axes.set_xlim(-0.2, 1.35 * len(steps) - 0.5)  # room for the names
     axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=9)
     figure.savefig(path.with_suffix(".png"), dpi=170)
 
 
