@@ -9,7 +9,7 @@ data_dir = "data/chat"
 loss_on = "assistant"
 block_size = 512  # or that of the weights, if it is shorter
 batch_size = 4  # x 512 = 2,048 tokens per step: many steps from few conversations
-learning_rate = 1e-4
+learning_rate = 3e-4  # as in finetune.py: docs/results.md
 min_lr = 0.0
 warmup_steps = 20
 epochs = 2
