@@ -76,7 +76,7 @@ def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
         there = run_folder.what_is_there(run)
         raise CheckpointError(f"resume = must, but there is no checkpoint at {run}; {there}")
     if config.init_from:
-        return from_weights(config, meta, tokenizer)
+        return from_weights(config, tokenizer)
     return from_scratch(config, meta.vocab_size)
 
 
@@ -149,7 +149,7 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
         ) from None
 
 
-def from_weights(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
+def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     """Start a new run from the weights of init_from.
 
     Their context may be shortened, which keeps the first learned positions; a preset's longer
