@@ -90,7 +90,7 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     asked = prompt
     if checkpoint.chats:
         asked = Conversation(model, tokenizer, form).prompt(prompt)
-        settings |= {"stop": form.stop, "end_ids": form.markers.values()}
+        settings = settings | {"stop": form.stop, "end_ids": form.markers.values()}
     drawn_at = 0.0
     completions = complete(model, tokenizer, [asked], **settings)
     for (row,) in completions:

@@ -114,6 +114,14 @@ def test_a_model_of_conversations_replies_and_stops(page):
     page.get_by_text(", stop").first.wait_for()
 
 
+def test_the_stop_texts_of_a_chat_do_not_end_the_text_of_the_other_model(folder, tmp_path):
+    script = "User: Hi\n\nUser: Bye"
+    reciting(tmp_path / "script", script)
+    runs = [str(folder / "checkpoints/chat"), str(tmp_path / "script")]
+    *_, shown = demo.generate(torch.device("cpu"), "User: Hi", runs, 200, 0, 0, 1, 1, 1)
+    assert shown[2] == script
+
+
 # Of CONTROLS, in their order; top-k of 1 leaves no choice.
 @pytest.mark.parametrize(
     ("values", "text", "ended"),
