@@ -148,7 +148,10 @@ class Run:
         return hardware.autocast(self.device.torch, self.device.dtype)
 
     def attention_backend(self) -> str:
-        """The attention kernel that PyTorch chooses: cudnn, flash, efficient or math."""
+        """The attention kernel that PyTorch chooses: cudnn, flash, efficient or math.
+
+        Not on an Apple GPU, where PyTorch does not tell.
+        """
         shape = self.model.config
         size = (1, shape.n_head, shape.block_size, shape.head_dim)
         q = torch.empty(size, dtype=self.device.dtype, device=self.device.torch, requires_grad=True)
@@ -166,7 +169,7 @@ class Run:
         if in_a_row < MAX_BAD_STEPS:
             return
         advice = ""
-        if self.attention_backend() == "cudnn":
+        if self.device.type == "cuda" and self.attention_backend() == "cudnn":
             advice = (
                 ". First run the same command with the environment variable"
                 " TORCH_CUDNN_SDPA_DEPRIORITIZED=1: cuDNN's attention may be the cause"

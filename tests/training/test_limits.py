@@ -1,5 +1,6 @@
 """The limits of a run: memory, bad steps, budgets."""
 
+import dataclasses
 import math
 import re
 import shutil
@@ -176,9 +177,19 @@ def test_many_bad_steps_in_a_row_end_the_run(char_data, tmp_path):
 def test_many_bad_steps_with_cudnns_attention_name_it(char_data, tmp_path, monkeypatch):
     run = small_run(char_data, tmp_path / "run")
     run.loss_sums = LossSums([0.0, 0.0, 10.0, 10.0], torch.device("cpu"))
-    for backend, named in ((SDPBackend.CUDNN_ATTENTION, True), (SDPBackend.MATH, False)):
-        monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, b=backend, **__: b.value)
-        add_bad_step(run)
+    add_bad_step(run)
+    choices = {SDPBackend.CUDNN_ATTENTION: True, SDPBackend.MATH: False, None: False}
+    for backend, named in choices.items():
+        device = torch.device("cuda" if backend else "mps")
+        run.device = dataclasses.replace(run.device, torch=device)
+
+        def choose(*_, b=backend, **__):
+            if b is None:
+                raise NotImplementedError("not implemented for the MPS device")
+            return b.value
+
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+        monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
         with pytest.raises(RunError) as error:
             run.check_finite()
         assert ("variable TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == named
