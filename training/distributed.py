@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -109,11 +108,12 @@ def join() -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path):
-    """Hold the lock of a run's folder. Makes the folder, and deletes it if no run started in it.
+    """Hold the lock of a run's folder; makes the folder. Removes what it made if no run starts.
 
     The system releases the lock when the process dies, however it dies. Raises RunError, which
     names the process that holds it.
     """
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock, holder = FileLock(folder / ".lock"), folder / ".trainer"
     try:
@@ -133,7 +133,9 @@ def locked(folder: Path):
         with contextlib.suppress(OSError):  # the folder may have become read-only
             holder.unlink()
             if os.listdir(folder) == [".lock"]:
-                shutil.rmtree(folder)
+                (folder / ".lock").unlink()
+                if made:
+                    folder.rmdir()
         lock.release()
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import model
-from config import Config
+from config import Config, ConfigError
 from formats import pretrained, run_folder
 from generating.load import open_checkpoint
 from tests.conftest import (
@@ -313,6 +313,12 @@ def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_
 def test_a_mistake_is_a_sentence_and_writes_nothing(char_data, tmp_path, argument, words):
     fails_clearly(train_small(char_data, tmp_path / "run", argument), *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_leaves_an_empty_folder_as_it_was(tmp_path):
+    with pytest.raises(ConfigError), distributed.locked(tmp_path):
+        raise ConfigError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_typo_in_the_model_shows_its_line_and_holds_no_memory(char_data, tmp_path, monkeypatch):
