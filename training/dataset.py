@@ -51,12 +51,13 @@ class Dataset:
         file = meta.splits[split]
         self.length = file.tokens
         self.windows = (self.length - block_size) // block_size
-        if self.windows < 1:
-            more = "with a larger --val_fraction" if split == "val" else "from more text"
+        longest, more = self.length // 2, "from more text"
+        if split == "val":  # an evaluation draws no offset
+            longest, more = self.length - 1, "with a larger --val_fraction"
+        if block_size > longest:
             raise DataError(
                 f"{self.folder / file.file} holds {self.length:,} tokens, too few for block_size ="
-                f" {block_size}: lower it to {max(1, self.length // 2)} or less, or prepare the"
-                f" data {more}"
+                f" {block_size}: lower it to {max(1, longest)} or less, or prepare the data {more}"
             )
         masked = loss_on == "assistant"
         self.bytes = self.length * (np.dtype(meta.dtype).itemsize + masked)

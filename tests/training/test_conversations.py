@@ -101,6 +101,14 @@ def test_an_epoch_and_an_evaluation_count_each_token_of_a_reply_once(chat_data, 
         assert data.bytes == open_split(chat_data, split, T, "all").bytes * 3 // 2
 
 
+@pytest.mark.parametrize("windows", [0, 7])
+def test_a_single_sequence_is_enough_to_validate(chat_data, windows):
+    mask = np.fromfile(chat_data / "val.mask.bin", np.uint8)
+    ids = np.fromfile(chat_data / "val.bin", read_meta(chat_data).dtype).astype(int)
+    ((_, y),) = open_split(chat_data, "val", len(ids) - 1).evaluation(windows, 2)
+    assert y[y != IGNORE].tolist() == ids[mask & IN_REPLY > 0].tolist()
+
+
 def test_batches_are_the_same_in_ram_and_memory_mapped(chat_data, monkeypatch):
     in_ram = open_split(chat_data, "train")
     monkeypatch.setattr(hardware, "free_ram", lambda: 1 << 10)

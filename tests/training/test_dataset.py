@@ -104,3 +104,15 @@ def test_a_split_shorter_than_a_sequence_is_refused(tmp_path):
     make(tmp_path / "data", tokens=50)
     with pytest.raises(DataError, match=r"50 tokens, too few .* 32: lower it to 25 .* more text"):
         train_split(tmp_path / "data")
+    with pytest.raises(DataError, match=r"50 tokens, too few .* 50: lower it to 49 .*val_fraction"):
+        Dataset(tmp_path / "data", read_meta(tmp_path / "data"), "val", 50, CPU)
+
+
+@pytest.mark.parametrize("windows", [0, 7])
+def test_a_single_sequence_is_enough_to_validate(tmp_path, windows):
+    ids = make(tmp_path / "data", tokens=50).astype(np.int64)
+    data = Dataset(tmp_path / "data", read_meta(tmp_path / "data"), "val", 49, CPU)
+    ((x, y),) = data.evaluation(windows, 4)
+    counts = y != IGNORE
+    assert x[counts].tolist() == ids[:-1].tolist()
+    assert y[counts].tolist() == ids[1:].tolist()
