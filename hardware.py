@@ -5,7 +5,6 @@ Knows no model and no data.
 
 import contextlib
 import gc
-import math
 import os
 import re
 import shutil
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+import processors
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
@@ -214,13 +215,9 @@ def limit_threads_to_cgroup() -> None:
 
     OMP_NUM_THREADS has the last word.
     """
-    limits = SYSTEM / "sys/fs/cgroup/cpu.max"
-    if "OMP_NUM_THREADS" in os.environ or not limits.exists():
-        return
-    quota, period = limits.read_text().split()
-    if quota != "max":
-        processors = math.ceil(int(quota) / int(period))
-        torch.set_num_threads(min(torch.get_num_threads(), processors))
+    limit = processors.quota()
+    if limit and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), limit))
 
 
 def data_sheet_flops(name: str) -> float | None:

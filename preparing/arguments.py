@@ -10,6 +10,7 @@ from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import processors
 from command_line import Parser, local_path, number, place, positive, word
 from preparing.chunks import Options
 from preparing.sources import CATALOG, KINDS
@@ -140,7 +141,7 @@ def _add_arguments(parser):
     add("--dedupe", action="store_true", help=text)
     add = parser.add_argument_group("machine").add_argument
     text = "threads that tokenize; default: one per core, here %(default)s"
-    add("--workers", type=number(int, 1), default=usable_cores(), help=text)
+    add("--workers", type=number(int, 1), default=processors.usable(), help=text)
     text = "tokenize on a Ray cluster: HOST:PORT of its head node, or auto (pip install ray)"
     add("--ray", type=word, metavar="ADDRESS", help=text)
     text = "how many GB of downloaded files may be on the disk at a time; default %(default)s"
@@ -169,9 +170,3 @@ def default_out(inputs: list[str]) -> str:
     fixed = re.split(r"[*?[]", inputs[0])[0]
     name = Path(os.path.realpath(fixed)).name.split(".")[0].strip("-_")
     return f"data/{name or 'text'}"
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()

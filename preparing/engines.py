@@ -18,7 +18,8 @@ from formats.files import error_message
 from preparing import InputError, PrepareError, need
 
 ROOT = Path(__file__).parent.parent
-CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py")  # copied to the nodes
+# Copied to the nodes.
+CODE = ("preparing", "formats", "tokenizer_bpe.py", "command_line.py", "processors.py")
 ITEMS_A_CORE = 3  # in progress, or finished and waiting for an earlier one
 RETRIES = 20  # of a task whose node dies
 CONNECT_S = 10  # seconds until an address counts as wrong

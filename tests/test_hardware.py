@@ -1,11 +1,14 @@
 """hardware.py: this machine, and what the files of other machines say."""
 
+import os
 import re
 
 import pytest
 import torch
 
 import hardware
+import processors
+from preparing.arguments import parse
 from tools import command
 from training import RunError
 
@@ -23,6 +26,7 @@ def write(path, text=""):
 def system(monkeypatch, tmp_path):
     """The root of a Linux that has no files."""
     monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    monkeypatch.setattr(processors, "LIMIT", tmp_path / "sys/fs/cgroup/cpu.max")
     return tmp_path
 
 
@@ -267,3 +271,12 @@ def test_a_container_with_fewer_processors_gets_fewer_threads(
         assert hardware.describe(hardware.find_device("cpu")) == f"cpu, {threads} threads"
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers"), [("max 100000", 64), ("250000 100000", 3), ("9000000 100000", 64)]
+)
+def test_a_container_with_fewer_processors_gets_fewer_workers(system, monkeypatch, limit, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    write(system / "sys/fs/cgroup/cpu.max", f"{limit}\n")
+    assert parse(["text.txt"]).workers == workers
