@@ -15,6 +15,7 @@ from config import Config
 
 DECAY_FRACTION = 0.5  # share of the steps during which wsd decays
 DECAY_PER_REPEAT = 0.9  # 0.3 to 2.8 were tried, in two to sixteen epochs: docs/experiments.md
+POINTS = 10_000  # of a schedule, to sum its rates
 MAX_BAD_STEPS = 10  # a run stops after this many consecutive steps with NaN or infinity
 LIMITS = ("", "max_hours", "max_cost")  # indexed by Clock.exceeded()
 
@@ -68,19 +69,13 @@ def final_multiplier(config) -> float:
 def full_rate_steps(total_steps: int, config) -> float:
     """The sum of lr_multiplier over the run: its equivalent in steps at the peak.
 
-    In closed form, since a run may have 1e9 steps. config: as in lr_multiplier.
+    Over evenly spread steps, since a run may have 1e9: exact up to POINTS of them, to 1e-4 above.
+    config: as in lr_multiplier.
     """
-    warmup = min(config.warmup_steps, total_steps)
-    rising = warmup * (warmup + 1) / 2 / max(1, config.warmup_steps)
-    later = total_steps - warmup
-    if config.lr_schedule == "wsd":
-        decay = max(1, DECAY_FRACTION * total_steps)
-        falling = min(later, math.ceil(decay))
-        above = later - falling + falling * (falling - 1) / 2 / decay
-    else:
-        above = later / 2 if later > 1 else later  # the cosine term averages to 0
-    low = final_multiplier(config)
-    return rising + low * later + (1 - low) * above
+    points = min(total_steps, POINTS)
+    apart = total_steps / points
+    steps = (int((n + 0.5) * apart) for n in range(points))
+    return apart * sum(lr_multiplier(step, total_steps, config) for step in steps)
 
 
 def matrix_lr(config) -> float:
