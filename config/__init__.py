@@ -147,7 +147,8 @@ class Config:
     device: str = setting("auto", "auto, cuda, cuda:1, xpu, mps or cpu", section="machine")
     dtype: str = setting(
         "auto",
-        "precision of matrix products; auto: bfloat16 where it is fast, else float16 or float32",
+        "precision of matrix products; auto: bfloat16 where it is fast, else float16 or float32;"
+        " with float32, NVIDIA GPUs from Ampere on multiply in TF32",
         choices=["auto", "bfloat16", "float16", "float32"],
     )
     compile: bool | None = setting(
