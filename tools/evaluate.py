@@ -61,6 +61,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--loss_on", choices=["all", "assistant"], help=text)
     text = f"context, in tokens; default: the model's own, of Hugging Face's at most {CONTEXT:,}"
     add("--block_size", type=count, metavar="N", help=text)
+    text = "precision of matrix products; auto: as a run on this device; default %(default)s"
+    add("--dtype", default="auto", choices=["auto", *hardware.DTYPES], help=text)
     add_device(parser)
     return parser.parse_args(argv)
 
@@ -79,7 +81,7 @@ def main(argv: list[str]) -> None:
             label += ", replies alone"
         if len(contexts) > 1:
             label += f", context {task.context:,}"
-        models[label] = partial(evaluate, task, device)
+        models[label] = partial(evaluate, task, device, args.dtype)
         if task.loss_on == "all":
             for name, compress in COMPRESSORS.items():
                 on = f"{name} on {task.data_dir}"
@@ -158,12 +160,15 @@ def check_same_data(data_dir: str, folder: Path, state: dict) -> None:
         )
 
 
-def evaluate(task: Task, device: torch.device) -> str:
-    """Loss, perplexity and bits per byte on a validation split, with standard errors, as a row."""
+def evaluate(task: Task, device: torch.device, dtype: str) -> str:
+    """Loss, perplexity and bits per byte on a validation split, with standard errors, as a row.
+
+    dtype: as in hardware.find_dtype.
+    """
     model, _, _ = load_model(task.folder, device)
     meta = read_meta(task.data_dir)
     data = Dataset(task.data_dir, meta, "val", task.context, device, task.loss_on)
-    with hardware.autocast(device, hardware.find_dtype(device, "auto")):
+    with hardware.autocast(device, hardware.find_dtype(device, dtype)):
         loss, error = validation_loss(model, data)
     return columns_of(loss, error, meta.bits_per_byte(1.0, task.loss_on))
 

@@ -123,6 +123,14 @@ def test_contexts_are_named_where_they_differ(runs):
     fails_clearly(longer, "--block_size 33 is longer than the context of", ", 32")
 
 
+def test_the_precision_can_be_chosen(runs, capsys):
+    rows = set()
+    for dtype in ("float32", "bfloat16"):
+        evaluate.main([str(runs / "bpe"), f"--dtype={dtype}", "--device=cpu"])
+        rows.add(capsys.readouterr().out.splitlines()[1])
+    assert len(rows) == 2
+
+
 def test_a_folder_of_hugging_face_is_scored_like_the_run_that_it_was(
     runs, bpe_data, char_data, tmp_path, monkeypatch
 ):
