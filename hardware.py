@@ -276,10 +276,19 @@ def synchronize(device: torch.device) -> None:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back the memory of tensors that nothing refers to."""
+    """Give back the memory of tensors that nothing refers to; peak_memory_gb begins again."""
     gc.collect()
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_gb(device: torch.device) -> float | None:
+    """Gigabytes that this process's tensors took at most on an NVIDIA or AMD GPU; else None."""
+    if device.type != "cuda":
+        return None
+    return round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from shlex import quote
 
 from tqdm import tqdm
 
+import hardware
 from command_line import duration
 from formats import files, run_folder
 from generating.text import complete
@@ -136,6 +137,7 @@ class Recorder:
                 "lr": run.learning_rate,
                 "tokens_per_second": round(speed, 1),
                 "mfu": round(mfu, 4) if mfu else None,
+                "peak_memory_gb": hardware.peak_memory_gb(run.device.torch),
             }
         )
         self.logged_step, self.tokens_per_second = step, speed
@@ -234,6 +236,8 @@ class Recorder:
         line += f"{duration(run.clock.elapsed_s)} of training"
         if cost:
             line += f", cost {cost:.2f}"
+        if peak := hardware.peak_memory_gb(run.device.torch):
+            line += f", at most {peak:.1f} GB of GPU memory"
         print(f"\n{line}")
         if not run_folder.steps(folder):
             return  # the budget was used up before the first step

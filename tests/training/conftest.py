@@ -21,7 +21,7 @@ EXACT = shlex.split(
     "--dtype=float32 --eval_batches=0 --log_interval=1 --learning_rate=1e-3 --min_lr=1e-3"
 )
 # What differs between runs in a log.
-CLOCKS = ("elapsed_s", "running_s", "tokens_per_second", "cost")
+CLOCKS = ("elapsed_s", "running_s", "tokens_per_second", "peak_memory_gb", "cost")
 
 
 @pytest.fixture(scope="session")

@@ -142,6 +142,18 @@ def test_the_numbers_of_an_evaluation_and_of_the_end(run, little_data, clock, ca
     )
 
 
+def test_the_memory_of_a_gpu_is_logged_and_in_the_last_lines(run, clock, monkeypatch, capsys):
+    take_steps(run, 1)
+    run.clock.started = 900.0
+    run.device = dataclasses.replace(run.device, torch=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12_340_000_000)
+    recorder = Recorder(run)
+    recorder.step(seconds=1.0)
+    recorder.summary("finished")
+    assert run_folder.read_log(run.folder)[-1]["peak_memory_gb"] == 12.34
+    assert ", cost 1.00, at most 12.3 GB of GPU memory\n" in capsys.readouterr().out
+
+
 def test_a_step_that_is_evaluated_has_one_line(run, clock, capsys):
     take_steps(run, 10)
     recorder = Recorder(run)
