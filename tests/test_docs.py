@@ -160,6 +160,18 @@ def test_numbers_are_those_of_the_benchmarks():
     assert f"in {medians[2]:.0f} s on the same two cores" in readme
 
 
+def test_the_pages_count_the_lines_of_the_code():
+    walk = text_of("docs/code.md").partition("The row of ids")[0]
+    training = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("training/*.py")]
+    for page, words, files in (
+        ("README.md", r"([\d,]+) of them are the model", {"model.py", "train.py", *training}),
+        ("docs/code.md", r"have about ([\d,]+) lines", set(re.findall(r"`([\w/]+\.py)", walk))),
+    ):
+        lines = sum(text_of(file).count("\n") for file in files)
+        stated = re.search(words, text_of(page))[1]
+        assert int(stated.replace(",", "")) == pytest.approx(lines, rel=0.1), page
+
+
 def test_the_explained_preset_is_the_file():
     (explained,) = re.findall(r"^```python\n(.*?)^```", text_of("docs/training.md"), re.M | re.S)
     assert ast.dump(ast.parse(explained)) == ast.dump(ast.parse(text_of("config/laptop.py")))
