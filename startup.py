@@ -108,6 +108,11 @@ def tune_environment() -> None:
     # a quarter off the first compilation. A compiler that lacks them fails, and the run stays
     # uncompiled.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    # GCC 12 turns compiled copies of transposed 16-bit matrices into garbage on a CPU with AMX,
+    # unless it leaves this optimization out, which costs no time. The value follows "-march=".
+    if sys.platform == "linux" and os.uname().machine == "x86_64":
+        march = "native -fno-tree-slp-vectorize"
+        os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", march)
     # GPU memory in segments that grow: a halved micro-batch leaves no fragments that fit nothing.
     # Only with NVIDIA's own driver: under WSL2 and ROCm the first allocation may fail or hang
     # (github.com/pytorch/pytorch/issues/192330, 192259). The second name is the older one.

@@ -60,6 +60,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
         ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT", "7"),
         ({"OMP_WAIT_POLICY": "passive"}, "GOMP_SPINCOUNT", None),
         ({}, "TORCHINDUCTOR_VEC_ISA_OK", "1"),
+        ({"TORCHINDUCTOR_CPP_MARCH": "x86-64-v3"}, "TORCHINDUCTOR_CPP_MARCH", "x86-64-v3"),
         ({}, "PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, "PYTORCH_ALLOC_CONF", "backend:native"),
         ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "PYTORCH_ALLOC_CONF", None),

@@ -236,6 +236,18 @@ def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, l
     assert not should_compile(config, run.model, device, total_steps)
 
 
+def test_a_compiled_copy_of_transposed_matrices_is_exact():
+    """GCC 12 makes it garbage for a CPU with AMX, without an option in startup.tune_environment."""
+
+    def values(rows):  # of query, key and value of 4 heads: transposed, and a part of them
+        v = rows.view(8, 512, 12, 64)[:, :, 8:].transpose(1, 2)
+        return v.mT.contiguous(), v[:, :, :256].mT.contiguous()
+
+    rows = torch.randn(8 * 512, 12 * 64).bfloat16()
+    for compiled, exact in zip(torch.compile(values)(rows), values(rows), strict=True):
+        assert compiled.equal(exact)
+
+
 # train.py in a fork, where PyTorch has read CXX already.
 WITH_ITS_COMPILER = """
 import os, sys, torch, train
