@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import config
@@ -121,12 +123,36 @@ def test_between_the_layers_is_bfloat16_on_a_gpu_with_autocast_to_it(
         assert stream_dtype(torch.empty(2, 3, device=device)) == between
 
 
-@pytest.mark.parametrize("length", [20, 300])
+def attended(q, k, v, upstream, attention):
+    """What attention returns, and the gradients of q, k and v."""
+    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+    y = attention(*inputs)
+    return y, *torch.autograd.grad(y, inputs, upstream)
+
+
+@pytest.mark.parametrize("length", [20, 300])  # one block, and three
 def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length):
-    q, k, v = torch.randn(3, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
-    exact = causal_attention(q, k, v, 0.0)
-    close = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.0)
-    assert (close - exact).abs().max() < 0.03
+    tensors = torch.randn(4, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
+    exact = attended(*tensors, partial(causal_attention, dropout=0.0))
+    close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.0))
+    for value, reference in zip(close, exact, strict=True):
+        assert (value - reference).abs().max() < 0.015 * reference.abs().max()
+
+
+def test_attention_in_bfloat16_on_a_cpu_drops_weights_in_both_passes():
+    tensors = torch.randn(4, 1, 2, 40, 16, generator=torch.Generator().manual_seed(0))
+    later = torch.ones(40, 40, dtype=torch.bool).triu(1)
+
+    def plain(q, k, v):
+        weights = (q @ k.mT / 4).masked_fill(later, -torch.inf).softmax(-1)
+        return weights * F.dropout(torch.ones(1, 2, 40, 40).bfloat16(), 0.3) @ v
+
+    torch.manual_seed(1)
+    exact = attended(*tensors, plain)
+    torch.manual_seed(1)
+    close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.3))
+    for value, reference in zip(close, exact, strict=True):
+        assert (value - reference).abs().max() < 0.015 * reference.abs().max()
 
 
 def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
