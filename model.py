@@ -379,14 +379,13 @@ class BlockwiseAttention(torch.autograd.Function):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         outputs, kept = [], []
         for begin, end in BlockwiseAttention.blocks(q.size(2)):
-            scores = (q[:, :, begin:end] @ k[:, :, :end].transpose(-2, -1)).float()
+            scores = q[:, :, begin:end] @ k[:, :, :end].transpose(-2, -1)
             later = torch.ones(end - begin, end, dtype=torch.bool).triu(begin + 1)
-            scores = scores.masked_fill_(later, -torch.inf)
-            weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_().to(v.dtype)
-            total = weights.float().sum(-1, keepdim=True)
-            dropped = F.dropout(weights, dropout) if dropout else weights
+            weights, total = late_softmax(scores.masked_fill_(later, -torch.inf))
+            mask = F.dropout(torch.ones_like(weights), dropout) if dropout else None
+            dropped = weights if mask is None else weights * mask
             outputs.append((dropped @ v[:, :, :end] / total).to(v.dtype))
-            kept += [weights, dropped, total]
+            kept += [weights, total, mask]
         y = torch.cat(outputs, dim=2)
         ctx.save_for_backward(q, k, v, y, *kept)
         return y
@@ -397,11 +396,14 @@ class BlockwiseAttention(torch.autograd.Function):
         blocks = BlockwiseAttention.blocks(q.size(2))
         dq, dk, dv = [], [], []
         for n, (begin, end) in enumerate(blocks):
-            weights, dropped, total = kept[3 * n : 3 * n + 3]
+            weights, total, mask = kept[3 * n : 3 * n + 3]
             d = (dy[:, :, begin:end] / total).to(v.dtype)
             dweights = d @ v[:, :, :end].transpose(-2, -1)
+            dropped = weights
+            if mask is not None:
+                dweights, dropped = dweights * mask, weights * mask
             dtotal = (d.float() * y[:, :, begin:end]).sum(-1, keepdim=True)
-            dscores = (dropped * dweights.float() - weights * dtotal).to(v.dtype)
+            dscores = dweights.sub_(dtotal).mul_(weights)
             dq.append(dscores @ k[:, :, :end])
             dk.append(dscores.transpose(-2, -1) @ q[:, :, begin:end])
             dv.append(dropped.transpose(-2, -1) @ d)
@@ -410,6 +412,18 @@ class BlockwiseAttention(torch.autograd.Function):
             return [sum(p[:, :, b:e] for p in parts[n:]) for n, (b, e) in enumerate(blocks)]
 
         return *(torch.cat(t, dim=2) for t in (dq, added(dk), added(dv))), None
+
+
+def late_softmax(scores):
+    """Numbers of which softmax(scores) is each one's share of their total: (numbers, total).
+
+    Compiled, dividing by the total is left to the caller, who has fewer numbers to divide then.
+    """
+    if not torch.compiler.is_compiling():
+        return scores.softmax(dim=-1).to(scores.dtype), scores.new_ones(1)
+    wide = scores.float()
+    weights = (wide - wide.amax(-1, keepdim=True)).exp().to(scores.dtype)
+    return weights, weights.float().sum(-1, keepdim=True)
 
 
 def gelu(x):

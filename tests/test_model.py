@@ -136,7 +136,7 @@ def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length):
     exact = attended(*tensors, partial(causal_attention, dropout=0.0))
     close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.0))
     for value, reference in zip(close, exact, strict=True):
-        assert (value - reference).abs().max() < 0.015 * reference.abs().max()
+        assert (value - reference).abs().max() < 0.02 * reference.abs().max()
 
 
 def test_attention_in_bfloat16_on_a_cpu_drops_weights_in_both_passes():
@@ -152,7 +152,7 @@ def test_attention_in_bfloat16_on_a_cpu_drops_weights_in_both_passes():
     torch.manual_seed(1)
     close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.3))
     for value, reference in zip(close, exact, strict=True):
-        assert (value - reference).abs().max() < 0.015 * reference.abs().max()
+        assert (value - reference).abs().max() < 0.02 * reference.abs().max()
 
 
 def test_loss_is_the_mean_cross_entropy_of_what_is_not_ignored():
