@@ -14,8 +14,9 @@ one; its data, 330 MB of Python, as `make .venv/dev` installs it:
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
         --out data/site_packages
 
-With --nanochat it compares config/laptop.py with nanochat in bits per byte of documents that
-neither has seen, at multiples of nanochat's rates, the best of which sets the aim.
+With --nanochat it compares config/laptop.py with nanochat and the Trainer of transformers in bits
+per byte of documents that none has seen, each at several learning rates. The best of these runs
+sets the aim.
 benchmarks/laptop.py says how; --key=value changes the shape and batch of both.
 
 Training counts, compilation included; evaluation and saving do not. Seeds alternate, so that a
@@ -237,10 +238,10 @@ TITLES = {
     "shakespeare": "Shakespeare by characters",
     "sources": "330 MB of Python",
     "gpt2_small": "GPT-2 Small",
-    "laptop": "config/laptop.py and nanochat",
+    "laptop": "config/laptop.py, nanochat and Trainer",
 }
 NAMES = {"GPT-2": "GPT-2 recipe", "modern": "modern recipe"}
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def draw(path: Path) -> None:
