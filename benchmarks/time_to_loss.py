@@ -256,24 +256,24 @@ def draw(path: Path) -> None:
     unit = next(name for name in result["figures"]).partition(": ")[2].removesuffix(" at the end")
     task = path.stem.removeprefix("time_to_loss_").rpartition("_")[0]
     title = f"{TITLES[task]}; {result['device']}; {plural(len(result['aim']), 'seed')}"
-    figure = Figure((6, 3.8), layout="constrained")
+    figure = Figure((6, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel="seconds of training", ylabel=f"validation loss, {unit}")
     axes.set_title(title, fontsize=10)
     axes.axhline(aim, color="gray", linestyle=":")
     for color, (name, curves) in zip(COLORS, result["curves"].items(), strict=False):
-        for curve in curves:
-            axes.plot(*zip(*curve, strict=True), color=color)
         label = NAMES.get(name, name)
         seconds = statistics.median(result["seconds_to_aim"][name])
         if seconds < math.inf:
             axes.plot(seconds, aim, "o", color=color)
-            label += f"\n{aim:.2f} after {seconds:.0f} s"
-        end = statistics.median(curve[-1][0] for curve in curves), final_loss(curves)
-        axes.annotate(label, end, (5, -4), textcoords="offset points", va="top", color=color)
+            label += f": {aim:.2f} after {seconds:.0f} s"
+        for curve in curves:
+            axes.plot(*zip(*curve, strict=True), color=color, label=label)
+            label = None  # of the first curve only
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
     bottom = axes.get_ylim()[0]
     axes.set_ylim(bottom - 0.1, aim + 0.8)
-    axes.set_xlim(0, 1.35 * axes.get_xlim()[1])  # room for the names
+    axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     figure.savefig(path.with_suffix(".png"), dpi=170)
 
