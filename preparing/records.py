@@ -27,6 +27,8 @@ ANSWERED = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")  # what precedes a conversation
 LONGEST_RECORD = 256 << 20  # bytes of a JSON line, or characters of a cell
 SEPARATORS = ",\t;|"
+# Within a cell, neither doubled nor after a backslash: Excel would have put the cell in quotes.
+LONE_QUOTE = re.compile(r'(?<=[^\t"\n\\])"(?=[^\t"\r\n])')
 NO_SEPARATOR = "\x1f"  # for a table with one column: a character that no text contains
 SPACES = re.compile(r"\s*")
 ARRAY = re.compile(r"\s*\[\s*[{\]]")  # the beginning of an array of objects
@@ -162,6 +164,12 @@ class _Lines:
         self.taken.append(line)
         return line
 
+    def peek(self) -> str:
+        """The next line, without consuming it; "" at the end."""
+        if not self.waiting:
+            self.waiting.extend(itertools.islice(self.text, 1))
+        return self.waiting[0] if self.waiting else ""
+
     def keep(self, count: int) -> None:
         """Keep the first `count` lines taken, and put the others back. Begins a new attempt."""
         self.number += count
@@ -173,10 +181,10 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
     """The rows of comma-separated values, or values with another separator.
 
     The header line decides the separator. A quoted cell may contain line breaks, and quotes that
-    are doubled or escaped by a backslash. In tab-separated files a quote that is not closed within
-    its row is an ordinary character, since most of them do not use quoting; so is one whose next
-    line has the tabs of a row, unless the file begins with quotes that are all closed as in Excel's
-    files. Raises InputError for an unusable header.
+    are doubled or escaped by a backslash. In tab-separated files, most of which do not use quoting,
+    a quote is an ordinary character if it is not closed within its row, or if the next line has the
+    tabs of a row and the file does not begin with quotes as Excel writes them. Raises InputError
+    for an unusable header.
     """
     csv.field_size_limit(LONGEST_RECORD)
     lines = _Lines(text)
@@ -200,7 +208,7 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
     }
     others = {"quoting": csv.QUOTE_NONE} if separator == "\t" else {"escapechar": "\\"}
     readers = [csv.reader(lines, **form), csv.reader(lines, **form | others)]
-    by_rules = form["delimiter"] != "\t" or _quotes_by_rules(lines, readers[0], len(header))
+    by_rules = form["delimiter"] == "\t" and _quotes_by_rules(lines, readers[0], len(header))
     while True:
         cells = _next_row(lines, readers, len(header), by_rules)
         place = f"{name}, line {lines.number + 1:,}"
@@ -214,7 +222,7 @@ def csv_rows(name: str, kind: str, text: Iterator[str], options: Options) -> Ite
 
 
 def _quotes_by_rules(lines, reader, width):
-    """True if a table's first rows, of about CHUNK_BYTES, have quotes, and each is closed."""
+    """True if a table's first rows, of about CHUNK_BYTES, have quotes, all of them as Excel's."""
     size = read = 0
     try:
         while size < CHUNK_BYTES and (cells := next(reader, None)) is not None:
@@ -222,7 +230,8 @@ def _quotes_by_rules(lines, reader, width):
                 return False
             read = len(lines.taken)
             size += sum(map(len, cells))
-        return any('"' in line for line in lines.taken)
+        quoted = any('"' in line for line in lines.taken)
+        return quoted and not any(LONE_QUOTE.search(line) for line in lines.taken)
     except csv.Error:
         return False
     finally:
@@ -232,7 +241,7 @@ def _quotes_by_rules(lines, reader, width):
 def _next_row(lines, readers, width, by_rules):
     """The cells of the next row, [] for an empty line, an InputError, or None at the end.
 
-    by_rules: whether a cell in quotes may have lines that look like rows. The row's lines are
+    by_rules: whether a table with tabs has quotes as Excel writes them. The row's lines are
     afterwards in lines.taken.
     """
     problem = None
@@ -248,11 +257,13 @@ def _next_row(lines, readers, width, by_rules):
                 " quote twice"
             )
             continue
-        separator = reader.dialect.delimiter
-        if len(cells) not in (0, width):
-            problem = problem or InputError(_misfit(len(cells), width, separator))
-        elif by_rules or not _swallows(lines, width, separator):
-            return cells
+        if len(cells) in (0, width):
+            if not _swallows(lines, cells, reader.dialect.delimiter, by_rules):
+                return cells
+            found = "a quote is open, and the next row is within it"
+        else:
+            found = _misfit(len(cells), width, reader.dialect.delimiter)
+        problem = problem or InputError(found)
     return problem
 
 
@@ -264,10 +275,27 @@ def _misfit(count, width, separator):
     return found + f"put cells with line breaks in quotes, and {separator!r} after empty ones"
 
 
-def _swallows(lines, width, separator):
-    """True if a row has several lines, of which the second has as many cells as a row."""
+def _swallows(lines, cells, separator, by_rules):
+    """True if a row of several lines is probably several rows, the first with an unclosed quote.
+
+    The sign is a row number in the first cell that goes on counting in the other lines and in the
+    line after them. In tab-separated files it is enough that the second line has as many cells,
+    unless by_rules.
+    """
     others = list(filter(str.strip, lines.taken))[1:]
-    return bool(others) and others[0].count(separator) >= width - 1
+    if len(cells) < 2 or not others or others[0].count(separator) < len(cells) - 1:
+        return False
+    if separator == "\t" and not by_rules:
+        return True
+    if not cells[0].isdecimal():
+        return False
+    if lines.peek().strip():
+        others.append(lines.peek())
+    digits = len(cells[0])
+    return all(
+        line.startswith(f"{number:0{digits}}{separator}")
+        for number, line in enumerate(others, int(cells[0]) + 1)
+    )
 
 
 def _separator(line, kind, options):

@@ -61,11 +61,6 @@ GOOD = {
         table("id\ttext", '1\t"a\nb\tc"', '2\t"Steps:\n3\td"', "3\te"),
         ["a\nb\tc", "Steps:\n3\td", "e"],
     ),
-    "a line like the next row in a cell": (
-        "a.csv",
-        table("id,text", '1,"a poem\n2,of two lines"', "3,fine"),
-        ["a poem\n2,of two lines", "fine"],
-    ),
     "code between tabs": (
         "a.tsv",
         table("name\ttext", 'a\t"def f():\n\treturn 1"', "b\tplain", end="\r\n"),
@@ -83,6 +78,11 @@ GOOD = {
         "a.tsv",
         table("id\ttext", '1\t"a" b', '5\t"c', '9\td"'),
         ['"a" b', '"c', 'd"'],
+    ),
+    "the same among quotes within cells": (
+        "a.tsv",
+        table("id\ttext", 'a\the said "no" twice', 'b\t"c', 'd\te"'),
+        ['he said "no" twice', '"c', 'e"'],
     ),
     "the same after much text without quotes": (
         "a.tsv",
@@ -144,6 +144,7 @@ def test_a_quote_that_stays_open_takes_no_other_row(tmp_path, separator):
 
 
 BAD_ROWS = {
+    '7,"It was dark.\n8,A screen of 5"': "a quote is open, and the next row is within it",
     '7,"a" b': "a quote is open",
     "7,Well, then": "a row of 3 cells, where the header has 2; put cells that hold ',' in quotes",
     "7": "a row of 1 cell, .*; put cells with line breaks in quotes, and ',' after empty ones",
