@@ -117,7 +117,7 @@ def rotate(x, rotary):
     positions.
     """
     cos, sin = rotary.to(x.dtype)
-    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)  # compiled, faster than roll()
     return x * cos + swapped * sin
 
 
@@ -344,9 +344,9 @@ def num_fused(name: str, config: GPTConfig) -> int:
 
 # -- operations, each in the form that is the fastest on a device ----------------------------------
 #
-# The first line of each docstring says what it computes; the rest is how. Two of them ask PyTorch
-# whether it compiles, and whether it is under autocast: the layers depend on both already, and an
-# argument could only repeat them or contradict them.
+# The first line of each docstring says what it computes; the rest is how. Some ask PyTorch whether
+# it compiles, or whether it is under autocast: the layers depend on both already, and an argument
+# could only repeat them or contradict them.
 
 
 def causal_attention(q, k, v, dropout):
@@ -359,33 +359,33 @@ def causal_attention(q, k, v, dropout):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
 
 
+def attention_blocks(T):
+    """The queries of each block of BlockwiseAttention, (begin, end). Its keys end there too."""
+    size = max(128, math.ceil(T / 4))
+    return [(begin, min(begin + size, T)) for begin in range(0, T, size)]
+
+
 class BlockwiseAttention(torch.autograd.Function):
     """causal_attention in plain products: a quarter of the queries with the keys up to their end.
 
-    PyTorch's flash attention for CPUs leaves the bf16 instructions idle. The weights are divided by
-    their sum after the product with the values (Dao et al., 2022, "FlashAttention"), and the
-    gradients are written out: autograd's gradient of the keys is transposed, which the layers
-    before it read slowly. q: already divided by sqrt(D).
+    PyTorch's flash attention for CPUs leaves the bf16 instructions idle. The first derivatives are
+    written out: autograd's gradient of the keys is transposed, which the layers before it read
+    slowly. q: already divided by sqrt(D).
     """
-
-    @staticmethod
-    def blocks(T):
-        """The queries of each block, (begin, end)."""
-        size = max(128, math.ceil(T / 4))
-        return [(begin, min(begin + size, T)) for begin in range(0, T, size)]
 
     @staticmethod
     def forward(ctx, q, k, v, dropout):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         outputs, kept = [], []
-        for begin, end in BlockwiseAttention.blocks(q.size(2)):
+        for begin, end in attention_blocks(q.size(2)):
             scores = q[:, :, begin:end] @ k[:, :, :end].transpose(-2, -1)
             later = torch.ones(end - begin, end, dtype=torch.bool).triu(begin + 1)
             weights, total = late_softmax(scores.masked_fill_(later, -torch.inf))
             mask = F.dropout(torch.ones_like(weights), dropout) if dropout else None
             dropped = weights if mask is None else weights * mask
             outputs.append((dropped @ v[:, :, :end] / total).to(v.dtype))
-            kept += [weights, total, mask]
+            if any(ctx.needs_input_grad):
+                kept += [weights, total, mask]
         y = torch.cat(outputs, dim=2)
         ctx.save_for_backward(q, k, v, y, *kept)
         return y
@@ -393,7 +393,7 @@ class BlockwiseAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         q, k, v, y, *kept = ctx.saved_tensors
-        blocks = BlockwiseAttention.blocks(q.size(2))
+        blocks = attention_blocks(q.size(2))
         dq, dk, dv = [], [], []
         for n, (begin, end) in enumerate(blocks):
             weights, total, mask = kept[3 * n : 3 * n + 3]
@@ -415,9 +415,10 @@ class BlockwiseAttention(torch.autograd.Function):
 
 
 def late_softmax(scores):
-    """Numbers of which softmax(scores) is each one's share of their total: (numbers, total).
+    """Weights and their total, by which the caller divides: softmax(scores) = weights / total.
 
-    Compiled, dividing by the total is left to the caller, who has fewer numbers to divide then.
+    Compiled, the caller divides later, when there are fewer numbers (Dao et al., 2022,
+    "FlashAttention").
     """
     if not torch.compiler.is_compiling():
         return scores.softmax(dim=-1).to(scores.dtype), scores.new_ones(1)

@@ -110,6 +110,7 @@ def tune_environment() -> None:
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     # GCC 12 turns compiled copies of transposed 16-bit matrices into garbage on a CPU with AMX,
     # unless it leaves this optimization out, which costs no time. The value follows "-march=".
+    # PyTorch before 2.13 ignores it.
     if sys.platform == "linux" and os.uname().machine == "x86_64":
         march = "native -fno-tree-slp-vectorize"
         os.environ.setdefault("TORCHINDUCTOR_CPP_MARCH", march)

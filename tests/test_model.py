@@ -130,11 +130,13 @@ def attended(q, k, v, upstream, attention):
     return y, *torch.autograd.grad(y, inputs, upstream)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("length", [20, 300])  # one block, and three
-def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length):
+def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length, compiles):
+    attention = torch.compile(causal_attention) if compiles else causal_attention
     tensors = torch.randn(4, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
     exact = attended(*tensors, partial(causal_attention, dropout=0.0))
-    close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.0))
+    close = attended(*tensors.bfloat16(), partial(attention, dropout=0.0))
     for value, reference in zip(close, exact, strict=True):
         assert (value - reference).abs().max() < 0.02 * reference.abs().max()
 
