@@ -108,7 +108,7 @@ def join() -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path):
-    """Hold the lock of a run's folder; makes the folder. Removes what it made if no run starts.
+    """Hold the lock of a run's folder. Makes the folder, and removes it again if no run starts.
 
     The system releases the lock when the process dies, however it dies. Raises RunError, which
     names the process that holds it.
@@ -134,9 +134,10 @@ def locked(folder: Path):
             holder.unlink()
             if os.listdir(folder) == [".lock"]:
                 (folder / ".lock").unlink()
-                if made:
-                    folder.rmdir()
         lock.release()
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty if a run started
+                folder.rmdir()
 
 
 # -- communication ---------------------------------------------------------------------------------
