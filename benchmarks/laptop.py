@@ -1,8 +1,8 @@
 """config/laptop.py, nanochat and transformers on the same documents: bits per byte over seconds.
 
 nanochat brings its tokenizer of VOCABULARY ids, its loader and its recipe; the Trainer of
-transformers gets our tokens and keeps its defaults. All train for as many steps as take the seconds
-given, by the times of a short run. Their schedules therefore end when their time does, and
+transformers gets our tokens and keeps its other defaults. All train for as many steps as take the
+seconds given, by the times of a short run. Their schedules therefore end when their time does, and
 PyTorch's cache has what it compiles for them. One function scores the weights of all.
 """
 
@@ -193,9 +193,10 @@ class Nanochat:
 
 
 class Trainer:
-    """Runs of transformers' Trainer with its defaults: AdamW, and a rate that falls in a line.
+    """Runs of transformers' Trainer with its AdamW and its linearly falling learning rate.
 
-    A Llama of our shape, our batch and tokens, bfloat16 and torch.compile. rate: of learning.
+    It trains a Llama of our shape on our tokens, with our batch and precision, and torch.compile.
+    rate: the learning rate.
     """
 
     def __init__(self, folder: Path, ours: Ours, rate: float):
@@ -232,7 +233,7 @@ def train_llama(
 
     seconds = []
 
-    class Clock(transformers.TrainerCallback):  # leaves out what it does between steps, as saving
+    class Clock(transformers.TrainerCallback):  # leaves out what is between steps, such as saving
         def on_step_begin(self, *args, **kwargs):
             self.begin = time.perf_counter()
 
@@ -253,15 +254,18 @@ def train_llama(
         tie_word_embeddings=c.tie_weights,
         use_cache=False,
     )
+    device = hardware.find_device(c.device)
+    dtype = hardware.find_dtype(device, c.dtype)
     transformers.set_seed(seed)
     arguments = transformers.TrainingArguments(
         str(folder),
         learning_rate=rate,
         max_steps=steps,
         per_device_train_batch_size=c.batch_size,
-        bf16=True,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
         torch_compile=True,
-        use_cpu=hardware.find_device(c.device).type == "cpu",
+        use_cpu=device.type == "cpu",
         save_steps=save_every,
         seed=seed,
         report_to=[],
@@ -280,7 +284,7 @@ def contenders(
     """nanochat and Trainer at several rates, and config/laptop.py: curves as functions of a seed.
 
     Also their command lines, and the settings of ours. seconds: of a run. extra: settings of ours;
-    nanochat takes shape and batch from them. folder: for all that is written.
+    the others take shape and batch from them. folder: for all that is written.
     """
     import pyarrow as pa  # the other comparisons do without it
     import pyarrow.parquet as pq

@@ -17,7 +17,7 @@ one; its data, 330 MB of Python, as `make .venv/dev` installs it:
 With --nanochat it compares config/laptop.py with nanochat and the Trainer of transformers in bits
 per byte of documents that none has seen, each at several learning rates. The best of these runs
 sets the aim.
-benchmarks/laptop.py says how; --key=value changes the shape and batch of both.
+benchmarks/laptop.py says how; --key=value changes the shape and batch of all.
 
 Training counts, compilation included; evaluation and saving do not. Seeds alternate, so that a
 machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON.
