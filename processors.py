@@ -16,7 +16,7 @@ def usable() -> int:
 
 
 def quota() -> int | None:
-    """Processors whose time a container may use, rounded up; None if nothing limits it."""
+    """Processors whose time this container may use, rounded up; None if LIMIT sets no limit."""
     if not LIMIT.exists():
         return None
     time, period = LIMIT.read_text().split()

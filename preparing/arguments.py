@@ -140,7 +140,7 @@ def _add_arguments(parser):
     text = "drop exact duplicates of up to 1 MB (--clean does this too)"
     add("--dedupe", action="store_true", help=text)
     add = parser.add_argument_group("machine").add_argument
-    text = "threads that tokenize; default: one per core, here %(default)s"
+    text = "threads that tokenize; default: as many as processors, here %(default)s"
     add("--workers", type=number(int, 1), default=processors.usable(), help=text)
     text = "tokenize on a Ray cluster: HOST:PORT of its head node, or auto (pip install ray)"
     add("--ray", type=word, metavar="ADDRESS", help=text)
