@@ -6,6 +6,7 @@ seconds given, by the times of a short run. Their schedules therefore end when t
 PyTorch's cache has what it compiles for them. One function scores the weights of all.
 """
 
+import dataclasses
 import itertools
 import math
 import os
@@ -27,6 +28,7 @@ import config as settings
 import hardware
 from benchmarks import ENVIRONMENT, run_apart, run_script, train_in
 from config import Config
+from formats import huggingface
 from formats.data_folder import read_meta, read_tokens
 from formats.run_folder import step_name
 from generating.load import load_model
@@ -243,17 +245,9 @@ def train_llama(
     meta = read_meta(c.data_dir)
     tokens = torch.from_numpy(read_tokens(c.data_dir, meta, "train").astype("int64"))
     windows = tokens[: len(tokens) // c.block_size * c.block_size].view(-1, c.block_size)
-    shape = model_shape(c, meta.vocab_size)
-    llama = transformers.LlamaConfig(
-        vocab_size=meta.vocab_size,
-        hidden_size=c.n_embd,
-        intermediate_size=shape.n_inner,
-        num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head,
-        max_position_embeddings=c.block_size,
-        tie_word_embeddings=c.tie_weights,
-        use_cache=False,
-    )
+    shape = dataclasses.replace(model_shape(c, meta.vocab_size), arch="llama")
+    tokenizer = Tokenizer.load(Path(c.data_dir) / "tokenizer.json")
+    values = huggingface.config_values(shape, tokenizer) | {"use_cache": False}
     device = hardware.find_device(c.device)
     dtype = hardware.find_dtype(device, c.dtype)
     transformers.set_seed(seed)
@@ -272,7 +266,7 @@ def train_llama(
         disable_tqdm=True,
     )
     data = [{"input_ids": window, "labels": window} for window in windows]
-    model = transformers.LlamaForCausalLM(llama)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(values))
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Clock()])
     trainer.train()
     return list(itertools.accumulate(seconds))
