@@ -18,15 +18,18 @@ LARGEST_HALF = 65504  # the largest float16
 SMALL = 2**23  # weights; fewer fit in cache, where float32 is fast enough
 TIMED = 12  # layers: three blocks, more weights than a core's own caches hold
 SEVERAL = 32  # rows timed for prompts and batches
-CLEARLY = 0.85  # of float32's time; a smaller gain may be chance
+CLEARLY = 0.85  # of the usual format's time; a smaller gain may be chance
 
 # A format takes a weight, float32 [out, in], and a bias, float32 [out] or None, and returns a
 # function from float32 [..., in] to float32 [..., out].
 
 
 def by_onednn(dtype, weight, bias):
-    """float32 or bfloat16, in oneDNN's layout."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), 1)
+    """float32 or bfloat16, in oneDNN's layout.
+
+    In that for several rows, which is faster for a single row as well.
+    """
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), SEVERAL)
     bias = None if bias is None else bias.to(dtype)
 
     def multiply(x):
@@ -95,8 +98,9 @@ def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
     one_row = several = "float32"
     if dtype != "float32" and sum(layer.weight.numel() for layer in layers) >= SMALL:
         formats = ["float32"] if dtype == "float16" else ["float32", "bfloat16"]
-        several = fastest(formats, layers[:TIMED], rows=SEVERAL)
-        one_row = fastest([*formats, "float16"], layers[:TIMED], rows=1)
+        several = fastest(formats, "float32", layers[:TIMED], rows=SEVERAL)
+        # The same format if possible, as two take twice the memory.
+        one_row = fastest([*formats, "float16"], several, layers[:TIMED], rows=1)
     if dtype == "auto":
         dtype = min(one_row, several, key=list(FORMATS).index)
     for name, module in list(model.named_modules()):
@@ -105,8 +109,8 @@ def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
     return one_row, several
 
 
-def fastest(formats: list[str], layers: list[nn.Linear], rows: int) -> str:
-    """The fastest format for `rows` rows of input; float32 unless another is clearly faster.
+def fastest(formats: list[str], usual: str, layers: list[nn.Linear], rows: int) -> str:
+    """The fastest format for `rows` rows of input; the usual one unless another is clearly faster.
 
     Skips formats that this PyTorch or this machine does not support. Times them in turn, so that
     the caches hold another format's weights each time, and takes the best of four rounds.
@@ -124,5 +128,5 @@ def fastest(formats: list[str], layers: list[nn.Linear], rows: int) -> str:
             for layer, x in zip(packed[name], inputs, strict=True):
                 layer(x)
             seconds[name] = min(seconds[name], time.perf_counter() - start)
-    seconds["float32"] *= CLEARLY
+    seconds[usual] *= CLEARLY
     return min(seconds, key=seconds.get)

@@ -135,4 +135,6 @@ def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatc
 def test_a_format_that_is_hardly_faster_is_not_taken(monkeypatch):
     monkeypatch.setitem(FORMATS, "float16", FORMATS["float32"])
     monkeypatch.setattr(cpu_kernels, "CLEARLY", 0.1)  # a busy machine's times vary
-    assert fastest(["float32", "float16"], [torch.nn.Linear(256, 256)], 1) == "float32"
+    layers = [torch.nn.Linear(256, 256)]
+    for usual in ("float32", "float16"):
+        assert fastest(["float32", "float16"], usual, layers, 1) == usual
