@@ -31,7 +31,7 @@ import config as settings
 import hardware
 from benchmarks import ROOT, argument_parser, compare, in_turn, nanogpt, report, run_main
 from command_line import count, place
-from formats import pretrained
+from formats import huggingface, pretrained
 from generating.cpu_kernels import pack
 from generating.decode import generate, make_decoder
 from model import GPT, GPTConfig
@@ -70,22 +70,13 @@ def theirs(model, run: Callable, prompt: list[int], new: int) -> float:
 
 def transformers(c: GPTConfig, base: str | None, device, dtype: torch.dtype) -> Callable:
     """The model of `transformers`: that of `base`, or a GPT-2 of the same shape."""
-    from transformers import AutoModelForCausalLM, GPT2Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    shape = GPT2Config(
-        vocab_size=c.vocab_size,
-        n_positions=c.block_size,
-        n_embd=c.n_embd,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        tie_word_embeddings=c.tie_weights,
-        eos_token_id=None,  # it does not end early
-        bos_token_id=None,
-        pad_token_id=0,
-    )
     if base:
         model = AutoModelForCausalLM.from_pretrained(base)
     else:
+        values = huggingface.config_values(c, c.vocab_size, None)  # no end: it does not end early
+        shape = AutoConfig.for_model(**values, pad_token_id=0)
         model = AutoModelForCausalLM.from_config(shape)
     model = model.eval().to(device, dtype)
 

@@ -246,8 +246,7 @@ def train_llama(
     tokens = torch.from_numpy(read_tokens(c.data_dir, meta, "train").astype("int64"))
     windows = tokens[: len(tokens) // c.block_size * c.block_size].view(-1, c.block_size)
     shape = dataclasses.replace(model_shape(c, meta.vocab_size), arch="llama")
-    tokenizer = Tokenizer.load(Path(c.data_dir) / "tokenizer.json")
-    values = huggingface.config_values(shape, tokenizer) | {"use_cache": False}
+    values = huggingface.config_values(shape, meta.vocab_size, meta.eot_id) | {"use_cache": False}
     device = hardware.find_device(c.device)
     dtype = hardware.find_dtype(device, c.dtype)
     transformers.set_seed(seed)

@@ -16,7 +16,7 @@ import torch
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from model import GPTConfig, expected_shapes
-from tokenizer_bpe import CONFIGS, Tokenizer
+from tokenizer_bpe import CONFIGS
 
 # For each architecture: {our name: theirs} for the shape.
 MODERN_SHAPE = {
@@ -153,14 +153,17 @@ def read_chat_template(folder: Path) -> str:
     return files.read_text(folder / "chat_template.jinja") or str(template or "")
 
 
-def config_values(config: GPTConfig, tokenizer: Tokenizer) -> dict:
-    """The content of config.json for a model of ours, without padding ids in its vocab_size."""
+def config_values(config: GPTConfig, vocab_size: int, end_id: int | None) -> dict:
+    """The content of config.json for a model of ours.
+
+    vocab_size: without padding ids. end_id: of end-of-text.
+    """
     arch = config.arch
     values = {"model_type": arch, "architectures": [CLASSES[arch]], "dtype": "float32"}
     values |= {theirs: getattr(config, ours) for ours, theirs in SHAPES[arch].items()}
     values |= {name: allowed[0] for name, allowed in FIXED[arch].items()}
-    values |= {"vocab_size": tokenizer.vocab_size, "tie_word_embeddings": config.tie_weights}
-    values |= {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
+    values |= {"vocab_size": vocab_size, "tie_word_embeddings": config.tie_weights}
+    values |= {"bos_token_id": end_id, "eos_token_id": end_id}
     if arch == "gpt2":
         values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
     else:  # older programs read rope_theta, transformers 5 rope_parameters

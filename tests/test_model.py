@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,8 +37,7 @@ def test_logits_equal_those_of_transformers(shape, tied):
     from transformers import AutoConfig, AutoModelForCausalLM  # seconds, not for whoever imports
 
     model = randomized(**shape | {"tie_weights": tied})
-    tokenizer = SimpleNamespace(vocab_size=97, eot_id=0)
-    described = AutoConfig.for_model(**huggingface.config_values(model.config, tokenizer))
+    described = AutoConfig.for_model(**huggingface.config_values(model.config, 97, 0))
     hf = AutoModelForCausalLM.from_config(described).eval()
     weights = huggingface.to_hf(model.config, model.state_dict(), 97)
     missing, unexpected = hf.load_state_dict(weights, strict=False)

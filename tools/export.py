@@ -119,7 +119,7 @@ def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
     form: as in write_folder.
     """
     config, tokenizer = source.config, source.tokenizer
-    described = huggingface.config_values(config, tokenizer)
+    described = huggingface.config_values(config, tokenizer.vocab_size, tokenizer.eot_id)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eot_id)
     generation = ids | {
         "do_sample": True,
