@@ -62,6 +62,11 @@ class Config:
     )
     n_layer: int = setting(12, "layers", low=1, high=1000)
     n_head: int = setting(12, "attention heads per layer; must divide n_embd", low=1)
+    n_kv_head: int | None = setting(
+        None,
+        "heads of keys and values, for grouped-query attention; not with gpt2; by default n_head",
+        low=1,
+    )
     n_embd: int = setting(768, "width of the model", low=1, high=2**19)
     block_size: int = setting(1024, "context: tokens in a sequence", low=1, high=2**20)
     bias: bool = setting(True, "biases in Linear and LayerNorm, as in GPT-2; others have none")
@@ -215,6 +220,8 @@ def load(argv: list[str]) -> Config:
         values["bias"] = False  # or a run would record biases that it does not have
     given = frozenset(name for name, value in values.items() if value is not None)
     config = Config(**values, given=given, typed=frozenset(typed))
+    if config.n_kv_head == config.n_head:
+        config.n_kv_head = None  # as a run records it that has no groups
     config.checkpoint_dir = config.checkpoint_dir or f"checkpoints/{name}"
     if config.max_steps is None and config.epochs is None:
         config.epochs = 1.0

@@ -52,6 +52,8 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--compile false", "compile", False),
         ("--compile config/demo.py", "compile", True),
         ("--batch_size=8", "epochs", 1.0),  # where no length is given
+        ("--n_kv_head=4", "n_kv_head", 4),
+        ("--n_kv_head=12", "n_kv_head", None),  # one for each head is no group
         ("--dry_run", "dry_run", True),
         ("--init_from=hf://gpt2@main", "init_from", "hf://gpt2@main"),  # a revision is no login
     ],
@@ -297,7 +299,7 @@ def test_a_copy_of_the_settings_keeps_what_was_given():
 
 
 def test_the_shape_and_the_settings_have_the_same_defaults():
-    shape, settings = dataclasses.asdict(GPTConfig(vocab_size=1)), Config()
+    shape, settings = {f.name: f.default for f in dataclasses.fields(GPTConfig)}, Config()
     shared = shape.keys() & SETTINGS.keys()
     assert {"n_head", "tie_weights", "block_size"} <= shared
     assert {name: shape[name] for name in shared} == {n: getattr(settings, n) for n in shared}

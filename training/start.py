@@ -83,10 +83,11 @@ def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
 def from_scratch(config: Config, vocab_size: int) -> Start:
     """Start from new weights. vocab_size: of the tokenizer."""
     c = config
-    if c.induction_init and not (c.arch == "qwen3" and c.zero_init and c.n_layer > 1):
+    suits = c.arch == "qwen3" and c.zero_init and c.n_layer > 1 and c.n_kv_head is None
+    if c.induction_init and not suits:
         raise ConfigError(
-            "induction_init needs arch = qwen3, zero_init = True and n_layer of at least 2; set"
-            " induction_init = False"
+            "induction_init needs arch = qwen3, zero_init = True, n_layer of at least 2 and no"
+            " n_kv_head; set induction_init = False"
         )
     return Start(config, model_shape(config, vocab_size))
 
@@ -268,8 +269,11 @@ def model_shape(config: Config, vocab_size: int) -> GPTConfig:
 
 def shape_settings(shape: GPTConfig) -> dict:
     """The settings that are determined by a model's shape."""
-    values = asdict(shape).items()
-    return {name: v for name, v in values if name in SETTINGS and name not in GPTConfig.NO_SHAPE}
+    values = asdict(shape)
+    if shape.n_kv_head == shape.n_head:
+        values["n_kv_head"] = None
+    names = SETTINGS.keys() - GPTConfig.NO_SHAPE
+    return {name: value for name, value in values.items() if name in names}
 
 
 def demanded(config: Config, context: int) -> Collection[str]:

@@ -49,7 +49,9 @@ RUNS = {
     "gpt2, tied, no biases": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
     "qwen3, grouped, tied": [],  # its shape is that of grouped_qwen3
-    "llama, characters": ["--arch=llama", "--tie_weights=False", "--zero_init=True"],
+    "llama, grouped, characters": shlex.split(
+        "--arch=llama --n_kv_head=1 --tie_weights=False --zero_init=True"
+    ),
 }
 
 
@@ -93,7 +95,7 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
     if "characters" in request.param:
         data, targets = char_data, ["--out", out / "hf"]
     more = ["--max_steps=40", "--eval_interval=40", "--block_size=256", *RUNS[request.param]]
-    if "grouped" in request.param:
+    if "qwen3" in request.param:
         more.append(f"--init_from={grouped_qwen3(folder / 'start')}")
     result = train_small(data, run, *more)
     assert result.returncode == 0, result.stderr
@@ -106,6 +108,7 @@ def test_transformers_computes_the_same_and_writes_the_same(exported):
     _, out, model, tokenizer = exported
     hf = AutoModelForCausalLM.from_pretrained(out / "hf")
     assert hf.config.tie_word_embeddings == model.config.tie_weights
+    assert model.config.n_kv_head == (2 if model.config.arch == "gpt2" else 1)
     logits_agree(model, hf.eval(), tokenizer.vocab_size)
     write = pipeline("text-generation", model=str(out / "hf"))
     text = write(PROMPT, do_sample=False, max_new_tokens=200)[0]["generated_text"]

@@ -45,6 +45,7 @@ def test_a_model_with_induction_heads_learns_to_copy_sooner():
     [
         "--arch=qwen3 --induction_init",
         "config/demo.py --n_layer=1",
+        "config/demo.py --n_kv_head=1",
         "config/demo.py --arch=llama",  # it has no norm that sets the sizes of queries and keys
     ],
 )

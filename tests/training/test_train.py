@@ -313,6 +313,7 @@ def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_
     ("argument", "words"),
     [
         ("--n_head=3", ["n_head = 3", "n_embd = 32"]),
+        ("--n_kv_head=1", ["gpt2 has no n_kv_head"]),
         ("--device=cuda:7", ["cuda:7", "device = auto"]),
         ("--block_size=100000", ["too few", "block_size"]),
         ("--resume=must", ["resume = must", "no checkpoint at"]),
@@ -361,8 +362,11 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_log(char_data, tmp_path):
 def test_another_shape_or_other_data_lists_every_difference(finished, little_data, bpe_data):
     folder = finished[0]
     fails_clearly(
-        train_small(little_data, folder, "--n_layer=3", "--seed=5", "--loss_on=assistant"),
+        train_small(
+            little_data, folder, "--n_layer=3", "--n_kv_head=1", "--seed=5", "--loss_on=assistant"
+        ),
         "n_layer: 2 in the checkpoint, 3 now",
+        "n_kv_head: None in the checkpoint, 1 now",
         "seed: 1337 in the checkpoint, 5 now",
         "loss_on: all in the checkpoint, assistant now",
     )
