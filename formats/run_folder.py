@@ -126,7 +126,7 @@ def step_of(folder: Path) -> int:
 
 
 def read_state(folder: Path, names=FILES) -> dict:
-    """The content of state.json, after checking its checksum and those of the files `names`.
+    """The values in state.json, after checking their checksum and those of the files `names`.
 
     Raises CheckpointError naming the missing or damaged file, and OSError if the folder cannot be
     read at the moment.
@@ -143,8 +143,7 @@ def read_state(folder: Path, names=FILES) -> dict:
         raise CheckpointError(
             f"{path} has format {state.get('format')}, this code reads format {FORMAT}"
         )
-    values = {name: value for name, value in state.items() if name != "sha256"}
-    if state.get("sha256") != fingerprint(values):
+    if state.pop("sha256", None) != fingerprint(state):
         raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
     for name, checksum in checksums.items():
         if checksum != state["files"][name]["sha256"]:

@@ -171,7 +171,6 @@ def changed(run, folder, where, value):
     weights = pretrained.load(run)
     weights.tensors["lm_head.weight"][where] = value
     weights.state["model"]["dropout"] = 0.9  # in training alone
-    del weights.state["sha256"]
     run_folder.save(folder, weights.state, weights.tensors, {}, weights.tokenizer.to_json())
     return folder
 
