@@ -33,6 +33,8 @@ PERMISSION = {
     " may, or FSSPEC_S3_ANON=true for a public bucket",
     "gs": "run gcloud auth application-default login with an account that may",
 }
+WEB = ("https", "http")
+STALL_S = 60  # timeout over http(s), seconds without a byte; other packages have shorter ones
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
 QUIET_TRIES = 3  # failures before the first message
 BUSY = (408, 425, 429)  # HTTP statuses worth a retry, besides 500 and above
@@ -62,6 +64,16 @@ def version_of(info: dict) -> str:
     return next((str(info[name]) for name in TAGS if info.get(name)), "")
 
 
+def client_options(protocol: str) -> dict:
+    """fsspec's options for a protocol. aiohttp alone ends after 300 s, and ignores HTTPS_PROXY."""
+    if protocol not in WEB:
+        return {}
+    import aiohttp
+
+    wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
+    return {"client_kwargs": {"timeout": wait, "trust_env": True}}
+
+
 class Folder:
     """A folder at an address or a path; it need not exist yet.
 
@@ -76,7 +88,8 @@ class Folder:
         self.address = address.rstrip("/")
         self.on_disk = protocol_of(address) in ("", "file", "local")
         try:
-            self.files, self.root = url_to_fs(self.address, use_listings_cache=False)
+            options = client_options(protocol_of(address))
+            self.files, self.root = url_to_fs(self.address, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:  # fsspec's message names the package
             raise AddressError(f"{address} cannot be opened: {error_message(error)}") from None
 

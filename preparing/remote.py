@@ -11,16 +11,23 @@ import re
 from glob import has_magic
 from pathlib import Path
 
-from formats.address import BUGS, PERMISSION, may_pass, protocol_of, retry, version_of
+from formats.address import (
+    BUGS,
+    PERMISSION,
+    WEB,
+    client_options,
+    may_pass,
+    protocol_of,
+    retry,
+    version_of,
+)
 from formats.files import error_message, sync
 from preparing import InputError, PrepareError, need
 from preparing.engines import begin
 
-WEB = ("https", "http")
 # The package for each protocol, by its name on PyPI.
 PACKAGES = {"hf": "huggingface_hub", "s3": "s3fs", "gs": "gcsfs"} | dict.fromkeys(WEB, "aiohttp")
 REQUEST_BYTES = 16 << 20
-STALL_S = 60  # timeout over http(s), seconds without a byte; other packages have shorter ones
 # Seconds between tries: to list files before the run begins, and to fetch a block, for half an hour
 # in all, after which the run stops and can be continued.
 LISTING = (0.5, 1, 2, 4)
@@ -32,16 +39,11 @@ def file_system(protocol: str):
     """The fsspec file system for a protocol, shared by all threads."""
     import fsspec
 
-    if protocol in WEB:
-        import aiohttp
-
-        wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
-        return fsspec.filesystem(protocol, client_kwargs={"timeout": wait, "trust_env": True})
     if protocol == "hf":
         from huggingface_hub.utils import logging
 
         logging.set_verbosity_error()  # else it logs each of its own retries
-    return fsspec.filesystem(protocol)
+    return fsspec.filesystem(protocol, **client_options(protocol))
 
 
 def list_files(address: str) -> dict[str, tuple[int, str]]:

@@ -5,6 +5,7 @@ import functools
 import http.server
 import os
 import threading
+import time
 
 import pytest
 
@@ -12,12 +13,20 @@ from formats import address
 from formats.address import AddressError, Folder, version_of, without_credentials
 
 pytest.importorskip("fsspec")
-pytest.importorskip("aiohttp")
+aiohttp = pytest.importorskip("aiohttp")
 
 
-def test_a_web_server_lists_names_without_sizes(tmp_path):
+class SlowServer(http.server.SimpleHTTPRequestHandler):
+    def copyfile(self, source, outputfile):
+        time.sleep(0.3)
+        super().copyfile(source, outputfile)
+
+
+def test_a_web_server_lists_names_without_sizes_and_may_be_slow(tmp_path, monkeypatch):
+    # By default a file may take 300 seconds in all, however steadily it arrives.
+    monkeypatch.setattr("aiohttp.client.DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
     (tmp_path / "state.json").write_text("{}")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    handler = functools.partial(SlowServer, directory=tmp_path)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         there = Folder(f"http://127.0.0.1:{server.server_port}")
