@@ -59,6 +59,7 @@ def family(config: Config) -> list[Config]:
             config,
             n_layer=max(4, round(config.n_layer * ratio)),
             n_head=heads,
+            n_kv_head=config.n_kv_head and math.gcd(heads, config.n_kv_head),
             n_embd=width,
             learning_rate=config.learning_rate * ratio**RATE_POWER,
             muon_lr=config.muon_lr * ratio**RATE_POWER,

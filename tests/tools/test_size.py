@@ -17,6 +17,7 @@ from tests.conftest import fails_clearly, run_script
 def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
     preset = tmp_path / "sized.py"
     family = ["--block_size=32", "--batch_size=8", "--device=cpu"]
+    family += ["--n_kv_head=2", "--induction_init=False"]  # the smallest have a single head
     command = ["-m", "tools.size", bpe_data, "--hours", 0.001, "--out", preset, *family]
     result = run_script(*command)
     assert result.returncode == 0, result.stderr
