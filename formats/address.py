@@ -5,6 +5,7 @@ environment (HF_TOKEN, AWS_*).
 """
 
 import contextlib
+import importlib.util
 import itertools
 import re
 import shutil
@@ -66,8 +67,8 @@ def version_of(info: dict) -> str:
 
 def client_options(protocol: str) -> dict:
     """fsspec's options for a protocol. aiohttp alone ends after 300 s, and ignores HTTPS_PROXY."""
-    if protocol not in WEB:
-        return {}
+    if protocol not in WEB or not importlib.util.find_spec("aiohttp"):
+        return {}  # without aiohttp, fsspec names the packages that it needs
     import aiohttp
 
     wait = aiohttp.ClientTimeout(total=None, sock_connect=STALL_S, sock_read=STALL_S)
