@@ -14,10 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from command_line import LOGIN
-from formats.files import atomic_write, check_room, error_message
+from formats.files import atomic_write, check_room, error_message, take_lock
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 # Credentials in the query of an address; those before its host match LOGIN.
@@ -212,5 +210,8 @@ def local_copy(there: Folder) -> Iterator[Path]:
     """The local folder for copies from an address, locked so that one process uses it at a time."""
     here = FETCHED / without_credentials(there.address).replace("://", "/")
     here.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(here.with_name(f".{here.name}.lock")):
+    lock = take_lock(here.with_name(f".{here.name}.lock"))
+    try:
         yield here
+    finally:
+        lock.release()

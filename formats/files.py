@@ -1,4 +1,4 @@
-"""Reading and writing files for all formats: whole or not at all, even if the power fails."""
+"""Reading and writing files for all formats: whole or not at all, even after a power cut. Locks."""
 
 import contextlib
 import hashlib
@@ -7,6 +7,8 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, SoftFileLock, Timeout
 
 DRIVE = Path("/content/drive")  # Colab's mount point
 
@@ -156,6 +158,24 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def take_lock(path: Path, timeout: float = -1) -> FileLock:
+    """Lock a file until release(), or until the process ends, however it ends.
+
+    timeout: seconds to wait for another process; -1: without end. Raises Timeout. Where the system
+    has no locks, nothing is locked.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        # Without flock, the file itself counts as the lock for filelock: a kill leaves it behind.
+        if not isinstance(lock, SoftFileLock):
+            lock.acquire(timeout=timeout)
+    except (NotImplementedError, OSError):
+        pass  # this file system has no locks
+    return lock
 
 
 def sha256(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from command_line import near
 from formats.address import protocol_of
@@ -34,6 +34,7 @@ from formats.files import (
     read_json,
     read_text,
     sha256,
+    take_lock,
     write_json,
     write_text,
 )
@@ -122,15 +123,12 @@ class WorkFolder:
         folders = (self.path, *self.path.parents)
         self.made = list(itertools.takewhile(lambda folder: not folder.exists(), folders))
         self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(self.path / "lock")
         try:
-            self.lock.acquire(timeout=0)
+            self.lock = take_lock(self.path / "lock", timeout=0)
         except Timeout:
             raise PrepareError(
                 f"another run is preparing {self.out} at the moment; wait for it, or stop it"
             ) from None
-        except (NotImplementedError, OSError):
-            pass  # some network mounts have no locks
         try:
             if (self.path / "meta.json").exists():  # an earlier run stopped during the move
                 self._move_to_place()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 import hardware
 from config import ConfigError
@@ -115,17 +115,15 @@ def locked(folder: Path):
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    lock, holder = FileLock(folder / ".lock"), folder / ".trainer"
+    holder = folder / ".trainer"
     try:
-        lock.acquire(timeout=0)
+        lock = files.take_lock(folder / ".lock", timeout=0)
     except Timeout:
         who = holder.read_text() if holder.exists() else "another process"
         raise RunError(
             f"{folder} is being trained by {who}; stop that one first, or choose another"
             " checkpoint_dir"
         ) from None
-    except (NotImplementedError, OSError):
-        pass  # this file system has no locks
     holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
         yield

@@ -4,10 +4,13 @@ import errno
 import os
 import shutil
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from filelock import Timeout
 
 from formats import files, run_folder
 from formats.files import check_room, error_message
@@ -120,3 +123,31 @@ def test_json_that_is_nested_too_deep_counts_as_damaged(tmp_path):
     assert run_folder.latest(tmp_path)[0] is None
     (tmp_path / "config.json").write_text("[" * 200_000 + '"checkpoint_dir"')
     assert Mirror(str(tmp_path)).settings() == Mirror(str(tmp_path)).data() == {}
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("left", ["", "12345\nanother-machine\n"])
+def test_what_a_killed_process_left_locks_nothing_on_a_disk_without_flock(
+    tmp_path, monkeypatch, left
+):
+    """As on Lustre without its option flock; an empty file is of a disk with locks."""
+    pytest.importorskip("fcntl")  # which Windows lacks
+
+    def flock(handle, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    (tmp_path / "lock").write_text(left)
+    for timeout in (0, -1):
+        files.take_lock(tmp_path / "lock", timeout).release()
+
+
+def test_a_lock_is_waited_for_until_it_is_released(tmp_path):
+    path = tmp_path / "lock"
+    with ThreadPoolExecutor(1) as other:
+        lock = other.submit(files.take_lock, path).result()
+        with pytest.raises(Timeout):
+            files.take_lock(path, timeout=0)
+        other.submit(time.sleep, 0.1)
+        other.submit(lock.release)
+        files.take_lock(path).release()
