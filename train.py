@@ -37,7 +37,7 @@ from training import RunError, distributed
 from training.distributed import StopFlag, locked
 from training.fit import fit
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
-from training.plan import banner, check_disk, plan
+from training.plan import banner, check_disk, micro_batch_for_ram, plan
 from training.profiling import open_profiler
 from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
@@ -90,6 +90,8 @@ def prepare(run: Run, recorder: Recorder) -> None:
     if run.compiles:
         print("compiling ...", end=" ", flush=True)
     wanted = run.micro_batch
+    if run.device.type == "cpu":
+        run.micro_batch = micro_batch_for_ram(run)
     problem = fit(run)
     seconds = run.clock.since_log()
     if problem:
@@ -97,6 +99,7 @@ def prepare(run: Run, recorder: Recorder) -> None:
     elif run.compiles:
         print(f"{seconds:.1f} s")
     if run.micro_batch < wanted:
+        run.micro_batch_limit = run.micro_batch
         recorder.halved(wanted)
     gc.collect()
     gc.freeze()  # modules and compiled code stay: looking through them took the collector 0.25 s

@@ -26,7 +26,7 @@ from training import RunError, distributed
 from training.dataset import GPU_SHARE
 from training.fit import fit, loss_chunks
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
-from training.run import Run
+from training.run import Run, largest_divisor
 from training.step import forward_backward
 
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
@@ -262,14 +262,33 @@ def largest_micro_batch(run: Run, device: Device) -> int:
     return 0
 
 
-def check_ram(run: Run) -> None:
-    """Raises MemoryError if a CPU run would not fit in RAM, where Linux would kill the process."""
-    needed = memory(run.config, run.model, run.optimizer, 1, run.device)
-    free = hardware.free_ram() or math.inf
+def fits_ram(run: Run, micro_batch: int) -> bool:
+    """Whether a CPU run fits in the free RAM of all its machines.
+
+    Linux kills a process that takes more.
+    """
+    needed = memory(run.config, run.model, run.optimizer, micro_batch, run.device)
     to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
-    with memory_everywhere():  # each process may see other free memory
-        if run.device.type == "cpu" and to_come > free:
-            raise MemoryError
+    if run.optimizer.state:  # and the moments, if they come from a checkpoint
+        to_come -= needed["optimizer"]
+    copy = checkpoint_bytes(run.optimizer)  # which the first process saves while it trains on
+    free = hardware.free_ram() or math.inf
+    lacks = copy + distributed.local_world_size * to_come > free
+    return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory
+
+
+def micro_batch_for_ram(run: Run) -> int:
+    """The micro-batch of a CPU run, halved until it fits in the free RAM, or to one sequence."""
+    size = run.micro_batch
+    while size > 1 and not fits_ram(run, size):
+        size = largest_divisor(run.local_batch, size // 2)
+    return size
+
+
+def check_ram(run: Run) -> None:
+    """Raises MemoryError if one sequence of a CPU run does not fit in the free RAM."""
+    if run.device.type == "cpu" and not fits_ram(run, 1):
+        raise MemoryError
 
 
 @contextlib.contextmanager
@@ -383,7 +402,7 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
     if run.device.type == "cpu":
-        limit, size = max(1, min(run.micro_batch, TOKENS // c.block_size)), 1
+        limit, size = max(1, min(micro_batch_for_ram(run), TOKENS // c.block_size)), 1
     else:
         fit(run)
         size = limit = run.micro_batch

@@ -28,7 +28,7 @@ class Progress:
     sequences: drawn from the training data so far, which is the position in the data order.
     elapsed_s: seconds of training, including compilation but not evaluation and saving.
     running_s: seconds in all, over all starts, which a rented machine bills.
-    sums: LossSums.tolist().
+    sums: LossSums.tolist(). micro_batch_limit: of Run; older checkpoints have none.
     """
 
     step: int = 0
@@ -36,6 +36,7 @@ class Progress:
     elapsed_s: float = 0.0
     running_s: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0] * 4)
+    micro_batch_limit: int | None = None
 
 
 class LossSums:
@@ -93,6 +94,8 @@ class Run:
     whether to compile the model. obstacle: why it cannot be compiled although it should be; else
     "". learning_rate: of the last step.
 
+    micro_batch_limit: the micro-batch that was lowered to fit in memory; None if none was.
+
     micro_batch: sequences per forward, a divisor of local_batch. compiled: the model, which fit()
     compiles. ddp: the same, wrapped in DistributedDataParallel if there are several processes.
     """
@@ -114,12 +117,12 @@ class Run:
     changes: str
     compiles: bool
     obstacle: str
+    micro_batch_limit: int | None = None
     learning_rate: float = 0.0
 
     def __post_init__(self):
-        self.micro_batch = largest_divisor(
-            self.local_batch, self.config.micro_batch_size or self.local_batch
-        )
+        limits = (self.local_batch, self.config.micro_batch_size, self.micro_batch_limit)
+        self.micro_batch = largest_divisor(self.local_batch, min(filter(None, limits)))
         self.compiled = self.ddp = self.model  # until fit()
 
     @property
@@ -200,6 +203,7 @@ class Run:
             elapsed_s=self.clock.elapsed_s,
             running_s=self.clock.running_s,
             sums=self.loss_sums.tolist(),
+            micro_batch_limit=self.micro_batch_limit,
         )
         description = {
             "run": {"id": self.id},

@@ -98,7 +98,9 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     shape = shape_settings(trained)
     differ = differences(config, shape, demanded(config, trained.block_size), "the checkpoint")
     config = replace(config, **shape)
-    before, now = saved["settings"], config.recorded()
+    progress, before, now = Progress(**saved["progress"]), saved["settings"], config.recorded()
+    if now["micro_batch_size"] != before.get("micro_batch_size"):
+        progress.micro_batch_limit = None  # the user has chosen another
     fixed = {name: before.get(name, now[name]) for name in ("seed", "optimizer", "loss_on")}
     if config.init_from and abspath(config.init_from) != abspath(before.get("init_from") or ""):
         fixed["init_from"] = before.get("init_from")
@@ -118,7 +120,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     return Start(
         config,
         shape=replace(trained, **changeable(config)),
-        progress=Progress(**saved["progress"]),
+        progress=progress,
         load=partial(load_checkpoint, folder),
         changes=changed_settings(before, now),
         checkpoint=folder,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+import hardware
 from formats import pretrained, run_folder
 from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_code, train_command, train_small, trained
@@ -16,6 +17,7 @@ from tests.training.conftest import last_weights, small_run
 from train import prepare, training_step
 from training import RunError, distributed
 from training.fit import try_step
+from training.plan import banner, memory, micro_batch_for_ram
 from training.recorder import Recorder
 from training.run import LossSums
 from training.schedule import MAX_BAD_STEPS
@@ -63,6 +65,65 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
         r for r in run_folder.read_log(tmp_path / "tight") if r.get("event") == "out of memory"
     ]
     assert [event["micro_batch"] for event in events] == [32]
+
+
+@pytest.fixture
+def set_free_ram(tmp_path, monkeypatch):
+    """A function that sets the bytes of free RAM that Linux reports."""
+    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    (tmp_path / "proc").mkdir()
+
+    def set_to(size):
+        (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {size // 1024 + 1} kB")
+
+    return set_to
+
+
+def take_steps(run, count):
+    """Prepare a run, take steps, and save the last; returns its weights."""
+    prepare(run, Recorder(run))
+    for _ in range(count):
+        training_step(run)
+    run.saver.finish(run.step, run.snapshot)
+    return last_weights(run.folder)
+
+
+def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
+    char_data, tmp_path, set_free_ram, monkeypatch, capsys
+):
+    """Linux grants more than there is, and kills the process that uses it."""
+    more = ["--batch_size=32", "--dropout=0.1", "--max_steps=4", "--dtype=float32"]
+
+    def start(name, *others):
+        return small_run(char_data, tmp_path / name, *more, *others)
+
+    run = start("whole")
+    planned = (run.config, run.model, run.optimizer)
+    needed = memory(*planned, 8, run.device)["peak"] + 8 * run.model.num_parameters()
+    set_free_ram(needed)  # the weights are there, and a checkpoint's copy is three times as large
+    whole = take_steps(run, 4)
+    said = "out of memory with a micro-batch of 32 sequences; training with 8, and the same batch"
+    assert said in capsys.readouterr().out
+
+    take_steps(start("stopped"), 2)
+    set_free_ram(10**12)
+    again = start("stopped")
+    assert "micro-batches of 8 sequences" in banner(again)
+    for less, size in ((0, 8), (2048, 4)):  # the moments are there, too
+        set_free_ram(needed - 8 * run.model.num_parameters() - less)
+        assert micro_batch_for_ram(again) == size
+    set_free_ram(10**12)
+    stopped = take_steps(again, 2)
+    assert all(torch.equal(whole[name], tensor) for name, tensor in stopped.items())
+
+    assert start("stopped", "--micro_batch_size=16").micro_batch == 16
+    free = start("free")
+    set_free_ram(2 * needed)
+    monkeypatch.setattr(distributed, "local_world_size", 4)
+    assert micro_batch_for_ram(free) < 8  # they share it
+    monkeypatch.setattr(distributed, "local_world_size", 1)
+    set_free_ram(10**12)
+    assert not torch.equal(take_steps(free, 4)["wte.weight"], whole["wte.weight"])
 
 
 @pytest.mark.parametrize(
