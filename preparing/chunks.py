@@ -58,7 +58,7 @@ class Chunk:
     """Whole documents, or a part of a single long one.
 
     data: bytes, or rows of a table as records.py yields them: (place, row). size: bytes, roughly if
-    rows. start, end: where it begins and ends in the input.
+    rows. start, end: where it begins and ends in the input. encoding: of the file; None: UTF-8.
     """
 
     path: str
@@ -67,6 +67,7 @@ class Chunk:
     size: int
     start: Position
     end: Position
+    encoding: str | None = None
 
     @property
     def whole(self) -> bool:

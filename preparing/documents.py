@@ -184,12 +184,14 @@ def _decoded(data, offset, *, chunk, options, report):
         return data.decode()
     except UnicodeDecodeError as error:
         at = error.start
-    what = f"not {options.encoding or 'UTF-8'}"
+    what = f"not {chunk.encoding or 'UTF-8'}"
     if options.on_error != "replace":
+        found = f"byte 0x{data[at]:02x} at offset {offset + at:,}"
+        if chunk.encoding:  # the reader has replaced the byte
+            found = f"a byte at offset {offset + at:,}, counted in UTF-8"
         raise InputError(
-            f"{what}: byte 0x{data[at]:02x} at offset {offset + at:,}; --on_error replace turns"
-            " such bytes into U+FFFD. If all files are in another encoding, name it: --encoding"
-            " cp1252 or utf-16"
+            f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If all files are"
+            " in another encoding, name it: --encoding cp1252 or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())

@@ -36,10 +36,13 @@ COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\
 def _escape(error):
     """An error handler for decoding that turns each broken byte into a lone surrogate.
 
-    As surrogateescape, but for UTF-16 and UTF-32 too.
+    As surrogateescape, but 0xFF stands for the bytes of other encodings: one after the other, they
+    might be valid UTF-8.
     """
     broken = error.object[error.start : error.end]
-    return "".join(chr(0xDC80 | byte) for byte in broken), error.end
+    if not error.encoding.startswith("utf-8"):
+        broken = b"\xff" * len(broken)
+    return broken.decode("ascii", "surrogateescape"), error.end
 
 
 codecs.register_error("escape", _escape)
@@ -74,11 +77,12 @@ def _read(source, raw, at, options):
         if problem:
             rows = [(source.name, InputError(f"it is {problem}"))]
         elif kind in ("txt", "jsonl"):
-            yield from _read_text(source, kind, _blocks(source, raw, encoding, at.offset), at)
+            blocks = _blocks(source, raw, encoding, at.offset)
+            yield from _read_text(source, kind, encoding, blocks, at)
             return
         else:
             rows = _rows(source, kind, raw, encoding, options)
-        yield from _read_rows(source, kind, rows, at)
+        yield from _read_rows(source, kind, encoding, rows, at)
     except InputError:
         raise
     except UnicodeError as error:
@@ -117,7 +121,7 @@ def _look(source, raw, options):
 # -- lines and documents of bytes
 
 
-def _read_text(source, kind, blocks, at):
+def _read_text(source, kind, encoding, blocks, at):
     buffer = bytearray()
     for block in itertools.chain(blocks, [b""]):
         buffer += block
@@ -133,7 +137,7 @@ def _read_text(source, kind, blocks, at):
             del buffer[:size]
             lines = data.count(b"\n") if kind == "jsonl" else 0
             end = Position(at.source, at.offset + size, at.line + lines, inside=not whole)
-            yield Chunk(source.name, kind, data, size, at, end)
+            yield Chunk(source.name, kind, data, size, at, end, encoding)
             at = end
 
 
@@ -153,7 +157,7 @@ def _cut(source, kind, buffer, ended, at):
 def _blocks(source, raw, encoding, start):
     """The content in UTF-8, in blocks, from byte `start` of it on.
 
-    A byte that is invalid in the encoding becomes one that is invalid in UTF-8.
+    A byte that is invalid in the encoding becomes 0xFF, which is invalid in UTF-8.
     """
     stream = _opened(source, raw)
     if not encoding:
@@ -198,7 +202,7 @@ def _rows(source, kind, raw, encoding, options):
     return csv_rows(source.name, kind, text, options)
 
 
-def _read_rows(source, kind, rows, at):
+def _read_rows(source, kind, encoding, rows, at):
     part = []
     size = 0
     end = at
@@ -207,9 +211,9 @@ def _read_rows(source, kind, rows, at):
         size += len(str(row))
         end = Position(at.source, end.offset + 1)
         if size >= CHUNK_BYTES:
-            yield Chunk(source.name, kind, part, size, at, end)
+            yield Chunk(source.name, kind, part, size, at, end, encoding)
             part = []
             size = 0
             at = end
     if part:
-        yield Chunk(source.name, kind, part, size, at, end)
+        yield Chunk(source.name, kind, part, size, at, end, encoding)

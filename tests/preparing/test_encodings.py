@@ -92,7 +92,7 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
     plain = {"tokenizer": tokenizer, "out": files / "out"}
     path = files / "in" / "latin-1.txt"
     fails_clearly(
-        prepare(path, encoding="ascii", **plain), "latin-1.txt: not ascii: byte 0xdc at offset 67"
+        prepare(path, encoding="ascii", **plain), "latin-1.txt: not ascii: a byte at offset 67,"
     )
     fails_clearly(prepare(path, encoding="utf-16", **plain), "latin-1.txt is not utf-16: ")
     replaced = ok(prepare(path, encoding="ascii", on_error="replace", **plain))
@@ -102,10 +102,31 @@ def test_a_wrong_encoding_is_an_error_and_replace_is_reported(files, tokenizer):
 def test_broken_utf_16_is_treated_as_broken_utf_8_is(tmp_path):
     """Half a character, as where a file was cut, and half a pair."""
     data = "one\n".encode("utf-16") + b"\x00\xd8" + "two\n".encode("utf-16-le") + b"x"
-    with pytest.raises(InputError, match=r"a\.txt: not UTF-8: byte 0x80"):
+    with pytest.raises(InputError, match=r"a\.txt: not utf-16: a byte at offset 4,"):
         read(tmp_path / "a.txt", data)
     assert read(tmp_path / "a.txt", on_error="replace")[0] == ["one\n\ufffd\ufffdtwo\n\ufffd"]
     assert read(tmp_path / "a.txt", on_error="skip")[0] == []
+
+
+@pytest.mark.parametrize("format", ["txt", "jsonl", "csv"])
+@pytest.mark.parametrize(
+    ("encoding", "broken"),
+    [
+        ("utf-16-be", b"\xd8\x3d"),  # half a pair; the bytes as UTF-8, with their upper bit: ؽ
+        ("euc_kr", b"\xc9\xa1"),
+        ("iso8859-8", b"\xc2\xbf"),
+        ("ascii", b"\xc3\x9c"),
+    ],
+)
+def test_bytes_that_are_broken_together_never_become_a_letter(tmp_path, encoding, broken, format):
+    before, after = {"txt": ("", ""), "jsonl": ('{"text": "', '"}')}.get(format, ("text\n", ""))
+    data = f"{before}Hi ".encode(encoding) + broken + f" there{after}".encode(encoding)
+    with pytest.raises(InputError, match=f"not {encoding}: a byte at offset"):
+        read(tmp_path / f"a.{format}", data, encoding=encoding)
+    found, rules = read(tmp_path / f"a.{format}", encoding=encoding, on_error="replace")
+    assert found == ["Hi \ufffd\ufffd there"]
+    assert rules[f"not {encoding}: taken with U+FFFD"]["bytes"] == 2
+    assert read(tmp_path / f"a.{format}", encoding=encoding, on_error="skip")[0] == []
 
 
 def test_a_byte_order_mark_is_no_text_in_any_chunk(tmp_path, tokenizer):
