@@ -82,8 +82,14 @@ def time_size(config: Config, hours: float) -> Size:
     batch = config.tokens_per_step
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
     tokens, parameters = steps * batch, run.model.num_parameters()
-    config = replace(config, max_steps=max(1, round(steps)), epochs=None, checkpoint_dir=None)
+    config = replace(config, max_steps=max(1, round(steps)), epochs=None)
     return Size(config, parameters, tokens, tokens / text, steps * step_s / 3600)
+
+
+def run_name(config: Config, hours: float) -> str:
+    """A folder for the run, as size.py, the usual name of the preset, would be that of each."""
+    text = Path(config.data_dir).resolve().name
+    return f"checkpoints/{text}_{config.n_layer}x{config.n_embd}_{hours:g}h"
 
 
 def main(argv: list[str]) -> None:
@@ -122,8 +128,10 @@ def main(argv: list[str]) -> None:
         rows.append([name, *amounts, f"{size.epochs:.2f}", f"{size.hours:.2f}"])
     print(command.table(["size", "parameters", "tokens", "epochs", "hours"], rows))
 
-    chosen, defaults = best.config.recorded(), Config().recorded()
-    lines = [f"{name} = {v!r}\n" for name, v in chosen.items() if v != defaults[name]]
+    chosen, defaults = best.config, Config().recorded()
+    if "checkpoint_dir" not in chosen.typed:
+        chosen.checkpoint_dir = None if args.out else run_name(chosen, args.hours)
+    lines = [f"{name} = {v!r}\n" for name, v in chosen.recorded().items() if v != defaults[name]]
     files.write_text(path, "".join([MARK, *lines]))
     print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter")
     print(f"  python train.py {quote(path.as_posix())}")

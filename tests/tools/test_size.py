@@ -2,6 +2,7 @@
 
 import itertools
 import resource
+import shutil
 import time
 from pathlib import Path
 
@@ -81,6 +82,25 @@ def test_the_size_nearest_to_20_tokens_per_parameter_is_written(
     assert (chosen.n_layer, chosen.n_head) == (16 * ratio, 4 * ratio)
     rates = chosen.learning_rate, chosen.muon_lr  # less for the wider
     assert rates == pytest.approx((4e-4 / ratio**0.5, 0.04 / ratio**0.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "preset", "folder"),
+    [
+        ([], "play/size.py", "checkpoints/play_4x64_1.5h"),
+        (["--out=mine.py"], "mine.py", "checkpoints/mine"),
+        (["--checkpoint_dir=runs/a"], "play/size.py", "runs/a"),
+    ],
+)
+def test_a_run_has_a_folder_of_its_own(bpe_data, tmp_path, monkeypatch, options, preset, folder):
+    """Whatever --checkpoint_dir says, or text, size and hours, or --out."""
+    shutil.copytree(bpe_data, tmp_path / "play")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
+    monkeypatch.setattr(tools.size, "WIDTHS", (64,))
+    command = ["play", "--hours=1.5", "--block_size=32", "--batch_size=1", "--device=cpu"]
+    tools.size.main([*command, *options])
+    assert settings.load([preset]).checkpoint_dir == folder
 
 
 def test_a_folder_that_is_not_prepared_is_a_sentence(tmp_path):
