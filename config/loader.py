@@ -221,7 +221,7 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
 def read_run(folder: Path, table: dict[str, Field]) -> dict:
     """The settings that a run recorded, {name: value}, with its folder. Raises ConfigError.
 
-    Settings of older versions that are gone are left out.
+    Leaves out settings of older versions that are gone, and those of a single start.
     """
     if (folder / "state.json").exists():
         raise ConfigError(f"{folder} is one step of a run; the run is {folder.parent}")
@@ -250,7 +250,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
             " Hugging Face's format, a run of its own can start from them:\n  python train.py"
             f" config/finetune.py --init_from={shlex.quote(folder.as_posix())}"
         )
-    return values | {"checkpoint_dir": str(folder), "resume": "auto"}
+    return values | {"checkpoint_dir": str(folder), "resume": "auto", "profile": False}
 
 
 def check_name(name: str, table: dict[str, Field], where: str | Path) -> None:

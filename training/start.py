@@ -25,7 +25,8 @@ from training import RunError, distributed
 from training.optimizer import reserve_state
 from training.run import Progress
 
-UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run")  # changes of these settings are not listed
+# Changes of these settings are not listed.
+UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run", "profile")
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from config import Config
 from formats import run_folder
 from model import GPT, IGNORE, GPTConfig
-from tests.conftest import trained
+from tests.conftest import run_script, trained
 from training import profiling
 from training.optimizer import (
     clip_gradients,
@@ -164,5 +164,10 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
     (record,) = (r for r in run_folder.read_log(tmp_path) if r.get("event") == "profile")
     assert min(record["seconds_a_step"][part] for part in profiling.PARTS) > 0
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
-    again = trained(char_data, tmp_path, "--max_steps=19", "--profile=True")
+    trace = (tmp_path / "trace.json").read_bytes()
+    again = run_script("train.py", tmp_path, "--max_steps=21")  # profiles no second time
+    assert not re.search("^profile", again.stdout, re.MULTILINE)
+    assert "finished: 21 steps" in again.stdout, again.stderr
+    assert (tmp_path / "trace.json").read_bytes() == trace
+    again = trained(char_data, tmp_path, "--max_steps=28", "--profile=True")
     assert "no profile: it takes 8 steps, 7 are left" in again.stdout
