@@ -277,10 +277,17 @@ def fits_ram(run: Run, micro_batch: int) -> bool:
     return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory
 
 
-def micro_batch_for_ram(run: Run) -> int:
-    """The micro-batch of a CPU run, halved until it fits in the free RAM, or to one sequence."""
+def micro_batch_to_try(run: Run) -> int:
+    """The largest micro-batch that may fit in memory, by the estimate; at least one sequence.
+
+    On a GPU twice the one that fits by the estimate, as fit() finds out, and compiles for each that
+    does not.
+    """
     size = run.micro_batch
-    while size > 1 and not fits_ram(run, size):
+    if run.device.memory:
+        most = 2 * max(1, largest_micro_batch(run, run.device))
+        return largest_divisor(run.local_batch, min(size, most))
+    while run.device.type == "cpu" and size > 1 and not fits_ram(run, size):
         size = largest_divisor(run.local_batch, size // 2)
     return size
 
@@ -401,9 +408,11 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     not fit in memory, and MemoryError if any process runs out of memory.
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
+    limit = micro_batch_to_try(run)
     if run.device.type == "cpu":
-        limit, size = max(1, min(micro_batch_for_ram(run), TOKENS // c.block_size)), 1
+        limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
     else:
+        run.micro_batch = limit
         fit(run)
         size = limit = run.micro_batch
     set_learning_rates(optimizer, 0.0)

@@ -1,5 +1,6 @@
 """The limits of a run: memory, bad steps, budgets."""
 
+import bisect
 import dataclasses
 import math
 import re
@@ -17,7 +18,7 @@ from tests.training.conftest import last_weights, small_run
 from train import prepare, training_step
 from training import RunError, distributed
 from training.fit import try_step
-from training.plan import banner, memory, micro_batch_for_ram
+from training.plan import banner, largest_micro_batch, memory, micro_batch_to_try
 from training.recorder import Recorder
 from training.run import LossSums
 from training.schedule import MAX_BAD_STEPS
@@ -111,7 +112,7 @@ def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
     assert "micro-batches of 8 sequences" in banner(again)
     for less, size in ((0, 8), (2048, 4)):  # the moments are there, too
         set_free_ram(needed - 8 * run.model.num_parameters() - less)
-        assert micro_batch_for_ram(again) == size
+        assert micro_batch_to_try(again) == size
     set_free_ram(10**12)
     stopped = take_steps(again, 2)
     assert all(torch.equal(whole[name], tensor) for name, tensor in stopped.items())
@@ -120,10 +121,23 @@ def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
     free = start("free")
     set_free_ram(2 * needed)
     monkeypatch.setattr(distributed, "local_world_size", 4)
-    assert micro_batch_for_ram(free) < 8  # they share it
+    assert micro_batch_to_try(free) < 8  # they share it
     monkeypatch.setattr(distributed, "local_world_size", 1)
     set_free_ram(10**12)
     assert not torch.equal(take_steps(free, 4)["wte.weight"], whole["wte.weight"])
+
+
+def test_a_gpu_is_asked_from_twice_the_planned_micro_batch_on(char_data, tmp_path):
+    """Each that does not fit costs a compilation."""
+    run = small_run(char_data, tmp_path / "run", "--batch_size=64")
+
+    def fits(size):
+        return largest_micro_batch(run, dataclasses.replace(run.device, memory=size))
+
+    for planned, tried in ((0, 2), (4, 8), (32, 64), (64, 64)):
+        size = bisect.bisect_left(range(1, 10**8), planned, key=fits) + 1
+        run.device = dataclasses.replace(run.device, memory=size)
+        assert micro_batch_to_try(run) == tried
 
 
 @pytest.mark.parametrize(
