@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 IGNORE = -1  # a target with this value does not count in the loss
+LONG = 2048  # tokens; with more, a layer would keep more weights of attention than of all else
 
 
 @dataclass
@@ -354,9 +355,17 @@ def causal_attention(q, k, v, dropout):
 
     q, k, v, and what it returns: [B, heads, T, D]. dropout: of the softmax's weights.
     """
-    if v.device.type == "cpu" and v.dtype == torch.bfloat16:
+    if is_blockwise(v.device.type, v.dtype, v.size(2), dropout):
         return BlockwiseAttention.apply(q * q.size(-1) ** -0.5, k, v, dropout)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+
+
+def is_blockwise(device, dtype, T, dropout):
+    """Whether causal_attention takes BlockwiseAttention. device: its type.
+
+    PyTorch's keeps no weights for the backward pass without dropout, and more of them with it.
+    """
+    return device == "cpu" and dtype == torch.bfloat16 and (T <= LONG or dropout > 0)
 
 
 def attention_blocks(T):

@@ -140,6 +140,21 @@ def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length, compiles):
         assert (value - reference).abs().max() < 0.02 * reference.abs().max()
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_long_context_in_bfloat16_on_a_cpu_keeps_no_weights(monkeypatch, dropout):
+    """With dropout, PyTorch's attention would keep more of them."""
+    tensors = torch.randn(3, 1, 2, 40, 16).bfloat16().requires_grad_()
+    outputs, kept = [], []
+    for longest in (40, 39):
+        monkeypatch.setattr("model.LONG", longest)
+        torch.manual_seed(1)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            outputs.append(causal_attention(*tensors, dropout))
+    assert (outputs[0] - outputs[1]).abs().max() < 0.03
+    weights = [t for t in kept if t.shape == (1, 2, 40, 40)]
+    assert len(weights) == (4 if dropout else 1)
+
+
 def test_attention_in_bfloat16_on_a_cpu_drops_weights_in_both_passes():
     tensors = torch.randn(4, 1, 2, 40, 16, generator=torch.Generator().manual_seed(0))
     later = torch.ones(40, 40, dtype=torch.bool).triu(1)

@@ -21,7 +21,7 @@ from config import Config
 from formats import files, run_folder
 from formats.mirror import address_of
 from hardware import Device
-from model import GPT, GPTConfig, attention_blocks
+from model import GPT, GPTConfig, attention_blocks, is_blockwise
 from training import RunError, distributed
 from training.dataset import GPU_SHARE
 from training.fit import fit, loss_chunks
@@ -198,10 +198,11 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     """Bytes of activations for a backward pass.
 
     Per token and layer: two residuals, and in the precision of the matrix products the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; on a CPU in bfloat16 the
-    weights of attention, too. Per token: the gradients of one MLP, the logits, and their gradient,
-    which a compiled step in bfloat16 on a GPU writes over them. Activation checkpointing keeps one
-    residual per layer, plus one layer's activations. A chunked loss keeps one chunk's logits.
+    the linear layers, query, key and value, and the MLP's inner values; where attention is
+    blockwise, its weights, too. Per token: the gradients of one MLP, the logits, and their
+    gradient, which a compiled step in bfloat16 on a GPU writes over them. Activation checkpointing
+    keeps one residual per layer, plus one layer's activations. A chunked loss keeps one chunk's
+    logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
@@ -213,7 +214,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     if shape.modern:
         attention += queries + keys  # rotated
         mlp += shape.n_inner  # gate, values and their product
-    if device.type == "cpu" and device.dtype == torch.bfloat16:
+    if is_blockwise(device.type, device.dtype, shape.block_size, shape.dropout):
         seen = sum((end - begin) * end for begin, end in attention_blocks(shape.block_size))
         attention += (1 + shape.trains_otherwise) * shape.n_head * seen // shape.block_size
     layer = 2 * residual * width + item * (attention + mlp)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import config
+from hardware import Device
 from model import GPT
 from tests.conftest import trained
 from tests.training.conftest import small_run
@@ -85,6 +86,17 @@ def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp
     assert not fits(0.95)
     assert not fits(0.9, tokens=0.04)  # on the GPU
     assert fits(0.9, tokens=0.2)  # not on the GPU
+
+
+def test_a_token_of_a_long_context_needs_no_more_memory_on_a_cpu():
+    cpu, per_token = Device(torch.device("cpu"), torch.bfloat16, "cpu", None, None), {}
+    for context in (1024, 2048, 2049, 8192):
+        whole = planned(32_000, "config/gpt2_small.py", f"--block_size={context}")
+        per_token[context] = (
+            memory(*whole, 2, cpu)["activations"] - 2 * whole[1].num_parameters()
+        ) / context
+    assert per_token[8192] == pytest.approx(per_token[2049])
+    assert per_token[2049] < per_token[1024] < per_token[2048] < 2 * per_token[2049]
 
 
 def test_gpt2_small_fits_16_gb_at_its_full_batch():
