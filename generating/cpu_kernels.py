@@ -94,18 +94,20 @@ def pack(model: nn.Module, dtype: str = "auto") -> tuple[str, str]:
     faster. Activations between the layers stay float32. Returns the formats for one row and for
     several.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    sizes = {n: m.weight.numel() for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     one_row = several = "float32"
-    if dtype != "float32" and sum(layer.weight.numel() for layer in layers) >= SMALL:
+    if dtype != "float32" and sum(sizes.values()) >= SMALL:
+        timed = [model.get_submodule(name) for name in list(sizes)[:TIMED]]
         formats = ["float32"] if dtype == "float16" else ["float32", "bfloat16"]
-        several = fastest(formats, "float32", layers[:TIMED], rows=SEVERAL)
+        several = fastest(formats, "float32", timed, rows=SEVERAL)
         # The same format if possible, as two take twice the memory.
-        one_row = fastest([*formats, "float16"], several, layers[:TIMED], rows=1)
+        one_row = fastest([*formats, "float16"], several, timed, rows=1)
+        del timed  # a layer's weights must go when it is packed, or both models are in memory
     if dtype == "auto":
         dtype = min(one_row, several, key=list(FORMATS).index)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model.set_submodule(name, PackedLinear(module, one_row, several, dtype))
+    for name in sizes:
+        packed = PackedLinear(model.get_submodule(name), one_row, several, dtype)
+        model.set_submodule(name, packed)
     return one_row, several
 
 

@@ -47,7 +47,9 @@ def open_checkpoint(
     weights_in = torch.float32 if on_cpu else hardware.find_dtype(device, dtype)
     found = pretrained.load(path)
     tokenizer = pretrained.need_tokenizer(found.tokenizer, found.path)
-    model = found.model().to(device, weights_in).eval()
+    model = found.model()
+    found.tensors.clear()  # or the weights stay in memory when the model has them in another form
+    model = model.to(device, weights_in).eval()
     summary = f"{found.path}: {model.num_parameters():,} parameters, {describe(found)}"
     if on_cpu:
         pack(model, dtype)

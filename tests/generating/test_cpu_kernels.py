@@ -1,16 +1,22 @@
 """Linear layers on a CPU: exact in float32, close in 16 bits, whatever the processor offers."""
 
+import gc
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from generating import cpu_kernels
 from generating.cpu_kernels import FORMATS, PackedLinear, fastest, pack
 from generating.decode import generate
+from generating.load import load_model, open_checkpoint
 from tests.conftest import run_code
 from tests.generating.test_decode import CONTEXT, PROMPTS
 from tests.test_model import randomized
 
+CPU = torch.device("cpu")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02, "auto": 0.1}  # of logits near 1
 # Emulations of machines that have less: oneDNN's instructions, and PyTorch's own.
 KINDS = {
@@ -130,6 +136,26 @@ def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatc
             module.weight.data = module.weight.data.bfloat16().float()
     for idx in (torch.tensor([[5]]), torch.randint(97, (3, 20))):
         assert torch.allclose(model(idx), plain(idx), atol=1e-5)
+
+
+def test_a_layer_is_gone_when_the_next_one_is_packed(reciting_run, monkeypatch):
+    """Or a model would be in memory twice."""
+    layers = [m for m in load_model(reciting_run, CPU)[0].modules() if isinstance(m, nn.Linear)]
+    sizes, held = [layer.weight.nbytes for layer in layers], []
+    del layers
+
+    def packed(weight, bias, format=FORMATS["float32"]):
+        tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
+        plain = [t.untyped_storage() for t in tensors if t.layout == torch.strided]
+        held.append(sum({storage.data_ptr(): storage.nbytes() for storage in plain}.values()))
+        return format(weight, bias)
+
+    for name, form in {"bfloat16": missing, "float16": missing, "float32": packed}.items():
+        monkeypatch.setitem(FORMATS, name, form)
+    monkeypatch.setattr(cpu_kernels, "SMALL", 1)  # so that formats are timed
+    open_checkpoint(reciting_run, CPU)
+    held = held[-len(sizes) :]
+    assert [before - after for before, after in pairwise(held)] == sizes[:-1]
 
 
 def test_a_format_that_is_hardly_faster_is_not_taken(monkeypatch):
