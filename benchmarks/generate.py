@@ -69,7 +69,7 @@ def theirs(model, run: Callable, prompt: list[int], new: int) -> float:
 
 
 def transformers(c: GPTConfig, base: str | None, device, dtype: torch.dtype) -> Callable:
-    """The model of `transformers`: that of `base`, or a GPT-2 of the same shape."""
+    """The model of `transformers`: that of `base`, or one of the same shape."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if base:
@@ -115,7 +115,7 @@ def contenders_of(
     """Each contender by name: a function of a prompt and the number of new tokens."""
     c = model.config
     contenders = {"ours": partial(ours, model), "ours, eight": partial(ours, model, rows=8)}
-    if (args.base or c.arch == "gpt2") and importlib.util.find_spec("transformers"):
+    if importlib.util.find_spec("transformers"):
         dtypes = {dtype, torch.float32} if device.type == "cpu" else {dtype}
         for each in dtypes:
             name = f"transformers in {str(each).removeprefix('torch.')}"

@@ -57,7 +57,8 @@ def test_the_rows_of_texts_become_a_picture(tmp_path):
 
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
-    settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16")
+    settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16", "--n_layer=1")
+    settings += ("--dtype=float32",)  # transformers has a contender for each dtype
     command = ["-m", "benchmarks.gpu", "generate_modern", *settings]
     result = run_script(*command, BENCHMARK_RESULTS=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
@@ -65,6 +66,7 @@ def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     assert json.loads((folder / "parts.json").read_text())["generate_modern"] == "done"
     figures = json.loads((folder / "generate_modern_cpu.json").read_text())["figures"]
     assert figures["at 400: ours"] > 0
+    assert figures["at 400: transformers in float32"] > 0  # of a modern model too
     assert "| generate_modern_cpu: at 400: ours |" in result.stdout
 
 
