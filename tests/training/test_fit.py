@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from config import Config
-from hardware import Device
+from hardware import Device, autocast
 from model import GPT, IGNORE, GPTConfig
 from training import fit
 from training.fit import compile_layers
@@ -70,7 +70,8 @@ def test_no_logits_are_kept_for_the_backward_pass():
     assert not [t.shape for t in kept if 4096 in t.shape]
 
 
-def test_chunks_and_checkpoints_compile(monkeypatch):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_chunks_and_checkpoints_compile(monkeypatch, dtype, tolerance):
     """As far as their code is ours to break: the graphs, without the machine code for them."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     model, x, y = model_and_batch()
@@ -78,10 +79,11 @@ def test_chunks_and_checkpoints_compile(monkeypatch):
     fit.use_chunked_loss(model, 4)
     fit.use_activation_checkpointing(model)
     model.zero_grad()
-    loss = compile_layers(model)(x, y)
+    with autocast(torch.device("cpu"), dtype):
+        loss = compile_layers(model)(x, y)
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    assert_same(plain, (loss.item(), gradients), 1e-5)
+    assert_same(plain, (loss.item(), gradients), tolerance)
 
 
 @pytest.mark.parametrize(
