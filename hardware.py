@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -47,7 +46,6 @@ INSTALL = f"{PYTHON} -m pip install --force-reinstall torch --index-url"
 BUILDS = "https://download.pytorch.org/whl"
 # For GPUs from Turing on, on Linux with drivers of CUDA 12 too.
 BUILD = "cu130" if os.name == "nt" else "cu129"
-SYSTEM = Path("/")  # holds Linux's proc and sys
 
 
 class DeviceError(ValueError):
@@ -153,7 +151,7 @@ def _check_build():
     """Raises DeviceError if only PyTorch's build keeps an NVIDIA GPU from use."""
     # A notebook without a GPU may have nvidia-smi, but not the driver. WSL2 has Windows'.
     paths = ("proc/driver/nvidia/version", "dev/dxg")
-    driver = os.name == "nt" or any((SYSTEM / path).exists() for path in paths)
+    driver = os.name == "nt" or any((processors.SYSTEM / path).exists() for path in paths)
     # "", or what Slurm gives a job without GPUs; 0 is what it gives others.
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     if driver and shutil.which("nvidia-smi") and not hidden:
@@ -240,19 +238,18 @@ def gpu_memory(device: torch.device) -> int | None:
 def free_ram() -> int | None:
     """Bytes of RAM that can be had without swapping; None if the system does not say.
 
-    A container has at most what its limit leaves (version 2 of Linux's control groups).
+    A container or a job has at most what its limit leaves.
     """
-    group = SYSTEM / "sys/fs/cgroup"
     try:
-        meminfo = (SYSTEM / "proc/meminfo").read_text()
+        meminfo = (processors.SYSTEM / "proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
-        if not (group / "memory.max").exists() or (group / "memory.max").read_text() == "max\n":
-            return free
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # Bytes of files: counted as used, but given back on demand.
-        statistics = (group / "memory.stat").read_text()
-        cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
-        return min(free, limit - used + sum(map(int, cached)))
+        for group, limit in processors.group_limits("memory.max").items():
+            used = int((group / "memory.current").read_text())
+            # Bytes of files: counted as used, but given back on demand.
+            statistics = (group / "memory.stat").read_text()
+            cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
+            free = min(free, int(limit) - used + sum(map(int, cached)))
+        return free
     except (OSError, TypeError):
         return None
 

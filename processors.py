@@ -1,14 +1,18 @@
-"""How many processors this process may use. For preparing too, which does without PyTorch."""
+"""How many processors this process may use. For preparing too, which does without PyTorch.
+
+Reads the limits of Linux's control groups, version 2, for memory as well.
+"""
 
 import math
 import os
+import re
 from pathlib import Path
 
-LIMIT = Path("/sys/fs/cgroup/cpu.max")  # version 2 of Linux's control groups
+SYSTEM = Path("/")  # holds Linux's proc and sys
 
 
 def usable() -> int:
-    """Processors that this process may use, by its affinity and by its container's quota."""
+    """Processors that this process may use, by its affinity and by the quotas of its groups."""
     count = os.cpu_count()
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
@@ -16,8 +20,20 @@ def usable() -> int:
 
 
 def quota() -> int | None:
-    """Processors whose time this container may use, rounded up; None if LIMIT sets no limit."""
-    if not LIMIT.exists():
-        return None
-    time, period = LIMIT.read_text().split()
-    return None if time == "max" else math.ceil(int(time) / int(period))
+    """Processors whose time this process may use, rounded up; None if no group sets a limit."""
+    shares = [text.split() for text in group_limits("cpu.max").values()]
+    return min((math.ceil(int(time) / int(period)) for time, period in shares), default=None)
+
+
+def group_limits(name: str) -> dict[Path, str]:
+    """The content of a file of limits in each control group around this process, by its folder.
+
+    All of them hold; those without a limit are left out. A container sees its own group as the
+    root, and a job of Slurm or a service of systemd is in a group below it.
+    """
+    root, own = SYSTEM / "sys/fs/cgroup", SYSTEM / "proc/self/cgroup"
+    path = re.search("^0::/(.*)", own.read_text(), re.MULTILINE) if own.exists() else None
+    group = root / path[1] if path else root
+    folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    found = {folder: (folder / name).read_text() for folder in folders if (folder / name).exists()}
+    return {folder: text for folder, text in found.items() if not text.startswith("max")}

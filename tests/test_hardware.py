@@ -25,8 +25,7 @@ def write(path, text=""):
 @pytest.fixture
 def system(monkeypatch, tmp_path):
     """The root of a Linux that has no files."""
-    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
-    monkeypatch.setattr(processors, "LIMIT", tmp_path / "sys/fs/cgroup/cpu.max")
+    monkeypatch.setattr(processors, "SYSTEM", tmp_path)
     return tmp_path
 
 
@@ -232,6 +231,10 @@ LIMIT = {
     "sys/fs/cgroup/memory.current": "31000\n",
     "sys/fs/cgroup/memory.stat": "anon 900\ninactive_file 20000\nactive_file 1\n",
 }
+JOB = "sys/fs/cgroup/system.slice/job_1"  # its task is in a group of its own, without a limit
+JOBS = {name.replace("sys/fs/cgroup", JOB): text for name, text in LIMIT.items()}
+JOBS |= {"proc/self/cgroup": "1:name=systemd:/\n0::/system.slice/job_1/task_0\n"}
+JOBS |= {f"{JOB}/task_0/memory.max": "max\n"}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +244,9 @@ LIMIT = {
         (AVAILABLE, 64_000_000 * 1024),
         (AVAILABLE | NO_LIMIT, 64_000_000 * 1024),
         (AVAILABLE | LIMIT, 21_001),
+        (AVAILABLE | JOBS, 21_001),
+        (AVAILABLE | LIMIT | JOBS | {f"{JOB}/memory.current": "31500\n"}, 20_501),
+        (AVAILABLE | NO_LIMIT | {"proc/self/cgroup": "0::/elsewhere\n"}, 64_000_000 * 1024),
     ],
 )
 def test_what_is_free_is_what_linux_and_the_container_leave(system, files, free):
@@ -280,3 +286,12 @@ def test_a_container_with_fewer_processors_gets_fewer_workers(system, monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     write(system / "sys/fs/cgroup/cpu.max", f"{limit}\n")
     assert parse(["text.txt"]).workers == workers
+
+
+def test_a_job_with_fewer_processors_gets_fewer_workers(system, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    write(system / "proc/self/cgroup", JOBS["proc/self/cgroup"])
+    write(system / JOB / "task_0/cpu.max", "max 100000\n")
+    for group, workers in ((JOB, 7), ("sys/fs/cgroup/system.slice", 5)):
+        write(system / group / "cpu.max", f"{workers}00000 100000\n")
+        assert parse(["text.txt"]).workers == workers

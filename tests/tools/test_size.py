@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import config as settings
-import hardware
+import processors
 import tools.size
 from formats.data_folder import read_meta
 from tests.conftest import fails_clearly, run_script
@@ -133,7 +133,7 @@ def test_a_size_for_which_linux_has_too_little_memory_is_not_tried(
 ):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemAvailable: 30000 kB\n")
-    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    monkeypatch.setattr(processors, "SYSTEM", tmp_path)
     monkeypatch.setattr(tools.size, "TIMED_S", 0.01)
     monkeypatch.setattr(tools.size, "WIDTHS", (64, 256))
     (tmp_path / "p.py").write_text(PRESET)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-import hardware
+import processors
 from formats import pretrained, run_folder
 from hardware import DeviceError
 from tests.conftest import fails_clearly, losses, run_code, train_command, train_small, trained
@@ -71,7 +71,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
 @pytest.fixture
 def set_free_ram(tmp_path, monkeypatch):
     """A function that sets the bytes of free RAM that Linux reports."""
-    monkeypatch.setattr(hardware, "SYSTEM", tmp_path)
+    monkeypatch.setattr(processors, "SYSTEM", tmp_path)
     (tmp_path / "proc").mkdir()
 
     def set_to(size):
