@@ -10,9 +10,11 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -130,6 +132,29 @@ def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):
         timeout=timeout,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
     )
+
+
+def start_script(command, text="", variables=(), handlers=(), anew=False, **options):
+    """Begin `python *command`; returns the process.
+
+    A fork as in tests/warm_start.py, with `text` as standard input; a subprocess.Popen with a
+    Python of its own where that is to begin anew, or has options. handlers: {signal: SIG_IGN or
+    SIG_DFL}, as a shell may have set them.
+    """
+    handlers = dict(handlers)
+    if warm_start.suits(command) and not (anew or options):
+        return warm_start.Process(command, ROOT, text, variables, handlers)
+    if handlers:
+        options["preexec_fn"] = lambda: [signal.signal(*item) for item in handlers.items()]
+    given = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    given |= {"env": os.environ | dict(variables)} | options
+    return subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **given)
+
+
+def wait_until(process, condition):
+    """Wait until something holds, or the process has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(0.01)
 
 
 def run_code(code, *arguments, **env):

@@ -5,10 +5,7 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -19,16 +16,15 @@ from preparing.chunks import Options, Position
 from preparing.documents import CleaningReport, documents_of
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
-from tests import warm_start
-from tests.conftest import ROOT, prose, run_script
+from tests.conftest import prose, run_script, start_script, wait_until
 from tokenizer_bpe import EOT, Tokenizer
 
 DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]
 
 
 def command(*inputs, **flags):
-    """The command line of prepare_data.py; a flag that is True has no value."""
-    words = [sys.executable, "prepare_data.py", *map(str, inputs)]
+    """What prepares, as the words after `python`; a flag that is True has no value."""
+    words = ["prepare_data.py", *map(str, inputs)]
     for name, value in flags.items():
         words.append(f"--{name}")
         if value is not True:
@@ -36,21 +32,13 @@ def command(*inputs, **flags):
     return words
 
 
-def start(*inputs, hub=None, variables=(), text="", anew=False, preexec_fn=None, **flags):
+def start(*inputs, hub=None, variables=(), text="", options=(), **flags):
     """Begin prepare_data.py with `text` as standard input; returns the process.
 
-    A fork as in tests/warm_start.py; a subprocess.Popen with a Python of its own where that is to
-    begin anew, or to call something first. hub: takes the place of the real one.
+    hub: takes the place of the real one. options: of start_script.
     """
-    words = command(*inputs, **flags)
     variables = (hub.environment if hub else {}) | dict(variables)
-    if warm_start.suits(words[1:]) and not (anew or preexec_fn):
-        return warm_start.Process(words[1:], ROOT, text, variables)
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    environment = os.environ | variables
-    return subprocess.Popen(
-        words, cwd=ROOT, text=True, env=environment, preexec_fn=preexec_fn, **streams
-    )
+    return start_script(command(*inputs, **flags), text, variables, **dict(options))
 
 
 def end(process):
@@ -63,10 +51,7 @@ def wait_for_progress(process, out):
     """Wait until a run has recorded more than it began with, or has ended."""
     journal = out / ".partial/progress.json"
     before = journal.read_bytes() if journal.exists() else None
-    while process.poll() is None:
-        if journal.exists() and journal.read_bytes() != before:
-            return
-        time.sleep(0.01)
+    wait_until(process, lambda: journal.exists() and journal.read_bytes() != before)
 
 
 def kill_midway(process, out):
@@ -85,7 +70,7 @@ def files_up_to(size):
 
 def prepare(*inputs, text="", **flags):
     """Run prepare_data.py to its end, with `text` as standard input."""
-    return run_script(*command(*inputs, **flags)[1:], stdin=text)
+    return run_script(*command(*inputs, **flags), stdin=text)
 
 
 def ok(result):

@@ -18,7 +18,7 @@ from preparing import writer
 from preparing.arguments import parse
 from preparing.chunks import Position
 from preparing.work_folder import WorkFolder
-from tests.conftest import conversations, fails_clearly, prose, write_conversations
+from tests.conftest import conversations, fails_clearly, prose, wait_until, write_conversations
 from tests.power_cut import lay, power_cuts
 from tests.preparing.conftest import (
     DOCUMENTS,
@@ -67,8 +67,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
         workers = 1 + run % 3
         process = start(*inputs, workers=workers, out=killed, **flags)
         if run == 0:
-            while not killed.exists() and process.poll() is None:
-                time.sleep(0.01)
+            wait_until(process, killed.exists)
             time.sleep(dice.random())
         else:
             wait_for_progress(process, killed)
@@ -91,7 +90,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
 
 def test_a_stop_while_the_tokenizer_trains_has_its_status(tmp_path, large):
     """Its threads are in a package's own code, which aborts where Python ends them."""
-    process = start(large, anew=True, vocab_size=2000, out=tmp_path / "out")
+    process = start(large, options={"anew": True}, vocab_size=2000, out=tmp_path / "out")
     assert any("training the tokenizer" in line for line in process.stderr)
     process.terminate()
     result = end(process)
@@ -168,7 +167,7 @@ def test_the_summary_does_not_tell_where_a_run_was_stopped(
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    result = end(start(large, preexec_fn=files_up_to(4_000_000), **flags))
+    result = end(start(large, options={"preexec_fn": files_up_to(4_000_000)}, **flags))
     fails_clearly(result, "File too large", "the same command continues", status=1)
     ok(prepare(large, **flags))
     ok(prepare(large, tokenizer=tokenizer, out=tmp_path / "other"))
@@ -191,8 +190,7 @@ def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, to
     ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
     before = sha(out)
     process = start(large, out=out, tokenizer="char", overwrite=True)
-    while not (out / ".partial/train.bin").exists():
-        time.sleep(0.01)
+    wait_until(process, (out / ".partial/train.bin").exists)
     process.kill()
     process.communicate()
     assert sha(out) == before
@@ -289,8 +287,8 @@ def test_unfinished_work_continues_on_a_touched_file_and_not_on_a_changed_one(
 ):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     process = start(large, **flags)
-    while "sha256" not in read_text(tmp_path / "out/.partial/plan.json") and process.poll() is None:
-        time.sleep(0.01)
+    plan = tmp_path / "out/.partial/plan.json"
+    wait_until(process, lambda: "sha256" in read_text(plan))
     kill_midway(process, tmp_path / "out")
     os.utime(large, (1, 1))
     text = large.read_text()
@@ -347,8 +345,7 @@ def test_the_journal_counts_only_what_is_on_the_disk(tmp_path, tokenizer, monkey
 def test_two_runs_do_not_share_a_folder(tmp_path, tokenizer, large):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
     first = start(large, **flags)
-    while not (tmp_path / "out/.partial/plan.json").exists() and first.poll() is None:
-        time.sleep(0.01)
+    wait_until(first, (tmp_path / "out/.partial/plan.json").exists)
     second = prepare(large, **flags)
     ok(end(first))
     fails_clearly(second, "another run is preparing", status=1)

@@ -211,7 +211,8 @@ def test_bad_input_is_named(tmp_path, tokenizer, hub):
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
 def test_a_full_disk_is_named(tmp_path, tokenizer, hub):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    result = fetch(hub, "hf://datasets/ORG/NAME", preexec_fn=files_up_to(1_500_000), **flags)
+    small = {"preexec_fn": files_up_to(1_500_000)}
+    result = fetch(hub, "hf://datasets/ORG/NAME", options=small, **flags)
     advice = ("--cache_gb", "the same command continues")
     fails_clearly(result, "File too large", *advice, status=1)
 

@@ -2,10 +2,6 @@
 
 import contextlib
 import shlex
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ import torch
 import config
 from formats import pretrained, run_folder
 from tests import warm_start
-from tests.conftest import ROOT, prepare, prose, train_command
+from tests.conftest import ROOT, prepare, prose, start_script, train_command
 from training.setup import build
 
 # A run whose losses do not depend on how many processes it has.
@@ -39,25 +35,9 @@ def small_run(data, folder, *more):
     return run
 
 
-def start(data, folder, *more, launcher=(), handlers=(), **options):
-    """Begin training a small model; returns the process, a fork as in tests/warm_start.py.
-
-    A subprocess.Popen with a Python of its own, where a launcher or options for that are given.
-    handlers: {signal: SIG_IGN or SIG_DFL}, as a shell may have set them.
-    """
-    command, handlers = train_command(data, folder, *more), dict(handlers)
-    if warm_start.suits(command) and not launcher and not options:
-        return warm_start.Process(command, ROOT, handlers=handlers)
-    if handlers:
-        options["preexec_fn"] = lambda: [signal.signal(*item) for item in handlers.items()]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, *launcher, *command], cwd=ROOT, **pipes | options)
-
-
-def wait_until(process, condition):
-    """Wait until something holds, or the process has ended."""
-    while process.poll() is None and not condition():
-        time.sleep(0.01)
+def start(data, folder, *more, launcher=(), **options):
+    """Begin training a small model, as start_script does. launcher: the words before train.py."""
+    return start_script([*launcher, *train_command(data, folder, *more)], **options)
 
 
 def torchrun(processes):

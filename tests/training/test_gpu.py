@@ -15,8 +15,8 @@ import hardware
 from formats import pretrained, run_folder
 from formats.data_folder import read_meta
 from model import GPT
-from tests.conftest import losses, run_script, train_command
-from tests.training.conftest import small_run, start, torchrun, wait_until
+from tests.conftest import losses, run_script, train_command, wait_until
+from tests.training.conftest import small_run, start, torchrun
 from tools import size
 from train import train, training_step
 from training import dataset, plan, profiling

@@ -16,7 +16,7 @@ import startup
 from config import ConfigError
 from formats import run_folder
 from tests import warm_start
-from tests.conftest import losses, train_command, trained
+from tests.conftest import losses, train_command, trained, wait_until
 from tests.training.conftest import (
     EXACT,
     assert_same_end,
@@ -27,7 +27,6 @@ from tests.training.conftest import (
     start,
     torchrun,
     train_on,
-    wait_until,
 )
 from training import distributed
 

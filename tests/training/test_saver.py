@@ -13,9 +13,9 @@ import torch
 
 from formats import pretrained, run_folder
 from formats.run_folder import CheckpointError
-from tests.conftest import fails_clearly, train_small, trained
+from tests.conftest import fails_clearly, train_small, trained, wait_until
 from tests.power_cut import lay, power_cuts
-from tests.training.conftest import small_run, start, wait_until
+from tests.training.conftest import small_run, start
 from train import training_step
 from training.recorder import Recorder
 from training.start import load_checkpoint

@@ -5,9 +5,9 @@ import signal
 import textwrap
 
 from formats import run_folder
-from tests.conftest import fails_clearly, losses, run_code, train_small, trained
+from tests.conftest import fails_clearly, losses, run_code, train_small, trained, wait_until
 from tests.torture import torture
-from tests.training.conftest import start, wait_until
+from tests.training.conftest import start
 
 ENDLESS = ["--max_steps=100000", "--eval_interval=0"]
 

@@ -28,8 +28,9 @@ from tests.conftest import (
     train_command,
     train_small,
     trained,
+    wait_until,
 )
-from tests.training.conftest import assert_same_end, last_weights, small_run, start, wait_until
+from tests.training.conftest import assert_same_end, last_weights, small_run, start
 from training import distributed
 from training.fit import compiler_obstacle, fit, should_compile
 from training.plan import banner
