@@ -198,11 +198,11 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     """Bytes of activations for a backward pass.
 
     Per token and layer: two residuals, and in the precision of the matrix products the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; where attention is
-    blockwise, its weights, too. Per token: the gradients of one MLP, the logits, and their
-    gradient, which a compiled step in bfloat16 on a GPU writes over them. Activation checkpointing
-    keeps one residual per layer, plus one layer's activations. A chunked loss keeps one chunk's
-    logits.
+    the linear layers, query, key and value, and the MLP's inner values; on a CPU the weights of
+    attention too, if it is blockwise or has dropout. Per token: the gradients of one MLP, the
+    logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over them.
+    Activation checkpointing keeps one residual per layer, plus one layer's activations. A chunked
+    loss keeps one chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
@@ -217,6 +217,8 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     if is_blockwise(device.type, device.dtype, shape.block_size, shape.dropout):
         seen = sum((end - begin) * end for begin, end in attention_blocks(shape.block_size))
         attention += (1 + shape.trains_otherwise) * shape.n_head * seen // shape.block_size
+    elif device.type == "cpu" and shape.dropout:  # PyTorch's: the weights, a mask, their product
+        attention += 3 * shape.n_head * shape.block_size
     layer = 2 * residual * width + item * (attention + mlp)
     layers = shape.n_layer * layer
     if config.activation_checkpointing:

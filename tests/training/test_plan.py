@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import config
-from hardware import Device
-from model import GPT
+from hardware import Device, autocast
+from model import GPT, GPTConfig
 from tests.conftest import trained
 from tests.training.conftest import small_run
 from training import distributed
 from training.optimizer import make_optimizer
-from training.plan import banner, from_data_sheet, hours_table, memory
+from training.plan import activations, banner, from_data_sheet, hours_table, memory
 from training.start import model_shape
 
 
@@ -86,6 +86,33 @@ def test_a_micro_batch_fits_when_there_is_room_for_the_tokens_too(char_data, tmp
     assert not fits(0.95)
     assert not fits(0.9, tokens=0.04)  # on the GPU
     assert fits(0.9, tokens=0.2)  # not on the GPU
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_keeps_what_is_planned_on_a_cpu(dtype, dropout):
+    cpu, tokens = Device(torch.device("cpu"), dtype, "cpu", None, None), torch.zeros(2, 256).long()
+    kept, found, planned = {}, [], []
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    for layers in (1, 2):
+        model = GPT(GPTConfig(64, 256, layers, n_head=4, n_embd=256, dropout=dropout))
+        kept.clear()
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+            autocast(cpu.torch, dtype),
+        ):
+            model(tokens, tokens)
+        for p in model.parameters():
+            kept.pop(p.data_ptr(), None)
+        found.append(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
+        planned.append(activations(config.Config(), model.config, 2, cpu))
+    if dtype == torch.bfloat16:  # copies of the weights, which memory() counts
+        planned[1] += 2 * 12 * 256**2
+    assert found[1] - found[0] == pytest.approx(planned[1] - planned[0], rel=0.12)
 
 
 def test_a_token_of_a_long_context_needs_no_more_memory_on_a_cpu():
