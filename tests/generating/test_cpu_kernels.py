@@ -143,6 +143,7 @@ def test_a_layer_is_gone_when_the_next_one_is_packed(reciting_run, monkeypatch):
     layers = [m for m in load_model(reciting_run, CPU)[0].modules() if isinstance(m, nn.Linear)]
     sizes, held = [layer.weight.nbytes for layer in layers], []
     del layers
+    gc.collect()  # what other tests have left
 
     def packed(weight, bias, format=FORMATS["float32"]):
         tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter)]
