@@ -274,6 +274,8 @@ def fits_ram(run: Run, micro_batch: int) -> bool:
     to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
     if run.optimizer.state:  # and the moments, if they come from a checkpoint
         to_come -= needed["optimizer"]
+    if not run.compiles:  # then they take 1.5 times as much with gpt2, and twice with qwen3
+        to_come += needed["activations"]
     copy = checkpoint_bytes(run.optimizer)  # which the first process saves while it trains on
     free = hardware.free_ram() or math.inf
     lacks = copy + distributed.local_world_size * to_come > free

@@ -99,8 +99,8 @@ def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
         return small_run(char_data, tmp_path / name, *more, *others)
 
     run = start("whole")
-    planned = (run.config, run.model, run.optimizer)
-    needed = memory(*planned, 8, run.device)["peak"] + 8 * run.model.num_parameters()
+    planned = memory(run.config, run.model, run.optimizer, 8, run.device)
+    needed = planned["peak"] + planned["activations"] + 8 * run.model.num_parameters()
     set_free_ram(needed)  # the weights are there, and a checkpoint's copy is three times as large
     whole = take_steps(run, 4)
     said = "out of memory with a micro-batch of 32 sequences; training with 8, and the same batch"
