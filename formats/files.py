@@ -1,10 +1,11 @@
-"""Reading and writing files for all formats: whole or not at all, even after a power cut. Locks."""
+"""Reads, writes and locks files for all formats: whole or not at all, even after a power cut."""
 
 import contextlib
 import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,16 +164,18 @@ def sync(path: Path) -> None:
 def take_lock(path: Path, timeout: float = -1) -> FileLock:
     """Lock a file until release(), or until the process ends, however it ends.
 
-    timeout: seconds to wait for another process; -1: without end. Raises Timeout. Where the system
-    has no locks, nothing is locked.
+    timeout: seconds to wait for another process; -1: without end. Raises Timeout. On a disk without
+    flock, processes of other machines do not count.
     """
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        # Without flock, the file itself counts as the lock for filelock: a kill leaves it behind.
-        if not isinstance(lock, SoftFileLock):
-            lock.acquire(timeout=timeout)
+        # Without flock, filelock takes the file itself for the lock, which a kill leaves behind. It
+        # removes those of dead processes on this machine, but cannot know about another machine's.
+        if isinstance(lock, SoftFileLock) and socket.gethostname() not in read_text(path).split():
+            path.unlink(missing_ok=True)
+        lock.acquire(timeout=timeout)
     except (NotImplementedError, OSError):
         pass  # this file system has no locks
     return lock

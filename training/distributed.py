@@ -110,8 +110,7 @@ def join() -> None:
 def locked(folder: Path):
     """Hold the lock of a run's folder. Makes the folder, and removes it again if no run starts.
 
-    The system releases the lock when the process dies, however it dies. Raises RunError, which
-    names the process that holds it.
+    Raises RunError, which names the process that holds it.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

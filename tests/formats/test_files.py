@@ -140,6 +140,10 @@ def test_what_a_killed_process_left_locks_nothing_on_a_disk_without_flock(
     (tmp_path / "lock").write_text(left)
     for timeout in (0, -1):
         files.take_lock(tmp_path / "lock", timeout).release()
+    lock = files.take_lock(tmp_path / "lock")
+    with pytest.raises(Timeout):  # of a process that lives
+        files.take_lock(tmp_path / "lock", timeout=0)
+    lock.release()
 
 
 def test_a_lock_is_waited_for_until_it_is_released(tmp_path):
