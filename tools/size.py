@@ -26,7 +26,7 @@ from formats import files
 from hardware import DeviceError
 from tools import command
 from training import RunError
-from training.plan import check_ram, measure
+from training.plan import measure
 from training.setup import build
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
@@ -59,7 +59,7 @@ def family(config: Config) -> list[Config]:
             config,
             n_layer=max(4, round(config.n_layer * ratio)),
             n_head=heads,
-            n_kv_head=config.n_kv_head and math.gcd(heads, config.n_kv_head),
+            n_kv_head=config.n_kv_head and math.gcd(heads, max(1, round(config.n_kv_head * ratio))),
             n_embd=width,
             learning_rate=config.learning_rate * ratio**RATE_POWER,
             muon_lr=config.muon_lr * ratio**RATE_POWER,
@@ -76,7 +76,6 @@ def time_size(config: Config, hours: float) -> Size:
     run = build(
         replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])
     )
-    check_ram(run)
     step_s, _ = measure(run, TIMED_S)
     text = run.data.train.windows * config.block_size
     batch = config.tokens_per_step
@@ -87,7 +86,7 @@ def time_size(config: Config, hours: float) -> Size:
 
 
 def run_name(config: Config, hours: float) -> str:
-    """A folder for the run, as size.py, the usual name of the preset, would be that of each."""
+    """The run's folder. By the preset's name, every run would share checkpoints/size."""
     text = Path(config.data_dir).resolve().name
     return f"checkpoints/{text}_{config.n_layer}x{config.n_embd}_{hours:g}h"
 

@@ -285,22 +285,17 @@ def fits_ram(run: Run, micro_batch: int) -> bool:
 def micro_batch_to_try(run: Run) -> int:
     """The largest micro-batch that may fit in memory, by the estimate; at least one sequence.
 
-    On a GPU twice the one that fits by the estimate, as fit() finds out, and compiles for each that
-    does not.
+    On a GPU, at most twice the estimate: fit() tries them, and each that does not fit costs a
+    compilation.
     """
     size = run.micro_batch
     if run.device.memory:
         most = 2 * max(1, largest_micro_batch(run, run.device))
+        most = -int(distributed.all_reduce_max(-most)[0])  # the processes' GPUs may differ
         return largest_divisor(run.local_batch, min(size, most))
     while run.device.type == "cpu" and size > 1 and not fits_ram(run, size):
         size = largest_divisor(run.local_batch, size // 2)
     return size
-
-
-def check_ram(run: Run) -> None:
-    """Raises MemoryError if one sequence of a CPU run does not fit in the free RAM."""
-    if run.device.type == "cpu" and not fits_ram(run, 1):
-        raise MemoryError
 
 
 @contextlib.contextmanager
@@ -387,7 +382,6 @@ def measured_here(run: Run) -> str:
     if run.device.type == "cpu" and run.compiles:
         note = ", not compiled; compiling saves about a sixth"
     try:
-        check_ram(run)
         step_s, micro_batch = measure(run)
     except (RunError, MemoryError):
         return f"{'here':15}{'':>24}   one sequence does not fit in the memory of {where}"
@@ -413,11 +407,13 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
     not fit in memory, and MemoryError if any process runs out of memory.
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
-    limit = micro_batch_to_try(run)
     if run.device.type == "cpu":
-        limit, size = max(1, min(limit, TOKENS // c.block_size)), 1
+        run.compiles = False
+        if not fits_ram(run, 1):
+            raise MemoryError
+        limit, size = max(1, min(micro_batch_to_try(run), TOKENS // c.block_size)), 1
     else:
-        run.micro_batch = limit
+        run.micro_batch = micro_batch_to_try(run)
         fit(run)
         size = limit = run.micro_batch
     set_learning_rates(optimizer, 0.0)
