@@ -114,8 +114,8 @@ class Recorder:
         size = self.run.micro_batch
         self.record({"event": "out of memory", "micro_batch": size})
         print(
-            f"out of memory with a micro-batch of {before} sequences; training with {size}, and the"
-            " same batch_size"
+            f"micro-batches of {before} sequences do not fit in memory; training with {size}, and"
+            " the same batch_size"
         )
 
     # -- while it runs ----------------------------------------------------------------------------

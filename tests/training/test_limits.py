@@ -59,7 +59,7 @@ def test_out_of_memory_halves_the_micro_batch_and_changes_nothing_else(char_data
     more_than_40 = FULL.replace("FULL", "len(inputs[0]) > 40")
     tight = train_by(more_than_40, char_data, tmp_path / "tight", *more)
     assert tight.returncode == 0, tight.stderr
-    assert "out of memory with a micro-batch of 64 sequences; training with 32" in tight.stdout
+    assert "micro-batches of 64 sequences do not fit in memory; training with 32" in tight.stdout
     for a, b in zip(losses(tmp_path / "free"), losses(tmp_path / "tight"), strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     events = [
@@ -103,7 +103,7 @@ def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
     needed = planned["peak"] + planned["activations"] + 8 * run.model.num_parameters()
     set_free_ram(needed)  # the weights are there, and a checkpoint's copy is three times as large
     whole = take_steps(run, 4)
-    said = "out of memory with a micro-batch of 32 sequences; training with 8, and the same batch"
+    said = "micro-batches of 32 sequences do not fit in memory; training with 8, and the same"
     assert said in capsys.readouterr().out
 
     take_steps(start("stopped"), 2)
