@@ -28,6 +28,7 @@ from tests import real_model, warm_start
 from tokenizer_bpe import Tokenizer
 
 ROOT = Path(__file__).parent.parent
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost"  # servers of the tests
 LLAMA_CPP = ROOT / ".venv" / "llama_cpp"  # as `make .venv/llama_cpp` installs it
 SMALL = shlex.split(
     "--n_layer=2 --n_head=2 --n_embd=32 --block_size=32 --batch_size=8 --compile=False --device=cpu"
@@ -134,15 +135,15 @@ def run_script(*command, cwd=ROOT, timeout=300, stdin="", **env):
     )
 
 
-def start_script(command, text="", variables=(), handlers=(), anew=False, **options):
+def start_script(command, text="", variables=(), handlers=(), own_python=False, **options):
     """Begin `python *command`; returns the process.
 
-    A fork as in tests/warm_start.py, with `text` as standard input; a subprocess.Popen with a
-    Python of its own where that is to begin anew, or has options. handlers: {signal: SIG_IGN or
-    SIG_DFL}, as a shell may have set them.
+    A fork as in tests/warm_start.py, with `text` as standard input; with own_python or options, a
+    subprocess.Popen, which gets no text. handlers: {signal: SIG_IGN or SIG_DFL}, as a shell may
+    have set them.
     """
     handlers = dict(handlers)
-    if warm_start.suits(command) and not (anew or options):
+    if warm_start.suits(command) and not (own_python or options):
         return warm_start.Process(command, ROOT, text, variables, handlers)
     if handlers:
         options["preexec_fn"] = lambda: [signal.signal(*item) for item in handlers.items()]

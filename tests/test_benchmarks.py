@@ -58,7 +58,6 @@ def test_the_rows_of_texts_become_a_picture(tmp_path):
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
     settings = (*SMALL, f"--data_dir={char_data}", "--block_size=16", "--n_layer=1")
-    settings += ("--dtype=float32",)  # transformers has a contender for each dtype
     command = ["-m", "benchmarks.gpu", "generate_modern", *settings]
     result = run_script(*command, BENCHMARK_RESULTS=str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr

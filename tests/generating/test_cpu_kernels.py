@@ -138,6 +138,7 @@ def test_of_two_formats_in_16_bits_the_coarser_is_that_of_all_weights(monkeypatc
         assert torch.allclose(model(idx), plain(idx), atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="float32 is not packed")
 def test_a_layer_is_gone_when_the_next_one_is_packed(reciting_run, monkeypatch):
     """Or a model would be in memory twice."""
     layers = [m for m in load_model(reciting_run, CPU)[0].modules() if isinstance(m, nn.Linear)]

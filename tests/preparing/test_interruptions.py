@@ -90,7 +90,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times)
 
 def test_a_stop_while_the_tokenizer_trains_has_its_status(tmp_path, large):
     """Its threads are in a package's own code, which aborts where Python ends them."""
-    process = start(large, options={"anew": True}, vocab_size=2000, out=tmp_path / "out")
+    process = start(large, options={"own_python": True}, vocab_size=2000, out=tmp_path / "out")
     assert any("training the tokenizer" in line for line in process.stderr)
     process.terminate()
     result = end(process)
