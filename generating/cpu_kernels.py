@@ -27,7 +27,7 @@ CLEARLY = 0.85  # of the usual format's time; a smaller gain may be chance
 def by_onednn(dtype, weight, bias):
     """float32 or bfloat16, in oneDNN's layout.
 
-    In that for several rows, which is faster for a single row as well.
+    The layout for several rows is faster for a single row, too.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), SEVERAL)
     bias = None if bias is None else bias.to(dtype)

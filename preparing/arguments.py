@@ -105,7 +105,7 @@ def _add_arguments(parser):
     text = "number of tokens of the bpe; default: 1,024 to 32,000, by the size of the text"
     add("--vocab_size", type=number(int, 257, LARGEST_VOCAB), help=text)
     text = (
-        "at most how many bytes, from all parts of the text, train the tokenizer; default"
+        "largest number of bytes to train the tokenizer on, from all parts of the text; default"
         " %(default)s"
     )
     add("--sample_bytes", type=number(float, 1), default="1e8", help=text)

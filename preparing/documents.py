@@ -188,7 +188,8 @@ def _decoded(data, offset, *, chunk, options, report):
     if options.on_error != "replace":
         found = f"byte 0x{data[at]:02x} at offset {offset + at:,}"
         if chunk.encoding:  # the reader has replaced the byte
-            found = f"a byte at offset {offset + at:,}, counted in UTF-8"
+            before = data[max(0, at - 20) : at].decode("utf-8", "ignore")
+            found = f"a byte at offset {offset + at:,}, counted in UTF-8, after {before!r}"
         raise InputError(
             f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If all files are"
             " in another encoding, name it: --encoding cp1252 or utf-16"

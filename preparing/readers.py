@@ -36,8 +36,8 @@ COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\
 def _escape(error):
     """An error handler for decoding that turns each broken byte into a lone surrogate.
 
-    As surrogateescape, but 0xFF stands for the bytes of other encodings: one after the other, they
-    might be valid UTF-8.
+    As surrogateescape, but 0xFF stands for the bytes of other encodings: several in a row could
+    otherwise be valid UTF-8.
     """
     broken = error.object[error.start : error.end]
     if not error.encoding.startswith("utf-8"):
