@@ -30,7 +30,7 @@ def steps_in(names: Collection[str]) -> dict[int, bool]:
 
 def id_in(settings: dict) -> str | None:
     """The run's id in the content of config.json; None without a run, or for one older than ids."""
-    return settings.get("run", {}).get("id")
+    return run_folder.identity(settings).get("id")
 
 
 class Mirror:

@@ -370,8 +370,14 @@ def new_id() -> str:
 def run_id(run: Path) -> str | None:
     """The id of the run in a folder; None if there is no run yet, or one older than ids."""
     paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
-    known = (read_json(path).get("run", {}).get("id") for path in paths)
+    known = (identity(read_json(path)).get("id") for path in paths)
     return next(filter(None, known), None)
+
+
+def identity(settings: dict) -> dict:
+    """A run's id and folder, from its config.json; {} if it is damaged, or older than ids."""
+    own = settings.get("run")
+    return own if isinstance(own, dict) else {}
 
 
 def record(run: Path, settings: dict, run_id: str) -> None:
@@ -386,10 +392,10 @@ def record(run: Path, settings: dict, run_id: str) -> None:
 def part_from_original(run: Path) -> None:
     """Give a run folder a new id if it is a copy of another folder that still exists."""
     settings = read_json(run / "config.json")
-    if not settings:
+    folder = identity(settings).get("folder") or settings.get("checkpoint_dir")
+    if not isinstance(folder, str):  # damaged
         return
-    own = settings.get("run", {})
-    original = Path(own.get("folder") or settings["checkpoint_dir"])
+    original = Path(folder)
     begins = first_log_line(original)
     if begins and begins == first_log_line(run) and not original.samefile(run):
         record(run, settings, new_id())
