@@ -380,7 +380,7 @@ def measured_here(run: Run) -> str:
     """The last line of the table of hours: this device, measured in a few real steps."""
     c, where, note = run.config, run.device.name, ""
     if run.device.type == "cpu" and run.compiles:
-        note = ", not compiled; compiling saves about a sixth"
+        note = ", not compiled; compiling saves a third in bfloat16, a tenth in float32"
     try:
         step_s, micro_batch = measure(run)
     except (RunError, MemoryError):
