@@ -34,7 +34,7 @@ KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # Below a folder: hidden files, and those that macOS and Office put next to files.
-HIDDEN = re.compile(r"(?:\A|/)(?:\.[^./]|~\$|__MACOSX/)")
+HIDDEN = re.compile(r"(?:\A|(?<=/))(?:\.[^./]|~\$|__MACOSX/)")
 
 
 @dataclass
@@ -149,7 +149,7 @@ def _is_known(path):
 def _without_hidden(paths, given):
     """The paths that are not hidden below the given folder, or below a glob's fixed part."""
     fixed = re.split(r"[*?[]", given)[0]
-    return [path for path in paths if not HIDDEN.search(path.removeprefix(fixed).lstrip("/"))]
+    return [path for path in paths if not HIDDEN.search(path, len(fixed))]
 
 
 def _expand(given):

@@ -200,7 +200,11 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     assert documents(tmp_path / "out") == ["Text of a file."]
     for given in (f"{folder}/**/*.txt", f"{folder}/*"):
         assert [source.path for source in find_sources([given])] == [f"{folder}/a.txt"]
+    for given in (f"{folder}/.h*", f"{folder}/.hidden*.txt"):  # named
+        assert [source.path for source in find_sources([given])] == [f"{folder}/.hidden.txt"]
     assert read(folder / ".hidden.txt")[0] == ["Hidden text."]
+    versions = folder.rename(tmp_path / "v3.11")  # the pattern's letters end before a point
+    assert [source.path for source in find_sources([f"{tmp_path}/v3*/*"])] == [f"{versions}/a.txt"]
 
 
 def test_linked_folders_are_followed_and_each_is_read_once(tmp_path):
