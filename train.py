@@ -37,7 +37,7 @@ from training import RunError, distributed
 from training.distributed import StopFlag, locked
 from training.fit import fit
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
-from training.plan import banner, check_disk, micro_batch_to_try, plan
+from training.plan import banner, check_disk, plan
 from training.profiling import open_profiler
 from training.recorder import Recorder, continue_command, generate_command
 from training.run import Run
@@ -90,7 +90,6 @@ def prepare(run: Run, recorder: Recorder) -> None:
     if run.compiles:
         print("compiling ...", end=" ", flush=True)
     wanted = run.micro_batch
-    run.micro_batch = micro_batch_to_try(run)
     problem = fit(run)
     seconds = run.clock.since_log()
     if problem:

@@ -1,7 +1,7 @@
 """Prepares the model before the first step, so that steps are fast and fit in memory.
 
-Compiles it, and halves the micro-batch until a step fits. Can recompute layers in the backward pass
-and compute the loss in chunks of the logits. None of this changes parameters, losses or
+Compiles it, and finds the micro-batch with which a step fits. Can recompute layers in the backward
+pass and compute the loss in chunks of the logits. None of this changes parameters, losses or
 checkpoints, and model.py knows nothing about it.
 """
 
@@ -28,6 +28,7 @@ from formats import files
 from hardware import Device
 from model import GPT, IGNORE
 from training import RunError, distributed
+from training.memory import loss_chunks, micro_batch_to_try
 from training.optimizer import reserve_state
 from training.run import Run, largest_divisor
 from training.step import evaluate, forward_backward
@@ -38,11 +39,11 @@ BREAKS_COMMAND = re.compile(r"[\s'\"]")
 
 
 def fit(run: Run) -> str | None:
-    """Compile the model, and halve the micro-batch until a step fits in memory.
+    """Compile the model, and take the micro-batch of the estimate, halved until a step fits.
 
     The batch of an optimizer step stays the same, and with it the losses. Sets run.compiled,
-    run.ddp and run.micro_batch. Returns the reason if compilation failed, else None. Raises
-    RunError if a single sequence does not fit.
+    run.ddp and run.micro_batch. Returns the reason if compilation failed, and then no process
+    compiles; else None. Raises RunError if a single sequence does not fit.
     """
     problem, retried = None, False
     if run.compiles:
@@ -50,9 +51,12 @@ def fit(run: Run) -> str | None:
             run.compiled = compile_layers(run.model)
         else:  # on a single GPU, one graph is the fastest
             run.compiled = torch.compile(run.model, dynamic=False)
+    run.micro_batch = micro_batch_to_try(run)
     while True:
         error = try_step(run)
-        if error and not hardware.out_of_memory(error):
+        no_memory = error is not None and hardware.out_of_memory(error)
+        failed = error is not None and not no_memory
+        if failed:
             if run.compiled is run.model:
                 raise error
             torch._dynamo.reset()
@@ -60,9 +64,12 @@ def fit(run: Run) -> str | None:
                 retried = True
                 continue
             problem = f"torch.compile failed: {files.error_message(error)}"
+        failed, no_memory = distributed.all_reduce_max(failed, no_memory)
+        if failed:  # in any process: the micro-batch is one for all, and takes more memory now
+            problem = problem or "torch.compile failed in another process"
             run.compiles, run.compiled = False, run.model
+            run.micro_batch = micro_batch_to_try(run)
             continue
-        (no_memory,) = distributed.all_reduce_max(error is not None)
         if not no_memory:
             break
         if run.micro_batch == 1:
@@ -207,16 +214,6 @@ def apply_memory_options(model: GPT, config: Config, device: Device) -> None:
     chunks = loss_chunks(config, model.config.vocab_size, device)
     if chunks > 1:
         use_chunked_loss(model, chunks)
-
-
-def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
-    """Into how many chunks to split head and loss: 8 if logits take much of a GPU, else 1."""
-    if not device.memory:
-        return 1
-    sequences = config.micro_batch_size or config.batch_size // distributed.world_size
-    logits = sequences * config.block_size * vocab_size
-    gradients_too = 2 * logits * device.dtype.itemsize
-    return 8 if gradients_too > device.memory / 6 else 1
 
 
 def use_activation_checkpointing(model: GPT) -> None:

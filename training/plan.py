@@ -6,7 +6,6 @@ which change no weights.
 """
 
 import contextlib
-import math
 import shutil
 import statistics
 import time
@@ -21,19 +20,23 @@ from config import Config
 from formats import files, run_folder
 from formats.mirror import address_of
 from hardware import Device
-from model import GPT, GPTConfig, attention_blocks, is_blockwise
 from training import RunError, distributed
-from training.dataset import GPU_SHARE
-from training.fit import fit, loss_chunks
+from training.fit import fit
+from training.memory import (
+    checkpoint_bytes,
+    fits_ram,
+    largest_micro_batch,
+    memory_here,
+    micro_batch_to_try,
+)
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
-from training.run import Run, largest_divisor
+from training.run import Run
 from training.step import forward_backward
 
 OVERFITS = 20  # parameters per token of text; above this a warning is printed
 PLACES = {"gpu": "on the GPU", "ram": "in RAM", "mmap": "memory-mapped"}
 PLANNED = ("T4", "V100", "RTX 3090", "RTX 4090", "A100", "H100", "H200")  # names in hardware.GPUS
 UTILIZATION = 0.4  # of peak FLOP/s; published runs of this class reach 0.3 to 0.5
-WORKSPACE = 32 << 20  # bytes, of cuBLAS on an H100 or H200; less on others
 TOKENS = 4096  # per micro-batch on a CPU; more do not change the time per token
 LONG_S = 0.5  # if forward and backward on a CPU take longer, no larger micro-batch is timed
 STEPS = 20  # timed at most
@@ -165,137 +168,16 @@ def steps_per_epoch(run: Run) -> str:
     return f"{steps:,.1f}" if steps >= 1 else f"{steps:.2g}"
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
-
-def memory(
-    config: Config, model: GPT, optimizer: torch.optim.Optimizer, micro_batch: int, device: Device
-) -> dict[str, int]:
-    """Peak memory of training in bytes, by use: {"weights", "gradients", ..., "peak"}.
-
-    Weights and gradients take 4 bytes per parameter. 16-bit copies of the weights and cuBLAS's
-    workspace count as activations.
-    """
-    parameters = model.num_parameters()
-    needed = {
-        "weights": 4 * parameters,
-        "gradients": 4 * parameters,
-        "optimizer": checkpoint_bytes(optimizer) - 4 * parameters,
-        "activations": activations(config, model.config, micro_batch, device),
-    }
-    if device.dtype.itemsize == 2:
-        needed["activations"] += 2 * parameters
-    if device.memory:
-        needed["activations"] += WORKSPACE
-    in_backward = needed["gradients"] + needed["activations"]
-    if micro_batch == config.batch_size // distributed.world_size:
-        # Without accumulation, gradients are allocated while activations are freed.
-        in_backward = max(needed["gradients"], needed["activations"])
-    return needed | {"peak": needed["weights"] + needed["optimizer"] + in_backward}
-
-
-def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Device) -> int:
-    """Bytes of activations for a backward pass.
-
-    Per token and layer: two residuals, and in the precision of the matrix products the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; on a CPU the weights of
-    attention too, if it is blockwise or has dropout. Per token: the gradients of one MLP, the
-    logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over them.
-    Activation checkpointing keeps one residual per layer, plus one layer's activations. A chunked
-    loss keeps one chunk's logits.
-    """
-    item, width = device.dtype.itemsize, shape.n_embd
-    residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
-    queries, keys = shape.n_head * shape.head_dim, shape.n_kv_head * shape.head_dim
-    attention = width + 2 * queries + 2 * keys  # norm, query, key, value, the projection's input
-    mlp = width + 2 * shape.n_inner  # norm, and before and after GELU
-    if shape.arch == "qwen3":
-        attention += queries + keys  # normed
-    if shape.modern:
-        attention += queries + keys  # rotated
-        mlp += shape.n_inner  # gate, values and their product
-    if is_blockwise(device.type, device.dtype, shape.block_size, shape.dropout):
-        seen = sum((end - begin) * end for begin, end in attention_blocks(shape.block_size))
-        attention += (1 + shape.trains_otherwise) * shape.n_head * seen // shape.block_size
-    elif device.type == "cpu" and shape.dropout:  # PyTorch's: the weights, a mask, their product
-        attention += 3 * shape.n_head * shape.block_size
-    layer = 2 * residual * width + item * (attention + mlp)
-    layers = shape.n_layer * layer
-    if config.activation_checkpointing:
-        layers = shape.n_layer * residual * width + layer
-    logits = item * shape.vocab_size / loss_chunks(config, shape.vocab_size, device)
-    if not device.memory or device.dtype != torch.bfloat16:
-        logits *= 2  # their gradient
-    return int(micro_batch * shape.block_size * (layers + item * mlp + logits))
-
-
-def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of a checkpoint: weights, and AdamW's two moments or Muon's one."""
-    total = 0
-    for group in optimizer.param_groups:
-        tensors = 2 if "num_fused" in group else 3
-        total += 4 * tensors * sum(p.numel() for p in group["params"])
-    return total
-
-
 def memory_table(run: Run) -> list[str]:
     """Memory on this device, by micro-batch and by use."""
     columns = ("weights", "gradients", "optimizer", "activations", "peak")
     lines = [f"{'memory':15}{'micro-batch':>14}{''.join(f'{name:>13}' for name in columns)}"]
     for micro_batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         if run.local_batch % micro_batch == 0:
-            needed = memory(run.config, run.model, run.optimizer, micro_batch, run.device)
+            needed = memory_here(run, micro_batch)
             cells = "".join(f"{si(needed[name], 'B'):>13}" for name in columns)
             lines.append(f"{'':15}{micro_batch:>14}{cells}")
     return lines
-
-
-def largest_micro_batch(run: Run, device: Device) -> int:
-    """The largest micro-batch that fits a GPU's memory; 0 if none does."""
-    room = 0.92 * device.memory
-    if run.data.train.bytes <= GPU_SHARE * device.memory:
-        room -= run.data.train.bytes  # dataset.find_location puts the tokens there
-    batch = run.local_batch
-    for size in range(batch, 0, -1):
-        if (
-            batch % size == 0
-            and memory(run.config, run.model, run.optimizer, size, device)["peak"] < room
-        ):
-            return size
-    return 0
-
-
-def fits_ram(run: Run, micro_batch: int) -> bool:
-    """Whether a CPU run fits in the free RAM of all its machines.
-
-    Linux kills a process that takes more.
-    """
-    needed = memory(run.config, run.model, run.optimizer, micro_batch, run.device)
-    to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
-    if run.optimizer.state:  # and the moments, if they come from a checkpoint
-        to_come -= needed["optimizer"]
-    if not run.compiles:  # then they take 1.5 times as much with gpt2, and twice with qwen3
-        to_come += needed["activations"]
-    copy = checkpoint_bytes(run.optimizer)  # which the first process saves while it trains on
-    free = hardware.free_ram() or math.inf
-    lacks = copy + distributed.local_world_size * to_come > free
-    return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory
-
-
-def micro_batch_to_try(run: Run) -> int:
-    """The largest micro-batch that may fit in memory, by the estimate; at least one sequence.
-
-    On a GPU, at most twice the estimate: fit() tries them, and each that does not fit costs a
-    compilation.
-    """
-    size = run.micro_batch
-    if run.device.memory:
-        most = 2 * max(1, largest_micro_batch(run, run.device))
-        most = -int(distributed.all_reduce_max(-most)[0])  # the processes' GPUs may differ
-        return largest_divisor(run.local_batch, min(size, most))
-    while run.device.type == "cpu" and size > 1 and not fits_ram(run, size):
-        size = largest_divisor(run.local_batch, size // 2)
-    return size
 
 
 @contextlib.contextmanager
@@ -413,7 +295,6 @@ def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
             raise MemoryError
         limit, size = max(1, min(micro_batch_to_try(run), TOKENS // c.block_size)), 1
     else:
-        run.micro_batch = micro_batch_to_try(run)
         fit(run)
         size = limit = run.micro_batch
     set_learning_rates(optimizer, 0.0)

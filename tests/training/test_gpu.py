@@ -19,9 +19,10 @@ from tests.conftest import losses, run_script, train_command, wait_until
 from tests.training.conftest import small_run, start, torchrun
 from tools import size
 from train import train, training_step
-from training import dataset, plan, profiling
+from training import dataset, profiling
 from training.dataset import Dataset
 from training.fit import apply_memory_options, fit
+from training.memory import memory
 from training.setup import build
 from training.start import model_shape
 
@@ -230,7 +231,7 @@ def test_the_plan_foresees_the_memory_of_a_step(char_data, tmp_path, preset):
     torch.cuda.reset_peak_memory_stats()
     training_step(run)
     taken = torch.cuda.max_memory_allocated() - before
-    planned = plan.memory(run.config, run.model, run.optimizer, run.micro_batch, run.device)["peak"]
+    planned = memory(run.config, run.model, run.optimizer, run.micro_batch, run.device)["peak"]
     assert taken < planned < 1.5 * taken
 
 

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import math
 import re
 import shutil
@@ -18,7 +19,8 @@ from tests.training.conftest import last_weights, small_run
 from train import prepare, training_step
 from training import RunError, distributed
 from training.fit import try_step
-from training.plan import banner, largest_micro_batch, memory, micro_batch_to_try
+from training.memory import largest_micro_batch, memory, micro_batch_to_try
+from training.plan import banner
 from training.recorder import Recorder
 from training.run import LossSums
 from training.schedule import MAX_BAD_STEPS
@@ -125,6 +127,24 @@ def test_a_cpu_takes_the_micro_batch_that_fits_its_ram_and_keeps_it(
     monkeypatch.setattr(distributed, "local_world_size", 1)
     set_free_ram(10**12)
     assert not torch.equal(take_steps(free, 4)["wte.weight"], whole["wte.weight"])
+
+
+def test_where_compilation_fails_the_micro_batch_is_that_of_an_uncompiled_step(
+    char_data, tmp_path, set_free_ram, monkeypatch, capsys
+):
+    def broken(*_):
+        raise RuntimeError("the compiler is broken")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
+    more = ["--compile=True", "--batch_size=32", "--max_steps=4", "--dtype=float32"]
+    run = small_run(char_data, tmp_path, *more)
+    compiled = memory(run.config, run.model, run.optimizer, 8, run.device)["peak"]
+    set_free_ram(compiled + 8 * run.model.num_parameters())  # a checkpoint's copy, not the weights
+    assert micro_batch_to_try(run) == 8
+    take_steps(run, 1)
+    said = capsys.readouterr().out
+    assert "torch.compile failed: " in said
+    assert "micro-batches of 32 sequences do not fit in memory; training with 4" in said
 
 
 def test_a_gpu_is_asked_from_twice_the_planned_micro_batch_on(char_data, tmp_path):

@@ -12,8 +12,9 @@ from model import GPT, GPTConfig
 from tests.conftest import trained
 from tests.training.conftest import small_run
 from training import distributed
+from training.memory import activations, memory
 from training.optimizer import make_optimizer
-from training.plan import activations, banner, from_data_sheet, hours_table, memory
+from training.plan import banner, from_data_sheet, hours_table
 from training.start import model_shape
 
 
