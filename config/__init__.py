@@ -220,8 +220,6 @@ def load(argv: list[str]) -> Config:
         values["bias"] = False  # or a run would record biases that it does not have
     given = frozenset(name for name, value in values.items() if value is not None)
     config = Config(**values, given=given, typed=frozenset(typed))
-    if config.n_kv_head == config.n_head:
-        config.n_kv_head = None  # as runs without groups record it
     config.checkpoint_dir = config.checkpoint_dir or f"checkpoints/{name}"
     if config.max_steps is None and config.epochs is None:
         config.epochs = 1.0

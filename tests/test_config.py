@@ -53,7 +53,6 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--compile config/demo.py", "compile", True),
         ("--batch_size=8", "epochs", 1.0),  # where no length is given
         ("--n_kv_head=4", "n_kv_head", 4),
-        ("--n_kv_head=12", "n_kv_head", None),  # one for each head is no group
         ("--dry_run", "dry_run", True),
         ("--init_from=hf://gpt2@main", "init_from", "hf://gpt2@main"),  # a revision is no login
     ],

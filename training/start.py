@@ -83,14 +83,15 @@ def find_start(config: Config, meta: Meta, tokenizer: Tokenizer) -> Start:
 
 def from_scratch(config: Config, vocab_size: int) -> Start:
     """Start from new weights. vocab_size: of the tokenizer."""
-    c = config
+    shape = model_shape(config, vocab_size)
+    c = replace(config, **shape_settings(shape))
     suits = c.arch == "qwen3" and c.zero_init and c.n_layer > 1 and c.n_kv_head is None
     if c.induction_init and not suits:
         raise ConfigError(
             "induction_init needs arch = qwen3, zero_init = True, n_layer of at least 2 and no"
             " n_kv_head; set induction_init = False"
         )
-    return Start(config, model_shape(config, vocab_size))
+    return Start(c, shape)
 
 
 def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> Start:
@@ -241,10 +242,10 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     saved = mirror.settings()
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNED & saved.keys()}
+    names = set(known)
     if config.init_from:  # the shape comes from there
-        names = demanded(config, saved.get("block_size", config.block_size))
-        known = {name: v for name, v in known.items() if name not in shape - names}
-    differ = differences(config, known, known, "the mirror")
+        names -= shape - demanded(config, saved.get("block_size", config.block_size))
+    differ = differences(config, known, names, "the mirror")
     if trained_on := mirror.data():
         differ += other_data(trained_on, read_meta(config.data_dir), "the mirror")
     if differ:
@@ -271,7 +272,7 @@ def model_shape(config: Config, vocab_size: int) -> GPTConfig:
 
 
 def shape_settings(shape: GPTConfig) -> dict:
-    """The settings that are determined by a model's shape."""
+    """The settings that are determined by a model's shape; n_kv_head is None without groups."""
     values = asdict(shape)
     if shape.n_kv_head == shape.n_head:
         values["n_kv_head"] = None
@@ -296,7 +297,12 @@ def changeable(config: Config) -> dict:
 
 
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:
-    """A line for each setting in `names` whose value differs from the trained model's."""
+    """A line for each setting in `names` whose value differs from the trained model's.
+
+    n_kv_head may be given for a model without groups, which has as many as the model's n_head.
+    """
+    if "n_kv_head" in names and config.n_kv_head == trained.get("n_head"):
+        config = replace(config, n_kv_head=None)
     return [
         f"  {name}: {value} in {where}, {getattr(config, name)} now"
         for name, value in trained.items()

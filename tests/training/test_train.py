@@ -14,10 +14,12 @@ import weakref
 import pytest
 import torch
 
+import config
 import model
 from config import Config, ConfigError
 from formats import pretrained, run_folder
 from generating.load import open_checkpoint
+from model import GPTConfig
 from tests.conftest import (
     ROOT,
     fails_clearly,
@@ -35,6 +37,7 @@ from training import distributed
 from training.fit import compiler_obstacle, fit, should_compile
 from training.plan import banner
 from training.schedule import Counters, count_steps
+from training.start import differences, from_scratch, shape_settings
 
 # -- whole runs -----------------------------------------------------------------------------------
 
@@ -373,6 +376,27 @@ def test_another_shape_or_other_data_lists_every_difference(finished, little_dat
     )
     other = train_small(bpe_data, folder, "--max_steps=50", "--n_layer=3")
     fails_clearly(other, "n_layer: 2 in the checkpoint, 3 now", "data: other tokenizer_sha256")
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "given", "differ"),
+    [
+        (24, 12, 12, []),  # the default of n_head is 12
+        (9, 9, 9, []),
+        (32, 32, 12, ["  n_kv_head: None in the weights, 12 now"]),
+        (9, 3, 12, ["  n_kv_head: 3 in the weights, 12 now"]),
+    ],
+)
+def test_heads_of_keys_are_compared_with_those_of_the_weights(heads, groups, given, differ):
+    shape = GPTConfig(512, 32, 2, heads, 64 * heads, arch="llama", n_kv_head=groups)
+    trained = shape_settings(shape)
+    c = config.load(["--arch=llama", f"--n_kv_head={given}"])
+    assert differences(c, trained, c.given, "the weights") == differ
+
+
+def test_a_new_run_with_as_many_heads_of_keys_as_of_queries_records_no_groups():
+    c = config.load(["--arch=llama", "--n_head=6", "--n_kv_head=6"])
+    assert from_scratch(c, vocab_size=512).config.n_kv_head is None
 
 
 @pytest.mark.parametrize(
