@@ -41,6 +41,13 @@ GPUS = {
 # Words after a key that make it another product, with another speed.
 VARIANTS = "Ti|SUPER|D|Laptop|Max-Q|NVL|MIG"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# The memory of control groups, by version: the controller, the files of the limit and of what is
+# used, and how sums over a group and those below it begin in memory.stat.
+# docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html
+GROUP_FILES = (
+    ("", "memory.max", "memory.current", ""),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 PYTHON = f'"{sys.executable}"' if " " in sys.executable else sys.executable
 INSTALL = f"{PYTHON} -m pip install --force-reinstall torch --index-url"
 BUILDS = "https://download.pytorch.org/whl"
@@ -243,12 +250,13 @@ def free_ram() -> int | None:
     try:
         meminfo = (processors.SYSTEM / "proc/meminfo").read_text()
         free = 1024 * int(re.search(r"MemAvailable: +(\d+) kB", meminfo)[1])
-        for group, limit in processors.group_limits("memory.max").items():
-            used = int((group / "memory.current").read_text())
-            # Bytes of files: counted as used, but given back on demand.
-            statistics = (group / "memory.stat").read_text()
-            cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
-            free = min(free, int(limit) - used + sum(map(int, cached)))
+        for controller, most, used, sums in GROUP_FILES:
+            for group, limit in processors.group_limits(most, controller).items():
+                room = int(limit) - int((group / used).read_text())
+                # Bytes of files: counted as used, but given back on demand.
+                statistics = (group / "memory.stat").read_text()
+                cached = re.findall(rf"^{sums}(?:in)?active_file (\d+)", statistics, re.MULTILINE)
+                free = min(free, room + sum(map(int, cached)))
         return free
     except (OSError, TypeError):
         return None

@@ -1,6 +1,6 @@
 """How many processors this process may use. For preparing too, which does without PyTorch.
 
-Reads the limits of Linux's control groups, version 2, for memory as well.
+Reads the limits of Linux's control groups: those of version 2, and of version 1 for memory.
 """
 
 import math
@@ -25,14 +25,16 @@ def quota() -> int | None:
     return min((math.ceil(int(time) / int(period)) for time, period in shares), default=None)
 
 
-def group_limits(name: str) -> dict[Path, str]:
+def group_limits(name: str, controller: str = "") -> dict[Path, str]:
     """The content of a file of limits in each control group around this process, by its folder.
 
     All of them hold; those without a limit are left out. A container sees its own group as the
-    root, and a job of Slurm or a service of systemd is in a group below it.
+    root, and a job of Slurm or a service of systemd is in a group below it. controller: of version
+    1, where each has groups of its own.
     """
-    root, own = SYSTEM / "sys/fs/cgroup", SYSTEM / "proc/self/cgroup"
-    path = re.search("^0::/(.*)", own.read_text(), re.MULTILINE) if own.exists() else None
+    root, own = SYSTEM / "sys/fs/cgroup" / controller, SYSTEM / "proc/self/cgroup"
+    line = rf"^\d+:{controller}:/(.*)"
+    path = re.search(line, own.read_text(), re.MULTILINE) if own.exists() else None
     group = root / path[1] if path else root
     folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
     found = {folder: (folder / name).read_text() for folder in folders if (folder / name).exists()}

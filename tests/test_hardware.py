@@ -235,6 +235,19 @@ JOB = "sys/fs/cgroup/system.slice/job_1"  # its task is in a group of its own, w
 JOBS = {name.replace("sys/fs/cgroup", JOB): text for name, text in LIMIT.items()}
 JOBS |= {"proc/self/cgroup": "1:name=systemd:/\n0::/system.slice/job_1/task_0\n"}
 JOBS |= {f"{JOB}/task_0/memory.max": "max\n"}
+ROOT_1 = "sys/fs/cgroup/memory"  # of version 1; what it says where there is no limit
+NO_LIMIT_1 = {
+    f"{ROOT_1}/memory.limit_in_bytes": "9223372036854771712\n",
+    f"{ROOT_1}/memory.usage_in_bytes": "31000\n",
+    f"{ROOT_1}/memory.stat": "inactive_file 7\nactive_file 7\ntotal_inactive_file 8\n",
+}
+LIMIT_1 = {
+    f"{ROOT_1}/slurm/job_1/memory.limit_in_bytes": "32000\n",
+    f"{ROOT_1}/slurm/job_1/memory.usage_in_bytes": "31000\n",
+    f"{ROOT_1}/slurm/job_1/memory.stat": "inactive_file 7\ntotal_inactive_file 20000\n"
+    "total_active_file 1\n",
+    "proc/self/cgroup": "5:cpuset:/slurm\n4:memory:/slurm/job_1/task_0\n0::/\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +260,8 @@ JOBS |= {f"{JOB}/task_0/memory.max": "max\n"}
         (AVAILABLE | JOBS, 21_001),
         (AVAILABLE | LIMIT | JOBS | {f"{JOB}/memory.current": "31500\n"}, 20_501),
         (AVAILABLE | NO_LIMIT | {"proc/self/cgroup": "0::/elsewhere\n"}, 64_000_000 * 1024),
+        (AVAILABLE | NO_LIMIT_1, 64_000_000 * 1024),
+        (AVAILABLE | NO_LIMIT_1 | LIMIT_1, 21_001),
     ],
 )
 def test_what_is_free_is_what_linux_and_the_container_leave(system, files, free):
