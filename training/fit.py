@@ -123,15 +123,15 @@ def should_compile(config: Config, model: GPT, device: Device, total_steps: int)
     """The setting `compile`; if it is None, whether the run is long enough to repay compilation.
 
     On a CPU, compiling a small model takes 37 s, and saves a third of each step in bfloat16 and a
-    tenth in float32, which pays off after about 2e13 and 5e13 FLOPs; the limit is between them. On
-    a GPU 1e15 is an estimate: some ten seconds of uncompiled steps. Never on mps, where PyTorch's
-    compiler is a prototype.
+    tenth in float32, which pays off after about 2e13 and 5e13 FLOPs. On a GPU 1e15 is an estimate:
+    some ten seconds of uncompiled steps. Never on mps, where PyTorch's compiler is a prototype.
     """
     if config.compile is not None:
         return config.compile
     tokens = total_steps * config.tokens_per_step
     flops = tokens * model.flops_per_token() / distributed.world_size
-    return flops > {"cpu": 4e13, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
+    on_cpu = 5e13 if device.dtype == torch.float32 else 2e13
+    return flops > {"cpu": on_cpu, "cuda": 1e15, "xpu": 1e15}.get(device.type, math.inf)
 
 
 def compiler_obstacle(device: str) -> str:

@@ -227,11 +227,18 @@ def test_of_epochs_and_steps_what_is_reached_first_ends_the_run():
     assert count_steps(config, counters, windows=99) == 50
 
 
-@pytest.mark.parametrize(("kind", "short", "long"), [("cpu", 8e12, 1e15), ("cuda", 1e14, 1e16)])
-def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, short, long):
+@pytest.mark.parametrize(
+    ("kind", "dtype", "short", "long"),
+    [
+        ("cpu", torch.bfloat16, 8e12, 3e13),
+        ("cpu", torch.float32, 3e13, 1e15),
+        ("cuda", torch.bfloat16, 1e14, 1e16),
+    ],
+)
+def test_a_long_run_is_compiled(char_data, tmp_path, monkeypatch, kind, dtype, short, long):
     run = small_run(char_data, tmp_path)
     config = dataclasses.replace(run.config, compile=None)
-    device = dataclasses.replace(run.device, torch=torch.device(kind))
+    device = dataclasses.replace(run.device, torch=torch.device(kind), dtype=dtype)
     step = run.model.flops_per_token() * config.tokens_per_step
     for flops, compiled in ((short, False), (long, True)):
         total_steps = round(flops / step)
