@@ -221,11 +221,14 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
 def read_run(folder: Path, table: dict[str, Field]) -> dict:
     """The settings that a run recorded, {name: value}, with its folder. Raises ConfigError.
 
-    Leaves out settings of older versions that are gone, and those of a single start.
+    Leaves out settings of older versions that are gone, and those of a single start. Without its
+    config.json, as where only a step was copied, the newest step knows them.
     """
     if (folder / "state.json").exists():
         raise ConfigError(f"{folder} is one step of a run; the run is {folder.parent}")
     path, values = folder / "config.json", {}
+    if not path.exists():
+        path = max(folder.glob("step_*/state.json"), default=path)
     if not path.exists():
         data = "data/NAME"
         if (folder / "meta.json").exists():
@@ -236,12 +239,13 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        for name, value in json.loads(text).items() if RECORDED in text else ():
+        recorded = json.loads(text) if RECORDED in text else {}
+        for name, value in recorded.get("settings", recorded).items():
             if name in table:
                 values[name] = convert(table[name], value, path)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{folder} is not the folder of a run: its config.json cannot be read ({error})"
+            f"{folder} is not the folder of a run: its {path.name} cannot be read ({error})"
         ) from None
     if not values:
         raise ConfigError(

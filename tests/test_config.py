@@ -200,6 +200,22 @@ def test_the_folder_of_a_run_stands_for_its_settings(tmp_path):
     assert c.resume == "auto"
 
 
+def test_a_run_without_its_config_json_stands_for_the_settings_of_its_newest_step(tmp_path):
+    """As where only a step was copied, or where the folder was moved while the run trained."""
+    run = recorded_run(tmp_path)
+    expected, settings = config.load([str(run)]), json.loads((run / "config.json").read_text())
+    for step, layers in ((3, 5), (20, 3)):
+        folder = run / f"step_{step:08d}"
+        folder.mkdir()
+        state = {"step": step, "settings": settings | {"n_layer": layers}}
+        (folder / "state.json").write_text(json.dumps(state))
+    (run / "config.json").unlink()
+    assert config.load([str(run)]) == expected
+    (run / "step_00000020/state.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        config.load([str(run)])
+
+
 def test_what_a_run_recorded_counts_as_given(tmp_path):
     given = config.load([str(recorded_run(tmp_path, block_size=16))]).given
     assert "block_size" in given
