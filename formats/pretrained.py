@@ -226,7 +226,7 @@ def resolve(path: str | Path | None) -> Path:
 
 def is_hf(folder: Path) -> bool:
     """True if the folder is in Hugging Face's format: its config.json names an architecture."""
-    return "model_type" in files.read_json(folder / "config.json")
+    return isinstance(files.read_json(folder / "config.json").get("model_type"), str)
 
 
 def fetch(address: str, weights: bool = True) -> Path:

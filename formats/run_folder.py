@@ -322,7 +322,7 @@ def first_log_line(run: Path) -> bytes:
     try:
         with open(run / LOG, "rb") as log:
             return log.readline().rstrip()
-    except OSError:
+    except (OSError, ValueError):  # the latter for a name with a NUL, from a damaged file
         return b""
 
 

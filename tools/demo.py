@@ -22,6 +22,8 @@ import torch
 
 import hardware
 from command_line import Parser, number
+from config import SETTINGS
+from config.loader import fitting
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from generating.load import LoadedModel, open_checkpoint
@@ -59,7 +61,7 @@ def examples() -> list[list]:
     """The sample_prompts of all runs, each with its run."""
     found = []
     for run in run_folder.runs_with_steps():
-        settings = files.read_json(run / "config.json")
+        settings = fitting(files.read_json(run / "config.json"), SETTINGS)
         found += [[prompt, [run.as_posix()]] for prompt in settings.get("sample_prompts", [])]
     return found
 

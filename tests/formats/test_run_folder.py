@@ -238,7 +238,7 @@ def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     assert run_folder.run_id(moved) == "first"
 
 
-@pytest.mark.parametrize("value", [None, "x", -1, [], {}])
+@pytest.mark.parametrize("value", [None, "x", "a\0b", -1, [], {}])
 @pytest.mark.parametrize("name", ["run", "checkpoint_dir"])
 def test_a_damaged_identity_is_none(tmp_path, name, value):
     settings = {"run": {}, "checkpoint_dir": "elsewhere"} | {name: value}

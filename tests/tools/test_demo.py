@@ -1,5 +1,6 @@
 """tools/demo.py as a visitor meets it: in a real browser, over HTTP, and started wrongly."""
 
+import json
 import os
 import re
 import shutil
@@ -160,6 +161,15 @@ def test_the_newest_run_is_offered_first_with_its_steps_and_examples_name_their_
     assert demo.choices() == [new, *steps, old, f"{old}/step_00000001"]
     monkeypatch.chdir(folder)
     assert demo.examples() == [["The name", ["checkpoints/char"]]]
+
+
+@pytest.mark.parametrize("damaged", ["The", None, 5, [1], [["a"]], {"a": "b"}])
+def test_damaged_examples_are_left_out(tmp_path, monkeypatch, damaged):
+    monkeypatch.chdir(tmp_path)
+    for name, prompts in (("whole", ["The"]), ("damaged", damaged)):
+        run = reciting(tmp_path / "checkpoints" / name, "The")
+        (run / "config.json").write_text(json.dumps({"sample_prompts": prompts}))
+    assert demo.examples() == [["The", ["checkpoints/whole"]]]
 
 
 def test_a_run_that_began_again_in_its_folder_is_loaded_again(tmp_path):
