@@ -71,10 +71,10 @@ def train(config: Config) -> int:
             for part in plan(run):
                 print(part)
             return 0
-        check_disk(run)
+        run.saver.begin()
+        check_disk(run)  # after old checkpoints are deleted: keep_last may be lower now
         recorder = Recorder(run)
         recorder.begin()
-        run.saver.begin()
         try:
             prepare(run, recorder)
             return run_to_its_end(run, recorder)

@@ -67,7 +67,8 @@ class Saver:
     def begin(self) -> None:
         """Clean up after earlier starts, and upload what they could not."""
         run_folder.set_aside(self.folder, self.saved_step)
-        self._mark_best()  # it may be outdated after a crash, or if the user went back
+        # The best may be outdated after a crash, or if the user went back; keep_last may be lower.
+        self._tidy()
         # Also starts the thread now, as there may be no memory for it later.
         self._start(self._follow_up)
 
@@ -169,9 +170,7 @@ class Saver:
 
     def _follow_up(self, deadline=0.0):
         """Mark the best step, delete old ones, and upload, with retries until the deadline."""
-        self._mark_best()
-        with self.disk, contextlib.suppress(OSError):  # the next save rotates again
-            run_folder.rotate(self.folder, self.keep_last, self.best_step)
+        self._tidy()
         while self.mirror:
             try:
                 self.mirror.update(self.folder)
@@ -182,6 +181,12 @@ class Saver:
                 self._report_mirror(problem)
                 return
             time.sleep(PAUSE_S)
+
+    def _tidy(self):
+        """Mark the best step, and delete old ones."""
+        self._mark_best()
+        with self.disk, contextlib.suppress(OSError):  # the next save rotates again
+            run_folder.rotate(self.folder, self.keep_last, self.best_step)
 
     def _mark_best(self):
         """Update best.json to the best of the steps on disk."""

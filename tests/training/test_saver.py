@@ -238,6 +238,23 @@ def test_a_disk_with_room_for_some_of_the_checkpoints_is_a_warning(char_data, di
 
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
+def test_a_lower_keep_last_makes_room_on_a_full_disk(char_data, disk):
+    run = small_run(char_data, disk / "run", "--n_embd=64", "--keep_last=9")  # 1.3 MB
+    for _ in range(3):
+        training_step(run)
+        save(run, run.step)
+    run.saver.close()
+    (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - 2_000_000))
+    more = ["--n_embd=64", "--max_steps=4"]
+    refused = train_small(char_data, disk / "run", *more, "--keep_last=9")
+    fails_clearly(refused, "run has no room for a checkpoint", status=1)
+    assert len(run_folder.steps(run.folder)) == 3
+    result = trained(char_data, disk / "run", *more, "--keep_last=1")
+    assert "continues at step 3" in result.stdout
+    assert run_folder.step_of(run_folder.find(run.folder)) == 4
+
+
+@pytest.mark.parametrize("disk", ["8m"], indirect=True)
 def test_a_full_disk_is_reported_and_the_step_is_saved_once_there_is_room(char_data, disk, capsys):
     run = small_run(char_data, disk / "run", "--n_embd=128")  # 1.7 MB
     save(run, 1)
