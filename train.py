@@ -71,10 +71,11 @@ def train(config: Config) -> int:
             for part in plan(run):
                 print(part)
             return 0
-        run.saver.begin()
-        check_disk(run)  # after old checkpoints are deleted: keep_last may be lower now
+        run.saver.clean_up()
+        check_disk(run)
         recorder = Recorder(run)
         recorder.begin()
+        run.saver.begin()
         try:
             prepare(run, recorder)
             return run_to_its_end(run, recorder)

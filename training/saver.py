@@ -64,11 +64,15 @@ class Saver:
         return bool(self.jobs)
 
     @distributed.on_main
+    def clean_up(self) -> None:
+        """Leave of earlier starts what this one needs: keep_last may be lower now."""
+        run_folder.set_aside(self.folder, self.saved_step)
+        self._tidy()  # the best may be outdated after a crash, or if the user went back
+
+    @distributed.on_main
     def begin(self) -> None:
         """Clean up after earlier starts, and upload what they could not."""
-        run_folder.set_aside(self.folder, self.saved_step)
-        # The best may be outdated after a crash, or if the user went back; keep_last may be lower.
-        self._tidy()
+        self.clean_up()
         # Also starts the thread now, as there may be no memory for it later.
         self._start(self._follow_up)
 
