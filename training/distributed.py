@@ -118,12 +118,13 @@ def locked(folder: Path):
     try:
         lock = files.take_lock(folder / ".lock", timeout=0)
     except Timeout:
-        who = holder.read_text() if holder.exists() else "another process"
+        who = files.read_text(holder) or "another process"
         raise RunError(
             f"{folder} is being trained by {who}; stop that one first, or choose another"
             " checkpoint_dir"
         ) from None
-    holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    with contextlib.suppress(OSError):  # on a full disk: whether it has room is seen later
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:
         yield
     finally:

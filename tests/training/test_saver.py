@@ -17,6 +17,7 @@ from tests.conftest import fails_clearly, train_small, trained, wait_until
 from tests.power_cut import lay, power_cuts
 from tests.training.conftest import small_run, start
 from train import training_step
+from training import RunError, distributed
 from training.recorder import Recorder
 from training.start import load_checkpoint
 
@@ -235,6 +236,13 @@ def test_a_disk_with_room_for_some_of_the_checkpoints_is_a_warning(char_data, di
     (killed / "model.pt").write_bytes(bytes(5_000_000))
     result = trained(char_data, disk / "run", *arguments, "--max_steps=20")
     assert "the checkpoints take" not in result.stdout
+
+
+@pytest.mark.parametrize("disk", ["1m"], indirect=True)
+def test_the_lock_of_a_run_needs_no_room(disk):
+    (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free))
+    with distributed.locked(disk / "run"), pytest.raises(RunError, match="by another process;"):
+        distributed.locked(disk / "run").__enter__()
 
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
