@@ -22,7 +22,9 @@ import hardware
 import startup
 from command_line import Parser
 from formats import files, run_folder
+from formats.run_folder import CheckpointError
 from preparing import InputError
+from tokenizer_bpe import TokenizerError
 from tools import command
 
 ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
@@ -40,9 +42,8 @@ def argument_parser(name: str, doc: str) -> Parser:
 
 def run_main(name: str, main: Callable) -> None:
     """Run benchmarks/NAME.py; a mistake in its command line ends in a sentence."""
-    command.run(
-        f"benchmarks.{name}", main, (settings.ConfigError, hardware.DeviceError, InputError)
-    )
+    mistakes = (settings.ConfigError, CheckpointError, hardware.DeviceError, InputError)
+    command.run(f"benchmarks.{name}", main, (*mistakes, TokenizerError))
 
 
 # -- measuring -------------------------------------------------------------------------------------

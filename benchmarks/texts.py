@@ -30,7 +30,7 @@ from benchmarks import (
     write,
 )
 from benchmarks.throughput import TIMED, our_speed
-from command_line import local_path, place
+from command_line import local_path, place, positive
 from formats.data_folder import read_meta
 from formats.files import read_json
 from generating.load import load_model, open_checkpoint
@@ -50,6 +50,11 @@ def prepare(text: str, data: Path, *options: str) -> None:
     """Prepare a text into a folder, unless it is there."""
     if not (data / "meta.json").exists():
         run_script("prepare_data.py", text, f"--out={data}", *options)
+
+
+def numbers(text: str) -> list[float]:
+    """A type for argparse: numbers above 0 with commas between them."""
+    return [positive(part) for part in text.split(",")]
 
 
 def from_scratch(text: str, work: Path, minutes: float) -> dict:
@@ -114,7 +119,7 @@ def main(argv: list[str]) -> None:
     parser = argument_parser("texts", __doc__)
     add = parser.add_argument
     add("texts", nargs="+", metavar="[NAME=]TEXT", help="file or folder, as prepare_data.py takes")
-    add("--minutes", default="2,15", help="of each run; default %(default)s")
+    add("--minutes", type=numbers, default="2,15", help="of each run; default %(default)s")
     add("--base", type=place, help="folder in Hugging Face's format to start from, too")
     add("--out", type=local_path, default=Path("data/texts"), help="for data and runs")
     args = parser.parse_args(argv)
@@ -141,7 +146,7 @@ def runs(args) -> dict[str, Callable]:
         work = args.out / name
         if args.base:
             found[f"{name}, 0, base"] = partial(untouched, args.base, source, work)
-        for minutes in map(float, args.minutes.split(",")):
+        for minutes in args.minutes:
             key = f"{name}, {minutes:g}"
             found[f"{key}, scratch"] = partial(from_scratch, source, work, minutes)
             if args.base:

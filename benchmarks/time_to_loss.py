@@ -193,7 +193,7 @@ def main(argv):
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
     text = "checkout of nanochat to compare config/laptop.py with, instead of a task"
-    parser.add_argument("--nanochat", type=Path, metavar="PATH", help=text)
+    parser.add_argument("--nanochat", type=laptop.checkout, metavar="PATH", help=text)
     text = "with --nanochat: files to train on, each a text; default: the standard library"
     parser.add_argument("--data", metavar="FOLDER", help=text)
     text = "with --nanochat: of each run; default %(default)s"

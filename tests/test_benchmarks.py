@@ -11,7 +11,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from benchmarks import ablation, gpu, texts
+from benchmarks import ablation, generate, gpu, run_main, texts, time_to_loss
 from benchmarks.laptop import bits_per_byte, read_documents
 from tests.conftest import ROOT, SMALL, run_script
 
@@ -45,7 +45,7 @@ def test_a_file_is_held_out_as_a_whole(tmp_path):
 
 def test_the_rows_of_texts_become_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
-    args = Namespace(texts=["a, b=x.txt"], minutes="2,15", base="folder", out=tmp_path)
+    args = Namespace(texts=["a, b=x.txt"], minutes=[2.0, 15.0], base="folder", out=tmp_path)
     keys = list(texts.runs(args))
     assert keys == ["a b, 0, base", *(f"a b, {m}, {s}" for m in (2, 15) for s in texts.STYLES)]
     result = tmp_path / "texts.json"
@@ -54,6 +54,24 @@ def test_the_rows_of_texts_become_a_picture(tmp_path):
     )
     texts.draw(result)
     assert (tmp_path / "texts.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "sentence"),
+    [
+        (generate.main, "--base MODEL", "no checkpoint at MODEL; it does not exist"),
+        (texts.main, "a.txt --minutes 2,x", "x: it must be a number above 0"),
+        (time_to_loss.main, "--nanochat PATH", "PATH is not a checkout of nanochat"),
+    ],
+)
+def test_a_mistake_is_a_sentence_before_anything_is_measured(
+    main, words, sentence, monkeypatch, capsys
+):
+    monkeypatch.setattr("sys.argv", ["benchmark", *words.split()])
+    with pytest.raises(SystemExit) as end:
+        run_main("benchmark", main)
+    assert end.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_a_part_runs_and_what_it_measured_is_kept(char_data, tmp_path):
