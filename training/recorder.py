@@ -268,17 +268,23 @@ def commit() -> str | None:
         return None
 
 
+def script(name: str) -> str:
+    """One of our scripts as it is typed here: with its folder, unless that is the current one."""
+    path = Path(__file__).parent.parent / name
+    return name if Path(name).exists() else quote(path.as_posix())
+
+
 def continue_command(run: Run) -> str:
     """The command that continues a run with its own settings."""
     launcher = "python"
     if distributed.world_size > 1:  # several machines need further options
         launcher = f"torchrun --nproc_per_node={distributed.local_world_size}"
-    return f"{launcher} train.py {quote(run.folder.as_posix())}"
+    return f"{launcher} {script('train.py')} {quote(run.folder.as_posix())}"
 
 
 def generate_command(run: Run) -> str:
     """The command that generates from a run, or chats if it was trained on conversations."""
-    command = f"python generate.py --checkpoint {quote(run.folder.as_posix())}"
+    command = f"python {script('generate.py')} --checkpoint {quote(run.folder.as_posix())}"
     if run.data.meta.splits["train"].mask:
         return f"{command} --chat"
     for prompt in run.config.sample_prompts[:1]:

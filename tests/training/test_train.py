@@ -116,6 +116,17 @@ def test_a_run_says_what_it_is_and_how_to_use_it(finished):
     assert "\x1b" not in out
 
 
+def test_the_commands_that_a_run_prints_work_in_the_folder_it_was_started_in(finished, tmp_path):
+    result = run_script(ROOT / "train.py", finished[0], cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    commands = re.findall("^  python (.*)$", result.stdout, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        more = ["--dry_run"] if "train.py" in command else ["--max_new_tokens=1"]
+        result = run_script(*shlex.split(command), *more, cwd=tmp_path)
+        assert result.returncode == 0, (command, result.stderr)
+
+
 def test_a_finished_run_says_so_and_changes_nothing(finished, little_data):
     folder, _ = finished
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"}
