@@ -3,9 +3,9 @@
     python -m tools.size data/mine --hours 2 [--preset config/laptop.py]
 
 Times a few steps of each size in a family with the preset's proportions. From that follow the
-tokens that each can train on in these hours, within the preset's epochs; the best size is the one
-nearest to 20 tokens per parameter (Hoffmann et al., 2022, "Training Compute-Optimal Large Language
-Models").
+tokens that each can train on in these hours, within the preset's epochs. The best size is the one
+whose loss is predicted to be the lowest, by a law of the form of Hoffmann et al., 2022, "Training
+Compute-Optimal Large Language Models", fitted to runs of config/laptop.py (docs/experiments.md).
 """
 
 import startup
@@ -30,7 +30,10 @@ from training.plan import measure
 from training.setup import build
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
-TOKENS_PER_PARAMETER = 20
+# The loss falls with the same power of the parameters and of the tokens; a parameter is worth so
+# many tokens.
+LOSS_POWER = -0.8
+TOKENS_PER_PARAMETER = 3.5
 RATE_POWER = -0.5  # the best learning rate is proportional to this power of the width
 MARK = "# Written by python -m tools.size, which replaces it.\n"
 TIMED_S = 3.0  # seconds per size
@@ -45,6 +48,16 @@ class Size:
     tokens: float
     epochs: float
     hours: float
+
+    @property
+    def lack_of_tokens(self) -> float:
+        """What too few tokens add to the loss, but for a factor that all sizes share."""
+        return self.tokens**LOSS_POWER
+
+    @property
+    def excess(self) -> float:
+        """What too few tokens and parameters add to the loss, but for the same factor."""
+        return self.lack_of_tokens + (TOKENS_PER_PARAMETER * self.parameters) ** LOSS_POWER
 
 
 def family(config: Config) -> list[Config]:
@@ -68,15 +81,16 @@ def family(config: Config) -> list[Config]:
     return found
 
 
-def time_size(config: Config, hours: float) -> Size:
+def time_size(config: Config, hours: float, may_compile: bool = False) -> Size:
     """Time a few steps of one size; returns the run that fits into `hours` and the preset's epochs.
 
-    Raises RunError or MemoryError if it does not fit in memory.
+    may_compile: on a CPU, too, if a run of config.max_steps does. Raises RunError or MemoryError if
+    it does not fit in memory.
     """
     run = build(
         replace(config, checkpoint_dir=str(Path(config.data_dir) / "none"), sample_prompts=[])
     )
-    step_s, _ = measure(run, TIMED_S)
+    step_s, _ = measure(run, TIMED_S, may_compile)
     text = run.data.train.windows * config.block_size
     batch = config.tokens_per_step
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
@@ -116,10 +130,13 @@ def main(argv: list[str]) -> None:
                 raise
             print(f"{member.n_layer} x {member.n_embd} does not fit the memory of this machine")
             break
-        if sizes[-1].tokens < sizes[-1].parameters:  # even fewer for larger ones
+        best = min(sizes, key=lambda size: size.excess)
+        if sizes[-1].lack_of_tokens > best.excess:  # larger ones lack even more
             break
-    # Distance in the logarithm: twice as many tokens are as far off as half as many.
-    best = min(sizes, key=lambda s: abs(math.log(s.tokens / s.parameters / TOKENS_PER_PARAMETER)))
+    if hardware.find_device(config.device).type == "cpu":  # where none is compiled above
+        print(f"timing {best.config.n_layer} x {best.config.n_embd} as it will run ...")
+        row, of_length = sizes.index(best), replace(best.config, epochs=config.epochs)
+        best = sizes[row] = time_size(of_length, args.hours, may_compile=True)
     rows = []
     for size in sizes:
         name = f"{size.config.n_layer} x {size.config.n_embd}{' <<' if size is best else ''}"
@@ -132,7 +149,7 @@ def main(argv: list[str]) -> None:
         chosen.checkpoint_dir = None if args.out else run_name(chosen, args.hours)
     lines = [f"{name} = {v!r}\n" for name, v in chosen.recorded().items() if v != defaults[name]]
     files.write_text(path, "".join([MARK, *lines]))
-    print(f"<< is nearest to {TOKENS_PER_PARAMETER} tokens per parameter")
+    print("<< is predicted to reach the lowest loss")
     print(f"  python train.py {quote(path.as_posix())}")
 
 

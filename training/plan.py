@@ -279,17 +279,17 @@ def measured_here(run: Run) -> str:
 # -- a few real steps ------------------------------------------------------------------------------
 
 
-def measure(run: Run, seconds: float = 10.0) -> tuple[float, int]:
+def measure(run: Run, seconds: float = 10.0, may_compile: bool = False) -> tuple[float, int]:
     """Time at least two steps, for about `seconds`, not counting compilation.
 
-    On a CPU, does not compile, which may take minutes, and starts with micro-batches of one
-    sequence, which may use up all the time; then doubles them. Several processes follow the clock
-    of the first, so that they take equally many steps, since Muon's update waits for all. Returns
-    the seconds per optimizer step, and the micro-batch used. Raises RunError if one sequence does
-    not fit in memory, and MemoryError if any process runs out of memory.
+    On a CPU, does not compile unless it may, which can take minutes, and starts with micro-batches
+    of one sequence, which may use up all the time; then doubles them. Several processes follow the
+    clock of the first, so that they take equally many steps, since Muon's update waits for all.
+    Returns the seconds per optimizer step, and the micro-batch used. Raises RunError if one
+    sequence does not fit in memory, and MemoryError if any process runs out of memory.
     """
     c, optimizer, scaler = run.config, run.optimizer, run.scaler
-    if run.device.type == "cpu":
+    if run.device.type == "cpu" and not (may_compile and run.compiles):
         run.compiles = False
         if not fits_ram(run, 1):
             raise MemoryError

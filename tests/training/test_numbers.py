@@ -407,3 +407,9 @@ def test_a_trial_counts_all_micro_batches_and_one_update(
     assert re.search(expected, shown)
     assert f"{TOKENS / seconds:,.0f} tokens/s" in shown
     assert f"micro-batch {micro_batch}" in shown
+
+
+def test_a_trial_on_a_cpu_compiles_if_it_may(little_data, tmp_path):
+    run = small_run(little_data, tmp_path / "run", "--n_layer=1", "--compile=True")
+    measure(run, 0.0, may_compile=True)
+    assert run.compiled is not run.model
