@@ -209,7 +209,8 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 def check_disk(run: Run) -> None:
     """Raises RunError if the disk of the run's folder has no room for one checkpoint."""
     try:
-        files.check_room(run.folder, checkpoint_bytes(run.optimizer), "choose a larger disk")
+        remedy = "lower keep_last, or use a larger disk"
+        files.check_room(run.folder, checkpoint_bytes(run.optimizer), remedy)
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
 

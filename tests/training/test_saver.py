@@ -221,7 +221,7 @@ def test_after_a_crash_best_json_and_the_last_evaluation_are_written_again(char_
 def test_a_run_whose_checkpoints_have_no_room_is_refused(char_data, disk):
     result = train_small(char_data, disk / "run", "--n_embd=128", "--max_steps=10")
     words = ["run has no room for a checkpoint", "MB, and 2.1 MB are free"]
-    fails_clearly(result, *words, "choose a larger disk", status=1)
+    fails_clearly(result, *words, "lower keep_last, or use a larger disk", status=1)
     assert list(disk.iterdir()) == []
 
 
