@@ -71,13 +71,21 @@ def _list_files(address):
                 " the file first, for example with curl -LO"
             )
         return {address: (info["size"], version_of(info))}
-    path = re.sub(r"\*\*(?=[^/])", "**/*", files._strip_protocol(address))  # **.parquet is common
+    path = spread(files._strip_protocol(address))
     found = files.glob(path, detail=True) if has_magic(path) else files.find(path, detail=True)
     return {
         files.unstrip_protocol(path): (info["size"], version_of(info))
         for path, info in sorted(found.items())
         if info["type"] == "file"
     }
+
+
+def spread(pattern: str) -> str:
+    """A pattern whose **.ENDING, a common form, is written out as **/*.ENDING.
+
+    Without that, Python's glob takes two stars for one, and fsspec rejects them.
+    """
+    return re.sub(r"(?<![^/\\])\*\*(?=[^/\\])", "**/*", pattern)
 
 
 def _check_unchanged(source):

@@ -26,7 +26,7 @@ from formats.address import protocol_of, without_credentials
 from formats.files import few, sha256, write_text
 from preparing import InputError, need, plural
 from preparing.foreign import foreign
-from preparing.remote import list_files
+from preparing.remote import list_files, spread
 
 KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
@@ -161,7 +161,7 @@ def _expand(given):
     if not glob.has_magic(given):
         names = ", ".join([SHAKESPEARE, *CATALOG])
         raise InputError(f"no such file or folder: {given:.300}; texts by name are {names}")
-    pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, given)  # .txt finds .TXT, as below a folder
+    pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, spread(given))  # .txt finds .TXT, as below a folder
     found = _without_hidden(glob.glob(pattern, recursive=True), given)
     found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
     if not found:

@@ -44,8 +44,9 @@ def test_folders_and_globs(tmp_path, tokenizer):
     result = ok(prepare(tmp_path / "in", tokenizer=tokenizer, out=tmp_path / "folder"))
     assert len(documents(tmp_path / "folder")) == 200
     assert "2 files, skipping 1 .png, 1 .gz, 1 .md; to read other types" in result.stderr
-    glob = tmp_path / "in/**/*.jsonl.gz"
-    ok(prepare(glob, tokenizer=tokenizer, out=tmp_path / "glob"))
+    for glob in ("in/**.jsonl.gz", "in/**/*.jsonl.gz"):
+        assert len(find_sources([f"{tmp_path}/{glob}"])) == 1
+    ok(prepare(tmp_path / glob, tokenizer=tokenizer, out=tmp_path / "glob"))
     assert sorted(documents(tmp_path / "glob")) == sorted(DOCUMENTS[50:])
 
 
