@@ -286,6 +286,7 @@ def _is_letter(char):
 SHOWN_AFTER = 60  # characters from the place on that the report quotes
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
+WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
@@ -297,6 +298,7 @@ ADVICE = {
     IN_LINES: "put it in quotes if it is part of the text",
     SPECIAL: "remove them, or write <|endoftext|> where a document ends, and conversations as"
     " messages",
+    WINDOWS: "--clean turns \\r\\n into \\n, which is what prompts have",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
@@ -343,6 +345,8 @@ def _found(text, kind):
     controls = len(data) - len(data.translate(None, CONTROL_BYTES))
     if controls:
         yield CONTROLS, CONTROL_CHARACTER.search(text).start(), controls
+    if "\r" in text:
+        yield WINDOWS, text.index("\r"), text.count("\r")
     if "\ufffd" in text:
         yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression

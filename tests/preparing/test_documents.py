@@ -18,7 +18,7 @@ SPECIAL = "special tokens, as letters"
 def test_a_mark_ends_a_document_wherever_it_is(tmp_path, end):
     texts, report = read(tmp_path / "a.txt", "".join(f"{text}{end}" for text in MESSAGES))
     assert [text.rstrip("\r\n") for text in texts] == MESSAGES
-    assert list(report) == ([IN_LINES] if end.strip(" ") == EOT else [])
+    assert (IN_LINES in report) == (end.strip(" ") == EOT)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json"])
@@ -51,7 +51,8 @@ NOTICED = {
     "<s>Hello.</s>\n<s>Bye.</s>": (SPECIAL, 14),
     "<|im_start|>user\nHello<|im_end|>": (SPECIAL, 22),
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
-    "a\0b\x1b[31mc\n\tand\r\n\f": ("control characters, such as NUL", 2),
+    "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
+    "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
     "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
@@ -79,11 +80,12 @@ def test_ordinary_text_is_not_counted(tmp_path):
 
 
 def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("Hello.</s>\nBye.\0</s>\n")
+    (tmp_path / "a.txt").write_bytes(b"Hello.</s>\nBye.\0</s>\r\n")
     result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
     kept = result.stdout.partition("kept, and perhaps not meant:")[2]
     assert "such as NUL: 1 document, 1 byte; --clean removes them" in kept
     assert "letters: 1 document, 8 bytes; remove them, or write <|endoftext|> where" in kept
+    assert "Windows: 1 document, 1 byte; --clean turns \\r\\n into \\n" in kept
     assert "left out" not in result.stdout
     assert "special tokens" in (tmp_path / "out/cleaning.json").read_text()
 
