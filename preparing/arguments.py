@@ -127,9 +127,10 @@ def _add_arguments(parser):
         "--on_error",
         choices=["stop", "skip", "replace"],
         help="what to do with a document that cannot be used, such as text that is not valid UTF-8"
-        " or JSON. stop: end with an error; skip: leave the document out (above 1 MB, the part);"
-        " replace: put U+FFFD for wrong bytes, and leave out what is not valid JSON. Default: stop;"
-        " with --clean replace; without INPUT skip",
+        " or JSON, or has characters that the tokenizer lacks. stop: end with an error; skip: leave"
+        " the document out (above 1 MB, the part); replace: put U+FFFD for wrong bytes, remove such"
+        " characters, and leave out what is not valid JSON. Default: stop; with --clean replace;"
+        " without INPUT skip",
     )
     add = parser.add_argument_group("cleaning").add_argument
     text = (

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import sys
 import unicodedata
 from dataclasses import dataclass
@@ -20,13 +21,22 @@ from formats.conversation import ASSISTANT, Form, form_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
-from preparing.documents import CleaningReport, Document, documents_of, hash64
+from preparing.documents import (
+    EXAMPLE_BEFORE,
+    SHOWN_AFTER,
+    UNUSABLE,
+    CleaningReport,
+    Document,
+    documents_of,
+    hash64,
+)
 from tokenizer_bpe import LONG_WORD, Tokenizer, TokenizerError, composed
 
 COMPARED = 1 << 20  # characters at the beginning of a run that tiktoken encodes too
 # An encoder caches every word that it meets, up to one byte per byte of text, so it is replaced by
 # a new one every time that it has encoded this many characters.
 RENEWED = 1 << 27
+UNKNOWN = "characters that the tokenizer lacks: removed"  # the report's rule
 
 
 @dataclass
@@ -81,19 +91,25 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
         found, left_out = documents_of(chunk, options)
         documents += found
         report.merge(left_out)
+    try:
+        return _encoded(tokenizer, documents, chunks, report)
+    except TokenizerError:  # rare, so documents are searched for it only now
+        usable = list(_spelled(tokenizer, options, documents, report))
+        return _encoded(tokenizer, usable, chunks, report)
+
+
+def _encoded(tokenizer, documents, chunks, report):
+    """The documents of chunks as tokens. Raises TokenizerError for an unknown character."""
     if tokenizer.composes:  # here rather than in encode(), so that text_bytes fit the ids
         documents = [document.corrected(_composed, report) for document in documents]
     form = form_of(tokenizer)
     runs = [form.runs(doc.turns) if doc.turns else [doc.text] for doc in documents]
     texts = [[run for run in of_one if isinstance(run, str)] for of_one in runs]
     flat = list(itertools.chain.from_iterable(texts))
-    try:
-        if tokenizer.kind == "char":
-            found = iter(list(map(tokenizer.encode, flat)))
-        else:
-            found = iter(fast_bpe(tokenizer).encode(flat))
-    except TokenizerError:
-        raise _unknown_character(tokenizer, documents) from None
+    if tokenizer.kind == "char":
+        found = iter(list(map(tokenizer.encode, flat)))
+    else:
+        found = iter(fast_bpe(tokenizer).encode(flat))
     encoded = [_with_markers(of_one, found) for of_one in runs]
     mask = None
     if any(document.turns for document in documents):
@@ -126,18 +142,58 @@ def _with_markers(runs, found):
     return ids[0] if len(ids) == 1 else np.concatenate(ids)
 
 
-def _unknown_character(tokenizer, documents):
-    """The TokenizerError for the first document with a character outside the vocabulary."""
-    advice = "remove it (--clean removes control characters), or choose another --tokenizer"
-    if tokenizer.kind == "char":
-        advice = (
-            "remove it, or begin with new weights and --tokenizer char, which encodes all of a text"
-        )
+def _spelled(tokenizer, options, documents, report):
+    """The documents that the tokenizer can encode, after what options.on_error asks for.
+
+    Raises TokenizerError for the first other document, leaves such documents out, or removes their
+    unknown characters. U+FFFD does not replace these, since a tokenizer may lack it too.
+    """
+    remove = functools.partial(_without_unknown, tokenizer)
     for document in documents:
+        if options.on_error == "replace":
+            document = document.corrected(remove, report)
         try:
             tokenizer.encode(document.text)
         except TokenizerError as error:
-            return TokenizerError(f"{document.place}: {error}; {advice}")
+            if options.on_error == "stop":
+                raise TokenizerError(f"{document.place}: {error}; {_advice(tokenizer)}") from None
+            example = f"{os.path.basename(document.place)}: {error}"
+            report.add(UNUSABLE, 1, len(document.text.encode()), [example])
+            continue
+        if document.text.strip():
+            yield document
+
+
+def _without_unknown(tokenizer, text, report):
+    """The text without the characters that the tokenizer cannot encode; reports them."""
+    unknown = {char for char in set(text) if not _is_known(tokenizer, char)}
+    if not unknown:
+        return text
+    known = "".join(char for char in text if char not in unknown)
+    removed = len(text.encode()) - len(known.encode())
+    at = min(map(text.index, unknown))
+    shown = text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]
+    report.add(UNKNOWN, 1, removed, [shown])
+    return known
+
+
+@functools.cache
+def _is_known(tokenizer, char):
+    try:
+        tokenizer.encode(char)
+    except TokenizerError:
+        return False
+    return True
+
+
+def _advice(tokenizer):
+    other = "choose another --tokenizer"
+    if tokenizer.kind == "char":
+        other = "begin with new weights and --tokenizer char, which encodes all of a text"
+    return (
+        "--on_error replace removes such characters, --on_error skip leaves such documents out;"
+        f" or {other}"
+    )
 
 
 def mask_of(tokenizer: Tokenizer, form: Form, document: Document, ids: np.ndarray) -> np.ndarray:

@@ -315,8 +315,28 @@ def test_a_character_that_the_tokenizer_lacks_is_named_with_the_file(tmp_path):
     description = json.loads(Tokenizer.train(["abc"], 257).to_json())
     del description["model"]["vocab"][spell(b"\x04")]
     (tmp_path / "abc.json").write_text(json.dumps(description))
-    words = ["a.txt, from", "lacks the byte 0x04; remove it (--clean removes control characters)"]
+    words = ["a.txt, from", "lacks the byte 0x04; --on_error replace removes such characters"]
     fails_clearly(prepare(tmp_path / "a.txt", **flags), *words)
+
+
+def test_on_error_decides_about_characters_that_the_tokenizer_lacks(tmp_path):
+    Tokenizer.characters("User: Asitan\nyobc").save(tmp_path / "abc.json")
+    chat = [{"role": "user", "content": "abcd"}, {"role": "assistant", "content": "cab"}]
+    records = [{"text": "abc"}, {"text": "ab\x13c bad"}, {"text": "dd"}, {"messages": chat}]
+    lines = "\n".join(map(json.dumps, records))
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.txt").write_text("c " * 600_000 + "d" + " c" * 600_000)  # in parts
+    flags = {"tokenizer": tmp_path / "abc.json", "val_fraction": 0}
+    inputs = [tmp_path / "a.jsonl", tmp_path / "b.txt"]
+    result = ok(prepare(*inputs, on_error="skip", out=tmp_path / "skip", **flags))
+    first, long = documents(tmp_path / "skip")
+    assert first == "abc" and set(long) == {"c", " "} and 200_000 < len(long) < 2_000_000
+    assert "unusable documents: 4 documents" in result.stdout
+    assert "a.jsonl, line 2: the character" in result.stdout
+    result = ok(prepare(*inputs, on_error="replace", out=tmp_path / "replace", **flags))
+    texts = ["abc", "abc ba", "User: abc\n\nAssistant: cab\n\n", "c " * 600_000 + " c" * 600_000]
+    assert documents(tmp_path / "replace") == texts
+    assert "the tokenizer lacks: removed: 4 documents" in result.stdout
 
 
 @pytest.mark.parametrize(
