@@ -183,8 +183,7 @@ class Tokenizer:
             path = next(filter(Path.exists, files), files[0])
         try:
             if path.name == "vocab.json":
-                model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
-                description = _description(_byte_level(model))
+                description = _of_gpt2(path)
             else:
                 description = json.loads(path.read_text(encoding="utf-8"))
             return cls(description, str(path), _eos_in(path.parent))
@@ -362,12 +361,7 @@ def _end_of_text(model, specials, eos, source):
 def _eos_in(folder):
     """The token, or its id, that ends a text according to the configs in a folder, or None."""
     for name in CONFIGS:
-        try:
-            values = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if not isinstance(values, dict):
-            continue
+        values = _read_config(folder / name)
         eos = values.get("eos_token") or values.get("eos_token_id")
         if isinstance(eos, dict):
             eos = eos.get("content")
@@ -376,6 +370,38 @@ def _eos_in(folder):
         if isinstance(eos, str | int):
             return eos
     return None
+
+
+def _read_config(path):
+    """The values of a config; {} if there is none, or none that can be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _of_gpt2(path):
+    """The content of a tokenizer.json for GPT-2's vocab.json and the merges.txt next to it.
+
+    Raises TokenizerError for those of another tokenizer: the two files say neither how it cuts text
+    into words nor which of its tokens are special.
+    """
+    model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
+    description = _description(_byte_level(model))
+    arch = _read_config(path.with_name("config.json")).get("model_type", "gpt2")
+    vocab, merges = (description["model"][name] for name in ("vocab", "merges"))
+    others = sorted({token for token in vocab if len(token) > 1} - {EOT, *map("".join, merges)})
+    if arch == "gpt2" and not others:
+        return description
+    problem = f"belongs to the architecture {arch!r}"
+    if arch == "gpt2":
+        problem = f"has special tokens, such as {others[0]!r}, or merges.txt is incomplete"
+    raise TokenizerError(
+        f"{path} {problem}; only GPT-2's tokenizer can be read without a tokenizer.json, so write"
+        " that file with transformers, and copy it there:\n"
+        f"  AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('OUT')"
+    )
 
 
 def _word_pattern(description, source):

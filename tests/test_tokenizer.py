@@ -305,6 +305,32 @@ def test_a_config_says_what_ends_a_text_where_the_tokenizer_does_not(tmp_path, c
     assert HFTokenizer.from_file(str(tmp_path / "own.json")).encode("the</s>").ids[-1] == 0
 
 
+@pytest.mark.parametrize(
+    ("arch", "specials", "words"),
+    [
+        ("qwen3", [], "belongs to the architecture 'qwen3'; only GPT-2's"),
+        (
+            "gpt2",
+            ["<s>", "</s>"],
+            "has special tokens, such as '</s>', or merges.txt is incomplete",
+        ),
+        (None, ["<pad>"], "has special tokens, such as '<pad>'"),
+    ],
+)
+def test_two_files_of_another_tokenizer_than_gpt2s_are_refused(tmp_path, arch, specials, words):
+    """They look like GPT-2's, but say neither how to cut text nor which tokens are special."""
+    model = BPE.description["model"]
+    vocab = {token: i for i, token in enumerate([*model["vocab"], *specials])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    merges = "".join(" ".join(pair) + "\n" for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    if arch:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": arch}))
+    with pytest.raises(TokenizerError, match=re.escape(words)) as error:
+        Tokenizer.load(tmp_path)
+    assert f"AutoTokenizer.from_pretrained({str(tmp_path)!r}).save_pret" in str(error.value)
+
+
 @settings(max_examples=300, deadline=None)
 @given(ANY_TEXT | st.text(st.sampled_from("ab \n.'\r\t1"), max_size=80), st.integers(1, 80))
 def test_text_cut_at_a_safe_place_encodes_as_the_whole_does(text, limit):
