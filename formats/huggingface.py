@@ -41,7 +41,7 @@ SHAPES = {
 }
 DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # null: model.py derives them
 FRACTIONS = ("norm_eps", "rope_theta")
-# The only values that model.py supports; the first is the default if config.json lacks the name.
+# The only values that model.py supports; the first is the default if config.json does not have one.
 FIXED = {
     "gpt2": {
         "activation_function": ["gelu_new", "gelu_pytorch_tanh"],
@@ -107,13 +107,18 @@ def read_config(folder: Path) -> GPTConfig:
         raise CheckpointError(
             f"{path} describes the architecture {arch!r}; only gpt2, qwen3 and llama can be loaded"
         )
-    rope = values.get("rope_parameters") or {}
+    values = {name: value for name, value in values.items() if value is not None}
+    # The name and the place that transformers 5 reads first, and those of older programs.
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
+        values.pop("rope_scaling", None)
     odd = []
     for name, allowed in FIXED[arch].items():
         if values.get(name, allowed[0]) not in allowed:
             odd.append(f"{name} = {values[name]!r}")
-    if rope.get("rope_type", "default") != "default":
-        odd.append(f"rope_type = {rope['rope_type']!r}")
+    if rope_type != "default":
+        odd.append(f"rope_type = {rope_type!r}")
     if any(kind != "full_attention" for kind in values.get("layer_types") or []):
         odd.append("layer_types with other than full_attention")
     if values.get("quantization_config"):
@@ -122,7 +127,7 @@ def read_config(folder: Path) -> GPTConfig:
         raise CheckpointError(f"{path}: {', '.join(odd)}; model.py does not build that")
     shape = {ours: values.get(theirs) for ours, theirs in SHAPES[arch].items()}
     if arch != "gpt2":
-        shape["rope_theta"] = values.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        shape["rope_theta"] = rope.get("rope_theta") or values.get("rope_theta") or 10_000.0
     for ours, value in shape.items():
         is_number = type(value) is int or (type(value) is float and ours in FRACTIONS)
         if value is None and ours in DERIVED:

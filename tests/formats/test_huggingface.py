@@ -63,6 +63,22 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        ("gpt2", {"tie_word_embeddings": None, "add_cross_attention": None}),
+        ("qwen3", {"attention_bias": None, "rope_scaling": {"type": "default"}, "rope_theta": 1e6}),
+        ("qwen3", {"rope_parameters": {"rope_theta": 1e6}, "rope_theta": 5e5}),
+        ("llama", {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("llama", {"rope_parameters": None, "rope_theta": 1e6, "mlp_bias": None}),
+    ],
+)
+def test_null_and_rotary_positions_without_scaling_are_the_defaults(tmp_path, arch, config):
+    model = MODELS[arch](arch == "gpt2")
+    plain = huggingface.read_config(saved(model, tmp_path))
+    assert huggingface.read_config(saved(model, tmp_path, **config)) == plain
+
+
+@pytest.mark.parametrize(
     ("arch", "config", "words"),
     [
         ("gpt2", {"model_type": "mamba"}, "'mamba'; only gpt2, qwen3 and llama can be loaded"),
@@ -94,6 +110,7 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
             "rope_scaling = {'rope_type': 'llama3'",
         ),
         ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "rope_type = 'llama3'"),
+        ("llama", {"rope_parameters": {"type": "linear", "factor": 2}}, "rope_type = 'linear'"),
         (
             "llama",
             {"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "pretraining_tp": 2},
