@@ -12,12 +12,20 @@ from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig
 from tokenizer_bpe import ALPHABET, EOT, Tokenizer
 
+ADDED = ["<E>", "<think>", "<|fim_pad|>"]  # the last two are not special, as in Qwen3's file
 TOKENIZER = {
     "tokenizer.ggml.model": "gpt2",
     "tokenizer.ggml.pre": "gpt-2",
-    "tokenizer.ggml.tokens": [EOT, *sorted(ALPHABET.values()), "th", "the", "<|unused259|>", "<E>"],
-    # 1: normal, 3: control, 5: unused
-    "tokenizer.ggml.token_type": [3, *[1] * 258, 5, 3],
+    "tokenizer.ggml.tokens": [
+        EOT,
+        *sorted(ALPHABET.values()),
+        "th",
+        "the",
+        "<|unused259|>",
+        *ADDED,
+    ],
+    # 1: normal, 3: control, 4: user-defined, 5: unused
+    "tokenizer.ggml.token_type": [3, *[1] * 258, 5, 3, 4, 3],
     "tokenizer.ggml.merges": ["t h", "th e"],
     "tokenizer.ggml.bos_token_id": 0,
     "tokenizer.ggml.eos_token_id": 0,
@@ -66,8 +74,9 @@ REST = {
 @pytest.mark.parametrize("arch", METADATA)
 def test_a_file_says_all_that_its_programs_need(arch, tied, tmp_path):
     tokenizer = Tokenizer.train(["th\nthe"], 259)
-    end = tokenizer.description["added_tokens"][0] | {"id": 260, "content": "<E>"}
-    tokenizer.description["added_tokens"].append(end)
+    added = tokenizer.description["added_tokens"]
+    for i, token in enumerate(ADDED, start=260):
+        added.append(added[0] | {"id": i, "content": token, "special": token == "<E>"})
     if tied:  # as older files write them
         model = tokenizer.description["model"]
         model["merges"] = [" ".join(pair) for pair in model["merges"]]
