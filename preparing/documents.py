@@ -29,6 +29,7 @@ EXAMPLES = 3  # documents that the report quotes per rule
 EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
+NULL = "records whose text is null"
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -130,7 +131,7 @@ def _records_of(chunk, report) -> Iterator[tuple[str, int, bytes | dict]]:
 
 
 def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
-    """The documents of a record, at least one. Raises InputError if it has no usable text."""
+    """The documents of a record; none if its text is null. Raises InputError if it is unusable."""
     decoded = functools.partial(_decoded, chunk=chunk, options=options, report=report)
     if isinstance(record, InputError):
         raise record
@@ -147,6 +148,9 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")
     name, value = text_of(record, options.text_field)
+    if value is None:  # as empty as "", and common in tables
+        report.add(NULL, 1, 0, [f"{record!r:.{EXAMPLE_CHARS}}"])
+        return
     turns = []
     if isinstance(value, list):
         try:

@@ -362,7 +362,7 @@ def test_on_error_decides_about_characters_that_the_tokenizer_lacks(tmp_path):
         ),
         (
             "a.json",
-            b'[{"text": "one"}, {"text": null}, {"text": "two"}]',
+            b'[{"text": "one"}, {"text": 1}, {"text": "two"}]',
             ["one", "two"],
             ["one", "two"],
             ("unusable documents: 1 document, 0 bytes", "unusable documents: 1 document, 0 bytes"),

@@ -10,7 +10,7 @@ import pytest
 
 from preparing import InputError
 from tests.conftest import fails_clearly
-from tests.preparing.conftest import documents, ok, prepare, read
+from tests.preparing.conftest import documents, ok, prepare, read, write
 
 SHAREGPT = [
     {
@@ -211,6 +211,16 @@ def test_the_options_for_text_reach_every_table(tmp_path, tokenizer):
     fails_clearly(prepare(tmp_path / "a.csv", out=tmp_path / "out", **flags), "a.csv, line 2: not")
     ok(prepare(tmp_path / "a.csv", encoding="cp1252", out=tmp_path / "out", **flags))
     assert documents(tmp_path / "out") == ["A café."]
+
+
+def test_a_record_whose_text_is_null_is_left_out_and_counted(tmp_path):
+    write(tmp_path / "a.parquet", "parquet", ["one", None, "", "two"])
+    lines = '{"text": "one"}\n{"text": null, "id": 1}\n{"text": ""}\n{"text": "two"}\n'
+    for path, content in ((tmp_path / "a.parquet", None), (tmp_path / "a.jsonl", lines)):
+        found, report = read(path, content)
+        assert found == ["one", "two"]
+        assert list(report) == ["records whose text is null"]
+        assert report["records whose text is null"]["documents"] == 1
 
 
 def test_bytes_in_parquet_are_text(tmp_path):
