@@ -378,15 +378,22 @@ class WorkFolder:
 
 
 def _is_same(before, source):
-    """True if a source equals a listed one: same size, and same version or else same checksum.
+    """True if a source has the content of a listed one, however each path is spelled.
 
-    Earlier versions listed no version.
+    That is: same size and name, and same place and version or else same checksum. Earlier versions
+    listed no version.
     """
-    if (before["path"], before["bytes"]) != (source.name, source.size):
+    names = [os.path.basename(path) for path in (before["path"], source.name)]
+    if (names[0], before["bytes"]) != (names[1], source.size):
         return False
-    if before.get("version", source.version) == source.version:
+    is_in_place = before["path"] == source.name or (
+        not source.is_remote and os.path.realpath(before["path"]) == os.path.realpath(source.path)
+    )
+    if is_in_place and before.get("version", source.version) == source.version:
         return True
-    return "sha256" in before and before["sha256"] == sha256(source.path)
+    if source.is_remote or "sha256" not in before:
+        return False
+    return before["sha256"] == sha256(source.path)
 
 
 def _given_tokenizer(name):

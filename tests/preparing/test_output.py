@@ -11,7 +11,7 @@ from preparing import InputError, bytes_in_words
 from preparing.arguments import parse
 from preparing.tokenizers import default_vocab_size
 from preparing.work_folder import WorkFolder
-from tests.conftest import conversations, fails_clearly, prose, write_conversations
+from tests.conftest import ROOT, conversations, fails_clearly, prose, write_conversations
 from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, write
 from tokenizer_bpe import EOT, Tokenizer
 
@@ -179,6 +179,24 @@ def test_a_finished_dataset_is_compared_by_time_and_then_by_content(tmp_path, to
     del meta["sha256"], meta["settings"]["text_bytes"], meta["sources"][0]["version"]
     (out / "meta.json").write_text(json.dumps(meta))  # as earlier versions wrote it
     assert "finished already" in ok(prepare(path, **flags)).stdout
+
+
+def test_a_file_is_the_same_input_however_its_path_is_spelled(tmp_path, tokenizer):
+    path, moved = tmp_path / "a.txt", tmp_path / "moved"
+    write(path, "txt", DOCUMENTS)
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
+    ok(prepare(os.path.relpath(path, ROOT), **flags))
+    moved.mkdir()
+    (tmp_path / "linked").symlink_to(".")
+    for given in (path, f"./{os.path.relpath(path, ROOT)}", tmp_path / "linked/a.txt"):
+        assert "finished already" in ok(prepare(given, **flags)).stdout
+    path.rename(moved / "a.txt")
+    assert "finished already" in ok(prepare(moved / "a.txt", **flags)).stdout
+    text = (moved / "a.txt").read_text().replace("the", "eth")
+    (moved / "a.txt").write_text(text)
+    fails_clearly(prepare(moved / "a.txt", **flags), "the input differs from", "moved/a.txt on")
+    write(moved / "a.md", "txt", DOCUMENTS)
+    fails_clearly(prepare(moved / "a.md", **flags), "the input differs from", "a.md on")
 
 
 def test_a_finished_dataset_says_how_it_is_made_anew(tmp_path, tokenizer):
