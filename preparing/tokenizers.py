@@ -17,7 +17,7 @@ from preparing.documents import documents_of
 from preparing.engines import begin
 from preparing.sources import Source
 from preparing.summary import Progress
-from preparing.work_folder import WorkFolder
+from preparing.work_folder import TEXT_BYTES, WorkFolder
 from tokenizer_bpe import Tokenizer
 
 # Default size of a BPE vocabulary: {bytes of text, at most: ids}. With more ids on a small text, a
@@ -57,7 +57,8 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
 def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     """Train a byte-level BPE on an evenly spread sample; returns it and, in words, the sample."""
     plan = work.plan
-    sources = sources_to_sample(work.sources, plan.sample_bytes)
+    share = work.text_size / work.settings[TEXT_BYTES]  # below 1 if --gigabytes asks for less
+    sources = sources_to_sample(work.sources, plan.sample_bytes, share)
     size = sum(source.size for source in sources)
     with Progress(size, "sampling") as bar:
         chunks = _watched(work.read(sources, Position()), bar)
@@ -96,10 +97,16 @@ def without_long_words(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def sources_to_sample(sources: list[Source], sample_bytes: int) -> list[Source]:
-    """The sources to sample: all if they are local; else a few, evenly spread, to fetch less."""
+def sources_to_sample(sources: list[Source], sample_bytes: int, share: float = 1.0) -> list[Source]:
+    """The sources to sample: all if they are local; else a few, evenly spread, to fetch less.
+
+    share: of their bytes, from the first on, that the run will read; no others are fetched.
+    """
     if not any(source.is_remote for source in sources):
         return sources
+    wanted = share * sum(source.size for source in sources)
+    starts = itertools.accumulate((source.size for source in sources), initial=0)
+    sources = [source for source, start in zip(sources, starts, strict=False) if start < wanted]
     size = sum(source.size for source in sources)
     count = FETCHED_SAMPLES * sample_bytes * len(sources) // size
     count = max(1, min(count, len(sources)))

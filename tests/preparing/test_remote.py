@@ -102,10 +102,10 @@ def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
     assert not (tmp_path / "remote/.partial").exists()
 
 
-def test_a_tokenizer_is_trained_on_remote_text(tmp_path, hub):
-    flags = {"vocab_size": 600, "sample_bytes": 1e5, "out": tmp_path / "out"}
+def test_a_tokenizer_is_trained_on_the_remote_text_that_is_read(tmp_path, hub):
+    flags = {"vocab_size": 600, "gigabytes": 0.001, "out": tmp_path / "out"}
     result = ok(fetch(hub, "hf://datasets/ORG/NAME/**.jsonl", **flags))
-    assert "trained on" in result.stdout
+    assert "trained on 2.6 MB" in result.stdout  # the first of two files
 
 
 def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
@@ -120,13 +120,16 @@ def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
 
 
 def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
-    def sampled(count, megabytes, protocol="hf://"):
+    def sampled(count, megabytes, protocol="hf://", share=1.0):
         found = [Source(f"{protocol}{n}", "parquet", "", megabytes << 20, "") for n in range(count)]
-        return [found.index(source) for source in sources_to_sample(found, 100_000_000)]
+        return [found.index(source) for source in sources_to_sample(found, 100_000_000, share)]
 
     assert sampled(40, 300) == [0, 13, 26]  # 900 of 12,000 MB
     assert sampled(14, 2000) == [0]
     assert sampled(3, 1) == [0, 1, 2]
+    assert sampled(4, 250, share=0.05) == [0]  # as with --gigabytes
+    assert sampled(4, 250, share=0.3) == [0, 1]
+    assert sampled(40, 300, share=0.5) == [0, 6, 13]
     assert sampled(40, 300, protocol="") == list(range(40))
 
 
