@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add(name, type=kind, default=default, metavar="N", help=text)
     text = "same seed, same text; default: another text each time"
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help=text)
-    text = "stop before this text; may be given several times"
+    text = "stop before this text, such as $'\\n' for a line break; may be given several times"
     add("--stop", type=stop_text, action="append", default=[], metavar="TEXT", help=text)
     text = (
         "precision of the weights; float32 is exact; auto: 16 bits if they are faster, which a"
