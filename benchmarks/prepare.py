@@ -66,7 +66,8 @@ def prepare(arguments: list[str]) -> tuple[dict[str, float], str]:
         sys.exit(process.returncode)  # it has said why
     summary = process.stdout.read()
     speed = re.search(r"tokenizing .* took .* ([\d,.]+) MB/s", summary)
-    figures["tokenising, MB/s"] = float(speed[1].replace(",", ""))
+    if speed:  # of 1 MB and more
+        figures["tokenising, MB/s"] = float(speed[1].replace(",", ""))
     return figures, summary
 
 

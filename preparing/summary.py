@@ -18,6 +18,7 @@ from preparing.writer import TokenWriter
 
 FIRST_TOKENS = 1000  # from which the summary's sample line is decoded
 SHOWN_CHARS = 100  # of that line
+TIMED_BYTES = 1e6  # less text takes less time than the encoder's import
 
 
 class Progress(tqdm):
@@ -73,7 +74,9 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     tokens = sum(split.tokens for split in meta.splits.values())
     train, val = (split.text_bytes for split in meta.splits.values())
     used = (writer.train.counts + writer.val.counts > 0).mean()
-    speed = writer.read / 1e6 / max(writer.seconds, 1e-9)
+    speed = f", {writer.read / 1e6 / max(writer.seconds, 1e-9):,.1f} MB/s"
+    if writer.read < TIMED_BYTES:
+        speed = ""
     lines = [
         f"{out}: {tokens:,} tokens of {bytes_in_words(writer.text_bytes)} of text from"
         f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes per token,"
@@ -94,7 +97,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
         f"  time       {seconds:,.1f} s; tokenizing {bytes_in_words(writer.read)} took"
-        f" {writer.seconds:,.1f} s, {speed:,.1f} MB/s, with {encoder_name(writer.tokenizer)}",
+        f" {writer.seconds:,.1f} s{speed}, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]
     for title, is_listed in (

@@ -42,6 +42,13 @@ def test_sizes_of_small_and_of_large_texts_are_readable():
     ]
 
 
+def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text(prose()[:2500])
+    result = ok(prepare(tmp_path / "a.txt", tokenizer=tokenizer, out=tmp_path / "out"))
+    assert "; tokenizing 2.5 kB took " in result.stdout
+    assert "MB/s" not in result.stdout
+
+
 def test_a_single_document_is_split_at_its_end(tmp_path):
     text = prose() * 12  # more than one piece
     (tmp_path / "a.txt").write_text(text, newline="\n")
