@@ -1,6 +1,6 @@
 """How many processors this process may use. For preparing too, which does without PyTorch.
 
-Reads the limits of Linux's control groups: those of version 2, and of version 1 for memory.
+Reads the limits of Linux's control groups, of versions 1 and 2; for memory too.
 """
 
 import math
@@ -22,6 +22,8 @@ def usable() -> int:
 def quota() -> int | None:
     """Processors whose time this process may use, rounded up; None if no group sets a limit."""
     shares = [text.split() for text in group_limits("cpu.max").values()]
+    for group, time in group_limits("cpu.cfs_quota_us", "cpu").items():  # of version 1
+        shares.append([time, (group / "cpu.cfs_period_us").read_text()])
     return min((math.ceil(int(time) / int(period)) for time, period in shares), default=None)
 
 
@@ -33,9 +35,9 @@ def group_limits(name: str, controller: str = "") -> dict[Path, str]:
     1, where each has groups of its own.
     """
     root, own = SYSTEM / "sys/fs/cgroup" / controller, SYSTEM / "proc/self/cgroup"
-    line = rf"^\d+:{controller}:/(.*)"
+    line = rf"^\d+:([^:]+,)?{controller}(,[^:]+)?:/(?P<path>.*)"  # controllers may share groups
     path = re.search(line, own.read_text(), re.MULTILINE) if own.exists() else None
-    group = root / path[1] if path else root
+    group = root / path["path"] if path else root
     folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
     found = {folder: (folder / name).read_text() for folder in folders if (folder / name).exists()}
-    return {folder: text for folder, text in found.items() if not text.startswith("max")}
+    return {folder: text for folder, text in found.items() if not text.startswith(("max", "-1"))}

@@ -303,6 +303,19 @@ def test_a_container_with_fewer_processors_gets_fewer_workers(system, monkeypatc
     assert parse(["text.txt"]).workers == workers
 
 
+@pytest.mark.parametrize(("time", "workers"), [("-1", 64), ("250000", 3), ("9000000", 64)])
+@pytest.mark.parametrize("own", ["4:cpu,cpuacct:/slurm/job_1", "4:cpuacct,cpu:/slurm/job_1/task_0"])
+def test_a_job_with_fewer_processors_gets_fewer_workers_in_groups_of_version_1(
+    system, monkeypatch, own, time, workers
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    write(system / "proc/self/cgroup", f"5:cpuset:/elsewhere\n{own}\n0::/\n")
+    for group, limit in (("", "-1"), ("/slurm/job_1", time)):
+        write(system / f"sys/fs/cgroup/cpu{group}/cpu.cfs_quota_us", f"{limit}\n")
+        write(system / f"sys/fs/cgroup/cpu{group}/cpu.cfs_period_us", "100000\n")
+    assert parse(["text.txt"]).workers == workers
+
+
 def test_a_job_with_fewer_processors_gets_fewer_workers(system, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     write(system / "proc/self/cgroup", JOBS["proc/self/cgroup"])
