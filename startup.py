@@ -7,6 +7,7 @@ from __future__ import annotations  # for an older Python, which is to reach beg
 
 import atexit
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")  # on Linux; WSL2 has Windows' driver
 PACKAGES = ("numpy", "tiktoken", "tokenizers", "tqdm")  # each script needs these
+TORCH = (2, 7)  # the first whose torch.accelerator tells whether a GPU is available
 
 # Turns for which PyTorch's threads (libgomp's) spin while they wait for each other. The default,
 # 300,000, keeps them on the core that the thread they wait for needs: next to two busy programs a
@@ -28,7 +30,7 @@ SPIN = "20000"
 def begin(*packages: str) -> None:
     """From here on Ctrl-C and SIGTERM end the script quietly, and its streams take all text.
 
-    An older Python, or a missing package, ends it now.
+    An older Python, a missing package, or an older PyTorch, ends it now.
     """
     set_up_streams()
     script, version = Path(sys.argv[0]).name, ".".join(map(str, sys.version_info[:2]))
@@ -39,15 +41,19 @@ def begin(*packages: str) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    missing = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
-    if missing:
+    needed = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
+    if "torch" in packages and not needed:
+        found = importlib.metadata.version("torch")
+        if tuple(map(int, found.split(".")[:2])) < TORCH:
+            needed = [f"PyTorch {TORCH[0]}.{TORCH[1]} or newer, but {found}"]
+    if needed:
         place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
         python = Path(__file__).parent / ".venv" / place
         advice = f"{sys.executable} -m pip install -r requirements.txt -c constraints.txt"
         if python.exists() and python.parent != Path(sys.executable).parent:
             advice += f"\nor use {python}, which may have them"
         print(
-            f"{script}: {sys.executable} has no {', '.join(missing)}:\n  {advice}", file=sys.stderr
+            f"{script}: {sys.executable} has no {', '.join(needed)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
     atexit.register(drop_unread)

@@ -46,6 +46,18 @@ def test_missing_packages_are_named_with_what_installs_them(name):
     fails_clearly(result, f"{name}: ", "has no numpy, tiktoken", "pip install -r requirements.txt")
 
 
+@pytest.mark.parametrize("version", ["1.13.1", "2.6.0+cu124"])
+def test_a_pytorch_that_is_too_old_is_named_before_it_is_imported(version, tmp_path):
+    metadata = tmp_path / f"torch-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Name: torch\nVersion: {version}\n")
+    result = run_script("-X", "utf8", "train.py", PYTHONPATH=str(tmp_path))
+    least = ".".join(map(str, startup.TORCH))
+    assert f"torch>={least}" in (ROOT / "requirements.txt").read_text()
+    words = f"has no PyTorch {least} or newer, but {version}:"
+    fails_clearly(result, "train.py: ", words, "pip install -r requirements.txt")
+
+
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
     result = run_script(f"{name.replace('.', '/')}.py", PYTHONPATH="")
