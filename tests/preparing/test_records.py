@@ -225,11 +225,12 @@ def test_a_record_whose_text_is_null_is_left_out_and_counted(tmp_path):
 
 def test_bytes_in_parquet_are_text(tmp_path):
     broken = pyarrow.array([b"a caf\xe9", b"b"]).cast(pyarrow.string(), safe=False)
-    for column, texts in ((broken, ["a caf\ufffd", "b"]), ([b"a", None], ["a"])):
-        pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
-        with pytest.raises(InputError, match=r"parquet, row [12]: (not UTF-8|'text' is None)"):
-            read(tmp_path / "a.parquet")
-        assert read(tmp_path / "a.parquet", on_error="replace")[0] == texts
+    pyarrow.parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"parquet, row 1: not UTF-8"):
+        read(tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", on_error="replace")[0] == ["a caf\ufffd", "b"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": [b"a", b"b"]}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet")[0] == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
