@@ -54,7 +54,7 @@ def test_logits_equal_those_of_transformers(shape, tied):
     [
         ("gpt2_small", 32000, 134_601_216),
         ("gpt2_small_modern", 32000, pytest.approx(134_601_216, rel=0.01)),  # the same budget
-        ("gpt2_medium", 50257, 354_823_168),  # as published
+        ("gpt2_124m", 50257, 124_439_808),  # as published
     ],
 )
 def test_a_preset_has_its_parameters(name, vocab_size, parameters):
