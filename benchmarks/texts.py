@@ -184,7 +184,7 @@ def draw(path: Path) -> None:
         )
     axes.set_xticks(range(len(steps)), [f"{m:g}" if m else "weights\nas they are" for m in steps])
     axes.set(ylabel="bits per byte of held-back text")
-    axes.set_xlabel(f"minutes of training, not to scale; {result['device']}")
+    figure.supxlabel(f"minutes of training, not to scale; {result['device']}", fontsize=10)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=9)
     figure.savefig(path.with_suffix(".png"), dpi=170)

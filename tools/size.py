@@ -30,10 +30,10 @@ from training.plan import measure
 from training.setup import build
 
 WIDTHS = (64, 128, 192, 256, 384, 512, 768, 1024)
-# The loss falls with the same power of the parameters and of the tokens; a parameter is worth so
-# many tokens.
-LOSS_POWER = -0.8
-TOKENS_PER_PARAMETER = 3.5
+# The loss falls with one power of the tokens and of the parameters in the layers, each of which is
+# worth so many tokens. Those of embedding and output count little.
+LOSS_POWER = -0.75
+TOKENS_PER_PARAMETER = 4.5
 RATE_POWER = -0.5  # the best learning rate is proportional to this power of the width
 MARK = "# Written by python -m tools.size, which replaces it.\n"
 TIMED_S = 3.0  # seconds per size
@@ -45,6 +45,7 @@ class Size:
 
     config: Config
     parameters: int
+    in_layers: int  # of them
     tokens: float
     epochs: float
     hours: float
@@ -57,7 +58,7 @@ class Size:
     @property
     def excess(self) -> float:
         """What too few tokens and parameters add to the loss, but for the same factor."""
-        return self.lack_of_tokens + (TOKENS_PER_PARAMETER * self.parameters) ** LOSS_POWER
+        return self.lack_of_tokens + (TOKENS_PER_PARAMETER * self.in_layers) ** LOSS_POWER
 
 
 def family(config: Config) -> list[Config]:
@@ -95,8 +96,9 @@ def time_size(config: Config, hours: float, may_compile: bool = False) -> Size:
     batch = config.tokens_per_step
     steps = min(hours * 3600 / step_s, (config.epochs or math.inf) * text / batch)
     tokens, parameters = steps * batch, run.model.num_parameters()
+    in_layers = sum(p.numel() for p in run.model.h.parameters())
     config = replace(config, max_steps=max(1, round(steps)), epochs=None)
-    return Size(config, parameters, tokens, tokens / text, steps * step_s / 3600)
+    return Size(config, parameters, in_layers, tokens, tokens / text, steps * step_s / 3600)
 
 
 def run_name(config: Config, hours: float) -> str:

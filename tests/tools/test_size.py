@@ -79,19 +79,21 @@ def test_a_size_is_a_narrower_preset_with_its_rates(bpe_data, tmp_path, monkeypa
     assert rates == pytest.approx((4e-4 / ratio**0.5, 0.04 / ratio**0.5))
 
 
-# Bits per byte that docs/experiments.md has: {millions of parameters: (steps, bits)}.
+# Bits per byte that docs/experiments.md has: {millions of parameters in layers: (steps, bits)}.
 MEASURED = {
-    "German, 2 minutes": {0.35: (645, 1.252), 1.07: (366, 1.127), 2.16: (249, 1.151)},
-    "Python, 2 minutes": {0.35: (645, 1.429), 1.07: (366, 1.327), 2.16: (249, 1.370)},
-    "German, 10 minutes": {1.07: (3220, 0.874), 2.16: (1830, 0.841), 5.35: (880, 0.853)},
-    "Python, 10 minutes": {1.07: (3220, 1.074), 2.16: (1830, 1.049), 5.35: (880, 1.079)},
+    "German, 2 minutes": {0.21: (645, 1.252), 0.81: (366, 1.127), 1.77: (249, 1.151)},
+    "Python, 2 minutes": {0.21: (645, 1.429), 0.81: (366, 1.327), 1.77: (249, 1.370)},
+    "plays, 2 minutes": {0.21: (645, 2.108), 0.81: (366, 2.074), 1.77: (249, 2.089)},
+    "100 MB, 2 minutes": {0.21: (645, 1.670), 0.81: (366, 1.475)},
+    "German, 10 minutes": {0.81: (3220, 0.874), 1.77: (1830, 0.841), 4.82: (880, 0.853)},
+    "Python, 10 minutes": {0.81: (3220, 1.074), 1.77: (1830, 1.049), 4.82: (880, 1.079)},
 }
 
 
 @pytest.mark.parametrize("runs", MEASURED.values(), ids=MEASURED)
 def test_the_size_that_reached_the_lowest_loss_is_chosen(runs):
     bits = {
-        tools.size.Size(None, 1e6 * millions, 4096 * steps, 0, 0).excess: bits
+        tools.size.Size(None, 0, 1e6 * millions, 4096 * steps, 0, 0).excess: bits
         for millions, (steps, bits) in runs.items()
     }
     assert bits[min(bits)] == min(bits.values())
