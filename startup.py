@@ -7,7 +7,6 @@ from __future__ import annotations  # for an older Python, which is to reach beg
 
 import atexit
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -33,6 +32,9 @@ def begin(*packages: str) -> None:
     An older Python, a missing package, or an older PyTorch, ends it now.
     """
     set_up_streams()
+    atexit.register(drop_unread)
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
     script, version = Path(sys.argv[0]).name, ".".join(map(str, sys.version_info[:2]))
     if sys.version_info < (3, 11):  # noqa: UP036 - that a user may start it with
         print(
@@ -43,9 +45,10 @@ def begin(*packages: str) -> None:
         sys.exit(2)
     needed = [name for name in (*PACKAGES, *packages) if not importlib.util.find_spec(name)]
     if "torch" in packages and not needed:
-        found = importlib.metadata.version("torch")
-        if tuple(map(int, found.split(".")[:2])) < TORCH:
-            needed = [f"PyTorch {TORCH[0]}.{TORCH[1]} or newer, but {found}"]
+        text = Path(importlib.util.find_spec("torch").origin).with_name("version.py").read_text()
+        found = re.search(r"__version__ = '((\d+)\.(\d+).*)'", text)
+        if found and (int(found[2]), int(found[3])) < TORCH:
+            needed = [f"PyTorch {TORCH[0]}.{TORCH[1]} or newer, but {found[1]}"]
     if needed:
         place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
         python = Path(__file__).parent / ".venv" / place
@@ -56,9 +59,6 @@ def begin(*packages: str) -> None:
             f"{script}: {sys.executable} has no {', '.join(needed)}:\n  {advice}", file=sys.stderr
         )
         sys.exit(2)
-    atexit.register(drop_unread)
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, leave)
     tune_environment()
 
 

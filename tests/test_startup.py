@@ -48,9 +48,9 @@ def test_missing_packages_are_named_with_what_installs_them(name):
 
 @pytest.mark.parametrize("version", ["1.13.1", "2.6.0+cu124"])
 def test_a_pytorch_that_is_too_old_is_named_before_it_is_imported(version, tmp_path):
-    metadata = tmp_path / f"torch-{version}.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text(f"Name: torch\nVersion: {version}\n")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text(f"debug = False\n__version__ = '{version}'\n")
     result = run_script("-X", "utf8", "train.py", PYTHONPATH=str(tmp_path))
     least = ".".join(map(str, startup.TORCH))
     assert f"torch>={least}" in (ROOT / "requirements.txt").read_text()
