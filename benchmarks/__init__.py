@@ -4,6 +4,7 @@
 it ran on. docs/results.md has the commands and the numbers.
 """
 
+import argparse
 import multiprocessing
 import os
 import platform
@@ -20,7 +21,7 @@ import torch
 import config as settings
 import hardware
 import startup
-from command_line import Parser
+from command_line import Parser, local_path
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from preparing import InputError
@@ -38,6 +39,17 @@ INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "as
 def argument_parser(name: str, doc: str) -> Parser:
     """The parser of benchmarks/NAME.py; doc is its docstring."""
     return Parser(prog=f"python -m benchmarks.{name}", description=doc.splitlines()[0])
+
+
+def checkout(text: str, name: str, script: str) -> Path:
+    """A typed path to a checkout of the program `name`, which has the file `script`.
+
+    Raises ArgumentTypeError if there is none.
+    """
+    path = local_path(text)
+    if not (path / script).is_file():
+        raise argparse.ArgumentTypeError(f"{path} is not a checkout of {name}: it has no {script}")
+    return path
 
 
 def run_main(name: str, main: Callable) -> None:

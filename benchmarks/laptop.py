@@ -6,7 +6,6 @@ seconds given, by the times of a short run. Their schedules therefore end when t
 PyTorch's cache has what it compiles for them. One function scores the weights of all.
 """
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -28,7 +27,6 @@ import torch.nn.functional as F
 import config as settings
 import hardware
 from benchmarks import ENVIRONMENT, run_apart, run_script, train_in
-from command_line import local_path
 from config import Config
 from formats import huggingface
 from formats.data_folder import read_meta, read_tokens
@@ -55,16 +53,6 @@ OPTIONS = """
 # The learning rates of its base_train.py in July 2026; it scales them by batch size and width.
 ITS_RATES = {"embedding": 0.3, "unembedding": 0.008, "matrix": 0.02, "scalar": 0.5}
 SEED = "torch.manual_seed(42)"  # in its common.py
-
-
-def checkout(text: str) -> Path:
-    """A typed path to a checkout of nanochat. Raises ArgumentTypeError if there is none."""
-    path = local_path(text)
-    if not (path / "nanochat" / "common.py").is_file():
-        raise argparse.ArgumentTypeError(
-            f"{path} is not a checkout of nanochat: it has no nanochat/common.py"
-        )
-    return path
 
 
 def read_documents(data: str | None) -> tuple[list[str], list[str]]:

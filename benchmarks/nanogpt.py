@@ -11,11 +11,11 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import hardware
-from benchmarks import ENVIRONMENT
-from command_line import local_path
+from benchmarks import ENVIRONMENT, checkout
 from config import Config
 from formats.data_folder import read_meta
 from training.run import largest_divisor
@@ -24,15 +24,8 @@ from training.run import largest_divisor
 def add_option(parser: argparse.ArgumentParser) -> None:
     """Take --nanogpt PATH."""
     text = "checkout of nanoGPT to compare with"
-    parser.add_argument("--nanogpt", type=checkout, metavar="PATH", help=text)
-
-
-def checkout(text: str) -> Path:
-    """A typed path to a checkout. Raises ArgumentTypeError if there is none."""
-    path = local_path(text)
-    if not (path / "train.py").is_file():
-        raise argparse.ArgumentTypeError(f"{path} is not a checkout of nanoGPT: it has no train.py")
-    return path
+    is_checkout = partial(checkout, name="nanoGPT", script="train.py")
+    parser.add_argument("--nanogpt", type=is_checkout, metavar="PATH", help=text)
 
 
 def copy_checkout(path: Path, copy: Path, data_dir: str, edits: dict[str, str]) -> Path:

@@ -36,7 +36,7 @@ import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, laptop, nanogpt, report, run_main, train
+from benchmarks import argument_parser, checkout, laptop, nanogpt, report, run_main, train
 from command_line import count, positive
 from config import Config
 from formats import files
@@ -193,7 +193,8 @@ def main(argv):
     parser.add_argument("--task", choices=TASKS, default="shakespeare")
     nanogpt.add_option(parser)
     text = "checkout of nanochat to compare config/laptop.py with, instead of a task"
-    parser.add_argument("--nanochat", type=laptop.checkout, metavar="PATH", help=text)
+    is_checkout = partial(checkout, name="nanochat", script="nanochat/common.py")
+    parser.add_argument("--nanochat", type=is_checkout, metavar="PATH", help=text)
     text = "with --nanochat: files to train on, each a text; default: the standard library"
     parser.add_argument("--data", metavar="FOLDER", help=text)
     text = "with --nanochat: of each run; default %(default)s"

@@ -161,9 +161,8 @@ def _expand(given):
     if not glob.has_magic(given):
         names = ", ".join([SHAKESPEARE, *CATALOG])
         raise InputError(f"no such file or folder: {given:.300}; texts by name are {names}")
-    pattern = re.sub(
-        r"(?<=\.)\w+\Z", _in_any_case, spread(given)
-    )  # .txt finds .TXT, as below a folder
+    # .txt finds .TXT, as below a folder.
+    pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, spread(given))
     found = _without_hidden(glob.glob(pattern, recursive=True), given)
     found = sorted(Path(path).as_posix() for path in found if os.path.isfile(path))
     if not found:
