@@ -53,12 +53,14 @@ FIXED = {
         "hidden_act": ["silu"],
         "attention_bias": [False],
         "use_sliding_window": [False],
+        "rope_scaling": [None],
     },
     "llama": {
         "hidden_act": ["silu"],
         "attention_bias": [False],
         "mlp_bias": [False],
         "pretraining_tp": [1],
+        "rope_scaling": [None],
     },
 }
 CLASSES = {"gpt2": "GPT2LMHeadModel", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -109,6 +111,8 @@ def read_config(folder: Path) -> GPTConfig:
     # The name and the place that transformers 5 reads first, and those of older programs.
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
+        values.pop("rope_scaling", None)
     odd = []
     for name, allowed in FIXED[arch].items():
         if values.get(name, allowed[0]) not in allowed:
