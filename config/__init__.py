@@ -143,7 +143,9 @@ class Config:
         [], "prompts to continue at each evaluation, in log and terminal"
     )
     tensorboard: bool = setting(False, "also write the curves for TensorBoard")
-    wandb: str | None = setting(None, "also send the curves to this Weights & Biases project")
+    wandb: str | None = setting(
+        None, "also send the curves to this Weights & Biases project, as PROJECT or TEAM/PROJECT"
+    )
 
     cost_per_hour: float = setting(0.0, "price of the machine per hour", section="budget")
     max_cost: float | None = setting(None, "save and stop when this much is spent")

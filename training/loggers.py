@@ -5,12 +5,15 @@ training continues without it.
 """
 
 import contextlib
+import os
 from pathlib import Path
 
 from config import Config
 from formats import files
 from formats.run_folder import ROOT
 from training import warn
+
+FINISH_S = "120"  # seconds that the end of a run waits for W&B's uploads; W&B alone waits forever
 
 
 class Loggers:
@@ -65,13 +68,17 @@ def open_tensorboard(config: Config, folder: Path, step: int, run_id: str):
 
 def open_wandb(config: Config, folder: Path, step: int, run_id: str):
     """A W&B run that continues under the run's id; WANDB_MODE=offline works too."""
+    # As a variable, since older versions reject settings that they do not know.
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", FINISH_S)
     import wandb
 
-    older = folder / "wandb_id"  # of a run that began before runs had ids
+    entity, _, project = config.wandb.rpartition("/")
+    other = folder / "wandb_id"  # the user's, or of a run that began before runs had ids
     run = wandb.init(
-        project=config.wandb,
+        entity=entity or None,
+        project=project,
         name=display_name(folder),
-        id=older.read_text() if older.exists() else run_id,
+        id=other.read_text().strip() if other.exists() else run_id,
         resume="allow",
         dir=str(folder),
         config=config.recorded(),

@@ -33,7 +33,7 @@ def test_loggers_continue_across_starts(char_data, tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     for steps in (20, 40):
-        settings = [f"--max_steps={steps}", "--tensorboard=True", "--wandb=trial"]
+        settings = [f"--max_steps={steps}", "--tensorboard=True", "--wandb=team/trial"]
         result = trained(char_data, tmp_path, *settings)
         assert "failed" not in result.stderr, result.stderr
 
@@ -50,7 +50,9 @@ def test_loggers_continue_across_starts(char_data, tmp_path, monkeypatch):
     for file in files:
         records = list(wandb_records(file))
         (run,) = (record.run for record in records if record.HasField("run"))
-        assert (run.run_id, run.project) == (run_id, "trial")  # one, over both starts
+        # one, over both starts
+        assert (run.run_id, run.entity, run.project) == (run_id, "team", "trial")
+        assert run.telemetry.feature.finish_timeout  # W&B's end of a run has one
         (metric,) = (r.metric for r in records if r.metric.glob_name == "*")
         assert metric.step_metric == "step"
         for record in records:
