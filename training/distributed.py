@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -28,6 +29,9 @@ from formats import files
 from training import RunError
 
 WAIT_S = 10  # seconds until a process prints what it is waiting for
+# The first process alone saves, uploads and fetches. PyTorch would end the others when they have
+# waited for it for 10 minutes (NCCL) or 30 (gloo). It notices a dead process by other means.
+PATIENCE = timedelta(days=1)
 
 # Only init() sets these.
 rank = 0  # of this process among all
@@ -99,6 +103,7 @@ def join() -> None:
     if torch.cuda.is_available() and dist.is_nccl_available():
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=_store, rank=rank, world_size=world_size)
+    dist.distributed_c10d._set_pg_timeout(PATIENCE)  # not above: connecting has PyTorch's
     if not is_main:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,21 @@ def test_a_single_process_needs_no_other_variables(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "x")
     distributed.init()
     assert distributed.local_world_size == 1
+
+
+def join_alone():
+    """Join as the only process, and look how long it would wait for the others."""
+    os.environ |= LAUNCHED | {"WORLD_SIZE": "1", "MASTER_PORT": "0"}
+    distributed.join()
+    gloo = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    assert gloo.options._timeout >= timedelta(hours=12)
+
+
+def test_a_process_waits_for_an_upload_of_the_first_however_long_that_takes():
+    process = warm_start.context.Process(target=join_alone)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def wait_for_rank_1(port):
