@@ -32,6 +32,8 @@ WAIT_S = 10  # seconds until a process prints what it is waiting for
 # The first process alone saves, uploads and fetches. PyTorch would end the others when they have
 # waited for it for 10 minutes (NCCL) or 30 (gloo). It notices a dead process by other means.
 PATIENCE = timedelta(days=1)
+# SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU time, as in ulimit -St.
+SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")  # end a run with a save
 
 # Only init() sets these.
 rank = 0  # of this process among all
@@ -217,10 +219,10 @@ class StopFlag:
 
     def __init__(self):
         self.signum = 0
-        signal.signal(signal.SIGTERM, self.set)
-        signal.signal(signal.SIGINT, self.set)
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, self.set)  # Windows lacks it
+        for name in SIGNALS:
+            number = getattr(signal, name, None)  # Windows has the first two
+            if number and signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets SIGHUP
+                signal.signal(number, self.set)
 
     def set(self, signum, frame):
         if self.signum and signum == signal.SIGINT:

@@ -181,7 +181,10 @@ def test_muon_and_the_modern_model_resume_to_the_same_weights(char_data, tmp_pat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals to other processes")
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129), ("SIGUSR1", 138), ("SIGXCPU", 152)],
+)
 def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     signum = getattr(signal, name)
     endless = ["--max_steps=100000", "--eval_interval=0"]
@@ -192,7 +195,7 @@ def test_a_signal_saves_and_leaves(char_data, tmp_path, name, status):
     out, err = process.communicate(timeout=300)
     assert process.returncode == status, err
     assert not err
-    step = int(re.search(r"step ([\d,]+) is saved", out)[1].replace(",", ""))
+    step = int(re.search(rf"{name}: step ([\d,]+) is saved", out)[1].replace(",", ""))
     assert run_folder.read_state(tmp_path / f"step_{step:08d}")["step"] == step
 
 
