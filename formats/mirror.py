@@ -11,7 +11,7 @@ from pathlib import Path
 from formats import files, run_folder
 from formats.address import Folder, local_copy
 from formats.files import atomic_folder
-from formats.run_folder import FILES, STEP_NAME, CheckpointError, step_name
+from formats.run_folder import FILES, STEP_NAME, CheckpointError, VersionError, step_name
 
 FIRST_LINE = 100_000  # bytes; longer than the first line of any log
 
@@ -135,7 +135,7 @@ class Mirror:
         """If the copy has a newer complete step than the run on this disk, fetch it and the best.
 
         Returns a sentence for each damaged step. Raises CheckpointError if the copy belongs to
-        another run.
+        another run, VersionError if a later version saved the step.
         """
         there, settings = self.check_same_run(run)
         whole = [step for step, is_whole in there.items() if is_whole]
@@ -162,6 +162,8 @@ class Mirror:
             try:
                 self.fetch(step, run)
                 return
+            except VersionError:
+                raise
             except CheckpointError as error:
                 problems.append(f"in {self.address}: {error}")
 

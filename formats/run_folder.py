@@ -58,6 +58,10 @@ class CheckpointError(ValueError):
     """A checkpoint that is missing or cannot be used; the message is for the user."""
 
 
+class VersionError(CheckpointError):
+    """A checkpoint of a later version of this program: it is not damaged, so nothing skips it."""
+
+
 def save(run: Path, state: dict, model: dict, optimizer: dict, tokenizer_json: str) -> Path:
     """Write run/step_N/ with model.pt, optimizer.pt, tokenizer.json and state.json; returns it.
 
@@ -128,24 +132,31 @@ def step_of(folder: Path) -> int:
 def read_state(folder: Path, names=FILES) -> dict:
     """The values in state.json, after checking their checksum and those of the files `names`.
 
-    Raises CheckpointError naming the missing or damaged file, and OSError if the folder cannot be
-    read at the moment.
+    Raises CheckpointError naming the missing or damaged file, VersionError for a later format, and
+    OSError if the folder cannot be read at the moment.
     """
     path = folder / "state.json"
     try:
         state = dict(parse_json(path.read_text(encoding="utf-8")))
-        checksums = {name: sha256(folder / name) for name in names}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} is missing") from None
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-    if state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {state.get('format')}, this code reads format {FORMAT}"
+    found = state.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        raise VersionError(
+            f"a later version of this program saved {folder}: its format is {found}, and this"
+            f" version reads {FORMAT}; use that version, or update this one"
         )
+    if found != FORMAT:
+        raise CheckpointError(f"{path} has format {found}, this code reads format {FORMAT}")
     if state.pop("sha256", None) != fingerprint(state):
         raise CheckpointError(f"{path} is damaged: its values are not those it was saved with")
-    for name, checksum in checksums.items():
+    for name in names:
+        try:
+            checksum = sha256(folder / name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder / name} is missing") from None
         if checksum != state["files"][name]["sha256"]:
             raise CheckpointError(f"{folder / name} is damaged: it is not what was saved")
     return state
@@ -154,13 +165,15 @@ def read_state(folder: Path, names=FILES) -> dict:
 def latest(run: Path) -> tuple[Path | None, dict, list[str]]:
     """The newest intact step folder, its state, and a sentence for each damaged one skipped.
 
-    (None, {}, ...) if there is none. Raises OSError as read_state does, so that a mount that fails
-    for a moment does not make steps look damaged.
+    (None, {}, ...) if there is none. Raises OSError and VersionError as read_state does: a mount
+    that fails for a moment, or a later version, does not make steps look damaged.
     """
     problems = []
     for folder in reversed(steps(run)):
         try:
             return folder, read_state(folder), problems
+        except VersionError:
+            raise
         except CheckpointError as error:
             if not folder.exists():  # a training process has saved and rotated: look again
                 return latest(run)

@@ -101,6 +101,12 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
     shape = shape_settings(trained)
     differ = differences(config, shape, demanded(config, trained.block_size), "the checkpoint")
     config = replace(config, **shape)
+    unknown = saved["progress"].keys() - {field.name for field in fields(Progress)}
+    if unknown:
+        raise CheckpointError(
+            f"a later version of this program saved {folder}: this one does not know its"
+            f" {', '.join(sorted(unknown))}; use that version, or update this one"
+        )
     progress, before, now = Progress(**saved["progress"]), saved["settings"], config.recorded()
     if now["micro_batch_size"] != before.get("micro_batch_size"):
         progress.micro_batch_limit = None  # the user has chosen another

@@ -50,6 +50,15 @@ def test_one_changed_digit_of_state_json_is_noticed(tmp_path):
         run_folder.read_state(path.parent)
 
 
+def test_a_step_of_a_later_version_is_not_passed_over_as_damaged(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "FORMAT", 2)
+        (save(tmp_path, 2) / "model.pt").unlink()  # its files may have other names
+    with pytest.raises(CheckpointError, match="step_00000002: its format is 2"):
+        run_folder.latest(tmp_path)
+
+
 def test_damaged_steps_beyond_the_one_that_continues_are_set_aside(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step)

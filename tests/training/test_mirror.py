@@ -197,6 +197,18 @@ def test_a_damaged_step_of_the_mirror_is_passed_over(tmp_path, place, capsys):
         find_start(Config(mirror=place, checkpoint_dir=str(empty)), None, None)
 
 
+def test_a_step_of_a_later_version_in_the_mirror_is_not_passed_over(tmp_path, place, monkeypatch):
+    run, empty = tmp_path / "run", tmp_path / "empty" / "run"
+    save(run, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "FORMAT", 2)
+        save(run, 2)
+    upload(run, place)
+    with pytest.raises(CheckpointError, match="a later version of this program saved"):
+        fetch(empty, place)
+    assert not run_folder.steps(empty)
+
+
 def test_another_run_in_the_mirror_is_left_alone(tmp_path, place):
     save(tmp_path / "a" / "run", 1)
     save(tmp_path / "b" / "run", 2)

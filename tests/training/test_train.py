@@ -17,7 +17,8 @@ import torch
 import config
 import model
 from config import Config, ConfigError
-from formats import pretrained, run_folder
+from formats import files, pretrained, run_folder
+from formats.run_folder import CheckpointError
 from generating.load import open_checkpoint
 from model import GPTConfig
 from tests.conftest import (
@@ -152,6 +153,17 @@ def test_with_its_newest_step_damaged_a_run_ends_in_the_same_weights_and_the_sam
     elapsed = [r["elapsed_s"] for r in run_folder.read_log(part) if "loss" in r]
     assert elapsed == sorted(elapsed)  # of all starts
     assert len(list(part.glob("damaged_*"))) == 1
+
+
+def test_progress_that_only_a_later_version_knows_is_a_sentence(finished, little_data, tmp_path):
+    run = shutil.copytree(finished[0], tmp_path / "run")
+    path = run / "step_00000040" / "state.json"
+    state = files.read_json(path)
+    del state["sha256"]
+    state["progress"]["skips"] = 3
+    files.write_json(path, state | {"sha256": files.fingerprint(state)})
+    with pytest.raises(CheckpointError, match="this one does not know its skips"):
+        small_run(little_data, run, *WHOLE, "--max_steps=50")
 
 
 def test_each_step_drops_other_activations(tmp_path):
