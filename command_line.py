@@ -1,7 +1,7 @@
 """What people type -> what they mean: paths, numbers, names that are nearly right.
 
-For the settings and for the options of all programs; and numbers as people read them. Knows no
-setting and no option.
+For the settings and for the options of all programs; and how messages name our files and numbers.
+Knows no setting and no option.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from shlex import quote
 
 # A character that a console lacks, as startup.set_up_streams lets it be shown.
 ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
@@ -133,6 +134,25 @@ class Parser(argparse.ArgumentParser):
             message += "; one that begins with a dash is written --option=-value"
         message = message.replace("ignored explicit argument", "it takes no value, but is given")
         super().error(message)
+
+
+# -- our files, as they are typed ------------------------------------------------------------------
+
+
+def our_file(file: str) -> str:
+    """A file of this checkout as it is typed here: with its folder, unless that is the current one.
+
+    file: such as train.py.
+    """
+    path = Path(__file__).parent / file
+    is_here = Path(file).exists() and Path(file).resolve() == path.resolve()
+    return file if is_here else quote(path.as_posix())
+
+
+def our_tool(name: str) -> str:
+    """What follows `python` to start a tool here: only this checkout finds it as a module."""
+    file = f"tools/{name}.py"
+    return f"-m tools.{name}" if our_file(file) == file else our_file(file)
 
 
 # -- numbers in words ------------------------------------------------------------------------------

@@ -52,7 +52,10 @@ def begin(*packages: str) -> None:
     if needed:
         place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
         python = Path(__file__).parent / ".venv" / place
-        advice = f"{sys.executable} -m pip install -r requirements.txt -c constraints.txt"
+        from command_line import our_file  # an older Python cannot read it
+
+        advice = f"{sys.executable} -m pip install -r {our_file('requirements.txt')}"
+        advice += f" -c {our_file('constraints.txt')}"
         if python.exists() and python.parent != Path(sys.executable).parent:
             advice += f"\nor use {python}, which may have them"
         print(

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from dataclasses import dataclass
 
+from command_line import our_file
 from config.loader import (
     ConfigError,
     check,
@@ -207,8 +208,8 @@ def load(argv: list[str]) -> Config:
     if not argv:
         names = ", ".join(path.name for path in presets())
         raise ConfigError(
-            "which run? Name a preset, as in python train.py config/demo.py; config/ has"
-            f" {names}; --help lists the settings"
+            f"which run? Name a preset, as in python {our_file('train.py')} config/demo.py; config/"
+            f" has {names}; --help lists the settings"
         )
     typed, preset = read_arguments(argv, SETTINGS)
     values, name = {}, "run"

@@ -19,7 +19,7 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-from command_line import LOGIN, near, place, unquoted
+from command_line import LOGIN, near, our_file, our_tool, place, unquoted
 
 # Names in nanoGPT and in other programs, and what to write here.
 OTHERS = {
@@ -38,10 +38,10 @@ OTHERS = {
     "wandb_run_name": "the last folder of checkpoint_dir",
     "decay_lr": "min_lr = learning_rate, for a constant rate",
     "backend": "device",
-    "config": "a word without --, as in python train.py config/demo.py",
-    "eval_only": "python -m tools.evaluate RUN --data DATA",
+    "config": f"a word without --, as in python {our_file('train.py')} config/demo.py",
+    "eval_only": f"python {our_tool('evaluate')} RUN --data DATA",
     "always_save_checkpoint": "save_interval",
-    "vocab_size": "python prepare_data.py --vocab_size N, as it comes from the data",
+    "vocab_size": f"python {our_file('prepare_data.py')} --vocab_size N, as it comes from the data",
 }
 # Values of nanoGPT's init_from that are not weights here.
 NANOGPT_STARTS = ("scratch", "resume", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -245,7 +245,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
             data = shlex.quote(folder.as_posix())
         raise ConfigError(
             f"{folder} is not the folder of a run: it has no config.json. A new run takes a"
-            f" preset:\n  python train.py config/laptop.py --data_dir={data}"
+            f" preset:\n  python {our_file('train.py')} config/laptop.py --data_dir={data}"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -260,9 +260,9 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
     if not values:
         raise ConfigError(
             f"{folder} is not the folder of a run: train.py did not write its config.json. If it"
-            " holds weights in"
-            " Hugging Face's format, a run of its own can start from them:\n  python train.py"
-            f" config/finetune.py --init_from={shlex.quote(folder.as_posix())}"
+            " holds weights in Hugging Face's format, a run of its own can start from them:\n"
+            f"  python {our_file('train.py')} config/finetune.py"
+            f" --init_from={shlex.quote(folder.as_posix())}"
         )
     return values | {"checkpoint_dir": str(folder), "resume": "auto", "profile": False}
 
@@ -276,7 +276,8 @@ def check_name(name: str, table: dict[str, Field], where: str | Path) -> None:
     if name in OTHERS:
         hint = f"; here it is {OTHERS[name]}"
     raise ConfigError(
-        f"{where}: no setting is called {name!r}{hint} (python train.py --help lists all)"
+        f"{where}: no setting is called {name!r}{hint} (python {our_file('train.py')} --help lists"
+        " all)"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from command_line import our_file
 from formats.files import few, fingerprint, parse_json, write_json
 from formats.files import sha256 as file_sha256
 
@@ -199,9 +200,10 @@ def check_masked(folder: str | Path, meta: Meta) -> None:
         tokenizer = shlex.quote(str(folder))
         raise DataError(
             f"loss_on = assistant, but {folder} has no mask of the assistant's tokens: it holds no"
-            " conversations. Prepare some, a list of messages a line:\n  python prepare_data.py"
-            f" CONVERSATIONS.jsonl --tokenizer {tokenizer} --out data/chat\n(with init_from, give"
-            " --tokenizer its path) and train with --data_dir=data/chat, or use loss_on = all"
+            " conversations. Prepare some, a list of messages a line:\n"
+            f"  python {our_file('prepare_data.py')} CONVERSATIONS.jsonl --tokenizer {tokenizer}"
+            " --out data/chat\n(with init_from, give --tokenizer its path) and train with"
+            " --data_dir=data/chat, or use loss_on = all"
         )
 
 
@@ -227,7 +229,7 @@ def _how_to_prepare(folder):
     prepared = sorted(path.parent.as_posix() for path in Path("data").glob("*/meta.json"))
     return (
         f"{folder.as_posix()} holds no prepared data (no meta.json); run\n"
-        f"  python prepare_data.py {text} --out {out}\n"
+        f"  python {our_file('prepare_data.py')} {text} --out {out}\n"
         "(the first lines of a preset have its own command)\n"
         f"prepared in {Path('data').absolute()}: {few(prepared) or 'nothing yet'}"
     )

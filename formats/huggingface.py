@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from command_line import our_file
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from model import GPTConfig, expected_shapes
@@ -302,7 +303,7 @@ def check_weights(names: Collection[str], folder: str | Path) -> None:
     if not importlib.util.find_spec("safetensors"):
         raise CheckpointError(
             "the package safetensors is needed for these weights:"
-            " pip install safetensors -c constraints.txt"
+            f" pip install safetensors -c {our_file('constraints.txt')}"
         )
 
 

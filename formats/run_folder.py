@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from shlex import quote
 
+from command_line import our_file
 from config.loader import RECORDED
 from formats.files import (
     atomic_folder,
@@ -42,8 +43,8 @@ FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, besi
 # {file name or pattern of other programs' weights: what to do with them}.
 OTHERS = {
     "ckpt.pt": "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
-    " prepare_data.py TEXT --tokenizer gpt2), or convert its weights to a folder in Hugging Face's"
-    " format and start from that with init_from",
+    f" {our_file('prepare_data.py')} TEXT --tokenizer gpt2), or convert its weights to a folder in"
+    " Hugging Face's format and start from that with init_from",
     "adapter_config.json": "it holds an adapter, such as a LoRA, which is not supported. Merge it"
     " into its model with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
     ".save_pretrained(OUT)",
@@ -191,8 +192,8 @@ def find(path: str | Path | None) -> Path:
         runs = runs_with_steps() or [config.parent for config in ROOT.glob("*/config.json")]
         if not runs:
             raise CheckpointError(
-                f"no checkpoint under {ROOT}/ of {Path.cwd()} yet; train one: python train.py"
-                " config/demo.py"
+                f"no checkpoint under {ROOT}/ of {Path.cwd()} yet; train one: python"
+                f" {our_file('train.py')} config/demo.py"
             )
         path = max(runs, key=lambda run: (steps(run) or [run])[-1].stat().st_mtime)
     path = Path(path)
@@ -228,7 +229,7 @@ def what_is_there(path: Path) -> str:
     if path.is_file():
         here = "it is a file, not the folder of a run or a step"
     elif RECORDED in read_text(path / "config.json"):
-        command = f"python train.py {quote(path.as_posix())}"
+        command = f"python {our_file('train.py')} {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
     if held := runs_with_steps(path):
         return f"it holds runs; give one of them: {few([run.as_posix() for run in held])}"

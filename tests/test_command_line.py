@@ -8,7 +8,8 @@ import generating.terminal
 import preparing.arguments
 import tools.evaluate
 import tools.export
-from command_line import duration, local_path, near, place, short, si
+from command_line import duration, local_path, near, our_file, our_tool, place, short, si
+from tests.conftest import ROOT
 
 PARSERS = {
     "generate.py": generating.terminal.parse_args,
@@ -121,6 +122,15 @@ def test_names_that_begin_alike_are_nearer_than_similar_ones():
     assert near("n_layers", known) == ["n_layer"]
     assert near("learning_rte", known) == ["learning_rate"]
     assert near("zzz", known) == []
+
+
+def test_our_files_are_typed_with_their_folder_unless_it_is_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert (our_file("train.py"), our_tool("report")) == ("train.py", "-m tools.report")
+    (tmp_path / "train.py").touch()  # another program's, such as nanoGPT's
+    monkeypatch.chdir(tmp_path)
+    assert our_file("train.py") == str(ROOT / "train.py")
+    assert our_tool("report") == str(ROOT / "tools" / "report.py")
 
 
 def test_durations_in_words():

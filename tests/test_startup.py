@@ -12,11 +12,11 @@ import startup
 from tests.conftest import ROOT, fails_clearly, run_script
 
 SCRIPTS = ["train.py", "generate.py", "prepare_data.py"]
-TOOLS = ["tools.evaluate", "tools.export", "tools.report", "tools.demo", "tools.size"]
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [*((name, signal.SIGINT) for name in SCRIPTS), (TOOLS[0], signal.SIGTERM)]
+    ("name", "number"),
+    [*((name, signal.SIGINT) for name in SCRIPTS), ("tools.evaluate", signal.SIGTERM)],
 )
 def test_a_signal_during_imports_ends_it_quietly(name, number):
     command = [name] if name.endswith(".py") else ["-m", name]
@@ -58,10 +58,9 @@ def test_a_pytorch_that_is_too_old_is_named_before_it_is_imported(version, tmp_p
     fails_clearly(result, "train.py: ", words, "pip install -r requirements.txt")
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_a_tool_that_is_started_as_a_file_says_how_it_is_started(name):
-    result = run_script(f"{name.replace('.', '/')}.py", PYTHONPATH="")
-    fails_clearly(result, f"python -m {name}")
+def test_a_tool_starts_as_a_file_from_any_folder(tmp_path):
+    result = run_script(ROOT / "tools" / "report.py", "--help", cwd=tmp_path, PYTHONPATH="")
+    assert result.stdout.startswith("usage: "), result.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import startup
+from command_line import our_file
 from formats import files
 from formats.address import AddressError
 from formats.data_folder import DataError
@@ -26,7 +27,8 @@ def run(name: str, main: Callable[[list[str]], None], mistakes: tuple = ()) -> N
 def explain(error: BaseException) -> str | None:
     """The message for a failure that is not the user's mistake; None if there is no better one."""
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is missing; pip install {error.name} -c constraints.txt"
+        constraints = our_file("constraints.txt")
+        return f"{error.name} is missing; pip install {error.name} -c {constraints}"
     if isinstance(error, OSError):
         return files.error_message(error)
     hardware = sys.modules.get("hardware")  # imported only by tools that run a model

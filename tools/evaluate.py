@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import hardware
-from command_line import Parser, count, place
+from command_line import Parser, count, our_file, place
 from config import Config
 from formats import pretrained
 from formats.conversation import form_of
@@ -127,7 +127,8 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     if not data_dir:
         raise DataError(
             f"there is no text to evaluate {folder} on; prepare some with its tokenizer, and add"
-            f" --data data/NAME:\n  python prepare_data.py TEXT {prepare} --out data/NAME"
+            f" --data data/NAME:\n  python {our_file('prepare_data.py')} TEXT {prepare} --out"
+            " data/NAME"
         )
     loss_on = args.loss_on or own.get("loss_on", Config.loss_on)
     meta = read_meta(data_dir)

@@ -20,7 +20,7 @@ from shlex import quote
 
 import config as settings
 import hardware
-from command_line import Parser, local_path, place, positive
+from command_line import Parser, local_path, our_file, place, positive
 from config import Config, ConfigError
 from formats import files
 from hardware import DeviceError
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> None:
     lines = [f"{name} = {v!r}\n" for name, v in chosen.recorded().items() if v != defaults[name]]
     files.write_text(path, "".join([MARK, *lines]))
     print("<< is predicted to reach the lowest loss")
-    print(f"  python train.py {quote(path.as_posix())}")
+    print(f"  python {our_file('train.py')} {quote(path.as_posix())}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""Stops `python tools/NAME.py`, which imports this as startup, as Python looks in tools/ first."""
+"""Lets `python tools/NAME.py` start a tool, from any folder.
+
+Python then looks in tools/ first, and takes this for the module startup. It puts the folder above
+in place of tools/, and the real startup in place of this.
+"""
 
 import sys
 from pathlib import Path
 
-name = Path(sys.argv[0]).stem
-print(f"start it from the folder above tools/, as: python -m tools.{name}", file=sys.stderr)
-sys.exit(2)
+sys.path[0] = str(Path(__file__).parent.parent)
+del sys.modules["startup"]
+import startup  # noqa: E402, F401 - the import of this module returns what sys.modules now has

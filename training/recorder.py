@@ -18,7 +18,7 @@ from shlex import quote
 from tqdm import tqdm
 
 import hardware
-from command_line import duration
+from command_line import duration, our_file, our_tool
 from formats import files, run_folder
 from generating.text import complete
 from model import GPT
@@ -252,10 +252,8 @@ class Recorder:
                 " train longer, or start again with a lower learning_rate"
             )
         print(f"  {generate_command(run)}")
-        command = f"python -m tools.evaluate {quote(folder.as_posix())}"
-        if importlib.util.find_spec("matplotlib"):
-            command = f"python -m tools.report {quote(folder.as_posix())}"
-        print(f"  {command}")
+        tool = "report" if importlib.util.find_spec("matplotlib") else "evaluate"
+        print(f"  python {our_tool(tool)} {quote(folder.as_posix())}")
 
 
 def commit() -> str | None:
@@ -268,23 +266,17 @@ def commit() -> str | None:
         return None
 
 
-def script(name: str) -> str:
-    """One of our scripts as it is typed here: with its folder, unless that is the current one."""
-    path = Path(__file__).parent.parent / name
-    return name if Path(name).exists() else quote(path.as_posix())
-
-
 def continue_command(run: Run) -> str:
     """The command that continues a run with its own settings."""
     launcher = "python"
     if distributed.world_size > 1:  # several machines need further options
         launcher = f"torchrun --nproc_per_node={distributed.local_world_size}"
-    return f"{launcher} {script('train.py')} {quote(run.folder.as_posix())}"
+    return f"{launcher} {our_file('train.py')} {quote(run.folder.as_posix())}"
 
 
 def generate_command(run: Run) -> str:
     """The command that generates from a run, or chats if it was trained on conversations."""
-    command = f"python {script('generate.py')} --checkpoint {quote(run.folder.as_posix())}"
+    command = f"python {our_file('generate.py')} --checkpoint {quote(run.folder.as_posix())}"
     if run.data.meta.splits["train"].mask:
         return f"{command} --chat"
     for prompt in run.config.sample_prompts[:1]:

@@ -13,6 +13,7 @@ from os.path import abspath
 from pathlib import Path
 from shlex import quote
 
+from command_line import our_file
 from config import LEARNED, SETTINGS, Config, ConfigError
 from config.loader import fitting
 from formats import pretrained, run_folder
@@ -201,8 +202,8 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
         raise CheckpointError(
             f"{config.data_dir} has another tokenizer than the weights of {found.path} ({how});"
             f" {advice}:\n"
-            f"  python prepare_data.py TEXT --tokenizer {quote(found.path.as_posix())} --out"
-            " data/NAME"
+            f"  python {our_file('prepare_data.py')} TEXT --tokenizer"
+            f" {quote(found.path.as_posix())} --out data/NAME"
         )
     shape = replace(found.config, block_size=config.block_size, **changeable(config))
 
@@ -328,11 +329,11 @@ def on_other_data(run: Path, data_dir: str | None) -> str:
     """The commands that train a run's weights on other data. data_dir: None: not yet prepared."""
     source, data, prepare = quote(run.as_posix()), data_dir or "data/NAME", ""
     if data_dir is None:
-        prepare = f"  python prepare_data.py TEXT --tokenizer {source} --out {data}\n"
+        prepare = f"  python {our_file('prepare_data.py')} TEXT --tokenizer {source} --out {data}\n"
     return (
         f"To train its weights on other text, begin another run:\n{prepare}"
-        f"  python train.py config/finetune.py --init_from={source} --data_dir={quote(data)}"
-        " --checkpoint_dir=checkpoints/NAME"
+        f"  python {our_file('train.py')} config/finetune.py --init_from={source}"
+        f" --data_dir={quote(data)} --checkpoint_dir=checkpoints/NAME"
     )
 
 
