@@ -42,6 +42,9 @@ SHAPES = {
 }
 DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # null: model.py derives them
 FRACTIONS = ("norm_eps", "rope_theta")
+# The largest number of each kind: more layers take minutes to build, other numbers overflow.
+LARGEST = {"n_layer": 1000, "norm_eps": 1, "rope_theta": 10**15}
+LARGEST_SIZE = 10**7  # of all others
 # The only values that model.py supports; the first is the default if config.json does not have one.
 FIXED = {
     "gpt2": {
@@ -111,16 +114,25 @@ def read_config(folder: Path) -> GPTConfig:
     values = {name: value for name, value in values.items() if value is not None}
     # The name and the place that transformers 5 reads first, and those of older programs.
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(
+            f"{path}: the rotary positions (rope_scaling, rope_parameters) are {rope!r}, but they"
+            " must be an object"
+        )
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type == "default":
         values.pop("rope_scaling", None)
+    tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     odd = []
+    if not isinstance(tied, bool):
+        odd.append(f"tie_word_embeddings = {tied!r}")
     for name, allowed in FIXED[arch].items():
         if values.get(name, allowed[0]) not in allowed:
             odd.append(f"{name} = {values[name]!r}")
     if rope_type != "default":
         odd.append(f"rope_type = {rope_type!r}")
-    if any(kind != "full_attention" for kind in values.get("layer_types") or []):
+    kinds = values.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         odd.append("layer_types with other than full_attention")
     if values.get("quantization_config"):
         odd.append("quantization_config")
@@ -133,10 +145,12 @@ def read_config(folder: Path) -> GPTConfig:
         is_number = type(value) is int or (type(value) is float and ours in FRACTIONS)
         if value is None and ours in DERIVED:
             continue
-        if not is_number or value <= 0:
+        most = LARGEST.get(ours, LARGEST_SIZE)
+        if not is_number or not 0 < value <= most:  # a NaN is neither
             name = SHAPES[arch].get(ours, ours)
-            raise CheckpointError(f"{path}: {name} = {value!r}, but it must be a number above 0")
-    tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
+            raise CheckpointError(
+                f"{path}: {name} = {value!r}, but it must be a number above 0 and at most {most:,}"
+            )
     try:
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
     except ValueError as error:
@@ -144,11 +158,21 @@ def read_config(folder: Path) -> GPTConfig:
 
 
 def read_end_ids(folder: Path) -> list[int]:
-    """The ids that end a text, from generation_config.json, else from config.json."""
+    """The ids that end a text, from generation_config.json, else from config.json.
+
+    Raises CheckpointError if they are no numbers.
+    """
     for name in ("generation_config.json", "config.json"):
-        ids = files.read_json(folder / name).get("eos_token_id")
-        if ids is not None:
-            return ids if isinstance(ids, list) else [ids]
+        value = files.read_json(folder / name).get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(n, int) for n in ids):
+            raise CheckpointError(
+                f"{folder / name}: eos_token_id = {value!r}, but it must be a number or a list of"
+                " numbers"
+            )
+        return ids
     return []
 
 
