@@ -246,7 +246,7 @@ def from_hf(
     expected, out, wrong = expected_shapes(config), {}, []
     if config.tie_weights:
         del expected["lm_head.weight"]
-        left.pop("lm_head.weight", None)
+        _tie(left, config.arch, folder)
     for name, shape in expected.items():
         parts = [left.pop(theirs, None) for theirs in their_names(config.arch, name)]
         if any(part is None for part in parts):
@@ -265,6 +265,19 @@ def from_hf(
     if config.tie_weights:
         out["lm_head.weight"] = out["wte.weight"]
     return out
+
+
+def _tie(tensors, arch, folder):
+    """Keep the embedding alone of their two names for it; a file may have either or both."""
+    head = tensors.pop("lm_head.weight", None)
+    if head is None:
+        return
+    embedding = tensors.setdefault(their_names(arch, "wte.weight")[0], head)
+    if not torch.equal(embedding, head):
+        raise CheckpointError(
+            f"the weights in {folder} have an lm_head.weight that differs from the embedding, but"
+            " its config.json ties the two: write tie_word_embeddings = false there"
+        )
 
 
 def is_transposed(arch: str, name: str) -> bool:

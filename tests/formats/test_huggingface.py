@@ -63,6 +63,28 @@ def test_a_llama_of_the_first_files_loads(tmp_path):
     logits_agree(pretrained.load(tmp_path).model().eval(), theirs.eval(), 512)
 
 
+@pytest.mark.parametrize("arch", MODELS)
+def test_tied_weights_may_have_either_name_but_not_two_values(tmp_path, arch):
+    model = MODELS[arch](tied=True)
+    weights = saved(model, tmp_path) / "model.safetensors"
+    plain = load_file(weights)
+    embedding = huggingface.their_names(arch, "wte.weight")[0]
+    head = {"lm_head.weight": plain[embedding].clone()}
+    others = {name: tensor for name, tensor in plain.items() if name != embedding}
+    for tensors in (plain | head, others | head):
+        save_file(tensors, weights, metadata={"format": "pt"})
+        logits_agree(pretrained.load(tmp_path).model().eval(), model, 512)
+
+    head["lm_head.weight"][0, 0] += 1
+    save_file(plain | head, weights, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="differs from the embedding, but its config"):
+        pretrained.load(tmp_path)
+    saved(model, tmp_path, tie_word_embeddings=False)
+    save_file(plain | head, weights, metadata={"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    logits_agree(pretrained.load(tmp_path).model().eval(), theirs.eval(), 512)
+
+
 @pytest.mark.parametrize(
     ("arch", "config"),
     [
