@@ -93,6 +93,7 @@ NEXT_TO_WEIGHTS = (
     *(*CONFIGS, "chat_template.jinja"),
     *("tokenizer.json", "vocab.json", "merges.txt"),
 )
+WHOLE = "model.safetensors"
 SAFETENSORS = re.compile(r"model(-\d+-of-(\d+))?\.safetensors")
 
 
@@ -306,36 +307,40 @@ def _split(config, tensor, count):
 # -- files -----------------------------------------------------------------------------------------
 
 
-def needed(names: Iterable[str], weights: bool = True) -> list[str]:
+def needed(names: Collection[str], weights: bool = True) -> list[str]:
     """The files in this format that we read, among the names in a folder.
 
     weights: include the weights.
     """
-    return [name for name in names if name in NEXT_TO_WEIGHTS or (weights and _is_weights(name))]
+    found = [name for name in names if name in NEXT_TO_WEIGHTS]
+    return found + weights_among(names) if weights else found
 
 
-def has_weights(names: Iterable[str]) -> bool:
-    """True if these files include weights."""
-    return any(map(_is_weights, names))
-
-
-def _is_weights(name):
-    return SAFETENSORS.fullmatch(name) is not None
+def weights_among(names: Iterable[str]) -> list[str]:
+    """The files of weights: the whole one, which transformers also prefers, or else the shards."""
+    found = sorted(filter(SAFETENSORS.fullmatch, names))
+    return [WHOLE] if WHOLE in found else found
 
 
 def check_weights(names: Collection[str], folder: str | Path) -> None:
-    """Raises CheckpointError if a folder lacks weights or any shard of them.
+    """Raises CheckpointError if a folder lacks weights, any shard of them, or has those of two.
 
     Also if the package safetensors is missing. names: the files in the folder.
     """
-    shards = [found for found in map(SAFETENSORS.fullmatch, names) if found]
-    if not shards:
+    found = weights_among(names)
+    if not found:
         hint = run_folder.other_format(names) or "if you downloaded it, repeat the download"
-        raise CheckpointError(f"{folder} has no model.safetensors; {hint}")
-    total = max(int(found[2] or 1) for found in shards)
-    if len(shards) < total:
+        raise CheckpointError(f"{folder} has no {WHOLE}; {hint}")
+    totals = {int(SAFETENSORS.fullmatch(name)[2] or 1) for name in found}
+    if len(totals) > 1:
         raise CheckpointError(
-            f"{folder} has {len(shards)} of the {total} files of its weights; repeat the download"
+            f"{folder} holds the weights of two models, in {files.few(found)}; delete the files"
+            f" that {WHOLE}.index.json does not name"
+        )
+    if len(found) < max(totals):
+        raise CheckpointError(
+            f"{folder} has {len(found)} of the {max(totals)} files of its weights; repeat the"
+            " download"
         )
     if not importlib.util.find_spec("safetensors"):
         raise CheckpointError(
@@ -349,13 +354,13 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError for a missing or damaged file, and if safetensors is missing.
     """
-    paths = {path.name: path for path in sorted(folder.iterdir())}
-    check_weights(paths.keys(), folder)
+    names = [path.name for path in folder.iterdir()]
+    check_weights(names, folder)
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tensors = {}
-    for path in map(paths.get, filter(_is_weights, paths)):
+    for path in map(folder.joinpath, weights_among(names)):
         try:
             tensors |= load_file(path)
         except (OSError, ValueError, SafetensorError) as error:

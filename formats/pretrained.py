@@ -245,7 +245,7 @@ def fetch(address: str, weights: bool = True) -> Path:
         try:
             sizes = there.list()
         except AddressError as error:
-            if not have or (weights and not huggingface.has_weights(have)):
+            if not have or (weights and not huggingface.weights_among(have)):
                 raise
             print(f"{error}. Using the copy in {here}", file=sys.stderr)
             return here

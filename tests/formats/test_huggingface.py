@@ -187,6 +187,22 @@ def test_damaged_and_missing_weights_are_named(hf_model, tmp_path):
         pretrained.load(tmp_path)
 
 
+def test_shards_of_another_save_are_not_mixed_in(tmp_path):
+    """The older files stay where a program saves over them with another size of the shards."""
+    model = small_gpt2()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    older = {path: path.read_bytes() for path in tmp_path.glob("*-of-*.safetensors")}
+    model.transformer.wpe.weight.data.zero_()
+    saved(model, tmp_path)
+    for path, content in older.items():
+        path.write_bytes(content)
+    logits_agree(pretrained.load(tmp_path).model().eval(), model, 512)
+
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    with pytest.raises(CheckpointError, match=r"two models, .*delete the files that model\.safe"):
+        pretrained.load(tmp_path)
+
+
 def test_a_missing_package_is_named_before_weights_are_fetched_too(hf_model, tmp_path, monkeypatch):
     saved(hf_model, tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)
