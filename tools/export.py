@@ -129,6 +129,9 @@ def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
     }
     reading = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        # Below version 5, transformers adds token_type_ids by default. GPT-2 adds their embeddings
+        # to those of the text, and Llama and Qwen3 stop with a TypeError.
+        "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": config.block_size,
         "clean_up_tokenization_spaces": False,
     }

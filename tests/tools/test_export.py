@@ -299,6 +299,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     written = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert written["clean_up_tokenization_spaces"] is False  # which older versions did
+    assert written["model_input_names"] == ["input_ids", "attention_mask"]  # they added a third
     reader = AutoTokenizer.from_pretrained(tmp_path)
     assert reader.model_max_length == 48
     assert reader.all_special_tokens == [EOT]
