@@ -193,7 +193,8 @@ class Tokenizer:
             raise TokenizerError(f"no tokenizer at {path}") from None
         except (UnicodeDecodeError, json.JSONDecodeError):
             raise TokenizerError(
-                f"{path} is not a tokenizer.json; give that file of the model, or its folder"
+                f"{path} is not a tokenizer.json; give that file of the model, or its folder. If"
+                " git cloned it, git lfs pull fetches its content"
             ) from None
         except Exception as error:  # tokenizers' own errors have no type, and values may have any
             raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}") from None

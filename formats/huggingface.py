@@ -365,6 +365,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             tensors |= load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointError(
-                f"{path} is damaged, or not a safetensors file ({files.error_message(error)})"
+                f"{path} is damaged, or not a safetensors file ({files.error_message(error)});"
+                " repeat the download, or run git lfs pull if git cloned it"
             ) from None
     return tensors

@@ -26,6 +26,7 @@ from formats.files import (
     fingerprint,
     is_foreign,
     parse_json,
+    problem_in_json,
     read_json,
     read_text,
     sha256,
@@ -222,6 +223,8 @@ def what_is_there(path: Path) -> str:
         here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
     elif any(path.glob("*.safetensors")):
         here = "it has no config.json that names the architecture of its weights"
+        if problem := problem_in_json(path / "config.json"):
+            return f"its config.json is not valid JSON ({problem}); correct it, or fetch it again"
     elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
         here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"
     if path.suffix == ".safetensors" and path.exists():
@@ -231,6 +234,12 @@ def what_is_there(path: Path) -> str:
     elif RECORDED in read_text(path / "config.json"):
         command = f"python {our_file('train.py')} {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
+    # Such as the folders of Hugging Face's cache.
+    nested = [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]
+    if inner := [
+        config.parent.as_posix() for config in nested if "model_type" in read_json(config)
+    ]:
+        return f"it holds folders in Hugging Face's format; give one of them: {few(inner)}"
     if held := runs_with_steps(path):
         return f"it holds runs; give one of them: {few([run.as_posix() for run in held])}"
     runs = few([run.as_posix() for run in runs_with_steps()])

@@ -20,7 +20,7 @@ from tests import warm_start
 from tests.conftest import ROOT, SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tests.preparing.hub import Hub
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import Tokenizer, TokenizerError
 from tools import export
 
 
@@ -226,7 +226,29 @@ def test_weights_without_the_file_that_describes_them_are_a_sentence(hf_model, t
     assert "which has neither steps nor a log" in run_folder.what_is_there(folder)
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(config[:50])  # half downloaded
+    with pytest.raises(CheckpointError, match=r"its config.json is not valid JSON \("):
+        pretrained.load(folder)
+    (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"no config.json that names the architecture"):
+        pretrained.load(folder)
+
+
+def test_the_folder_of_a_model_in_a_cache_is_named(hf_model, tmp_path):
+    """Hugging Face keeps a model at models--ORG--NAME/snapshots/COMMIT."""
+    inner = saved(hf_model, tmp_path / "models--ORG--NAME/snapshots/0a1b")
+    for outer in inner.parents[:2]:
+        with pytest.raises(CheckpointError, match=f"give one of them: {inner.as_posix()}"):
+            pretrained.load(outer)
+
+
+def test_a_pointer_in_place_of_a_large_file_is_explained(hf_model, tmp_path):
+    folder = saved(hf_model, tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 12345\n"
+    (folder / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged.* git lfs pull"):
+        pretrained.load(folder)
+    (folder / "tokenizer.json").write_text(pointer)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not .* git lfs pull"):
         pretrained.load(folder)
 
 
