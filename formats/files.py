@@ -214,6 +214,8 @@ def check_room(folder: Path, size: int, remedy: str) -> None:
 def error_message(error: BaseException) -> str:
     """An error in one line; for a system error, the file and the reason."""
     line = str(error).strip().partition("\n")[0]
+    if isinstance(error, FileExistsError) and os.path.islink(error.filename):  # to a lost disk
+        return f"{error.filename} is a link to {os.readlink(error.filename)}, which is not there"
     if isinstance(error, OSError) and line.startswith(("[Errno", "[WinError")):
         place = f"{error.filename}: " if error.filename else ""
         return place + error.strerror

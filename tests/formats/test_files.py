@@ -115,6 +115,14 @@ def test_an_error_is_one_line(error, words):
     assert error_message(error) == words
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_named_as_such(tmp_path):
+    (tmp_path / "runs").symlink_to("/mnt/nowhere")
+    with pytest.raises(FileExistsError) as error:
+        (tmp_path / "runs" / "a").mkdir(parents=True, exist_ok=True)
+    words = f"{tmp_path}/runs is a link to /mnt/nowhere, which is not there"
+    assert error_message(error.value) == words
+
+
 def test_json_that_is_nested_too_deep_counts_as_damaged(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 200_000)
     assert files.read_json(tmp_path / "deep.json") == {}
