@@ -240,6 +240,7 @@ def from_hf(
     """
     left = {}
     for name, tensor in tensors.items():
+        name = name.removeprefix("_orig_mod.")  # of a model that torch.compile has wrapped
         if config.arch == "gpt2" and not name.startswith(("transformer.", "lm_head.")):
             name = f"transformer.{name}"  # as in the first GPT-2 files
         if not name.endswith(COMPUTED):

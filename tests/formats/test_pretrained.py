@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer
@@ -250,6 +251,13 @@ def test_a_pointer_in_place_of_a_large_file_is_explained(hf_model, tmp_path):
     (folder / "tokenizer.json").write_text(pointer)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is not .* git lfs pull"):
         pretrained.load(folder)
+
+
+def test_weights_saved_from_a_compiled_model_are_those_of_the_model(hf_model, tmp_path):
+    folder = saved(hf_model, tmp_path / "hf")
+    theirs = load_file(folder / "model.safetensors")
+    save_file({f"_orig_mod.{k}": v for k, v in theirs.items()}, folder / "model.safetensors")
+    logits_agree(pretrained.load(folder).model(), hf_model, hf_model.config.vocab_size)
 
 
 def test_code_that_comes_with_weights_is_not_run(hf_model, tmp_path):
