@@ -14,6 +14,7 @@ if __name__ == "__main__":
     startup.begin("torch")  # before the slow imports
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -120,7 +121,13 @@ def main(argv: list[str]) -> None:
         parser.error(f"--out {path}: the name must end in .py")
     if files.is_foreign(files.read_text(path), MARK):
         parser.error(f"{path} exists already, and tools.size did not write it; give another --out")
+    if args.out:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.exists() and not os.access(path.parent, os.W_OK):
+        parser.error(f"{path.parent} is read-only; give another --out")
     config = settings.load([args.preset, f"--data_dir={args.data}", *more])
+    if config.init_from:
+        parser.error(f"the weights of init_from = {config.init_from} have a size already")
 
     sizes = []
     for member in family(config):

@@ -1,6 +1,7 @@
 """tools/size.py: from a text and hours to a preset that trains."""
 
 import itertools
+import os
 import resource
 import shutil
 import time
@@ -16,7 +17,7 @@ from tests.conftest import fails_clearly, run_script
 
 
 def test_from_a_text_and_hours_to_a_preset_that_trains(bpe_data, tmp_path):
-    preset = tmp_path / "sized.py"
+    preset = tmp_path / "presets" / "sized.py"
     family = ["--block_size=32", "--batch_size=8", "--device=cpu"]
     family += ["--n_kv_head=2", "--induction_init=False"]  # the smallest have a single head
     command = ["-m", "tools.size", bpe_data, "--hours", 0.001, "--out", preset, *family]
@@ -167,6 +168,21 @@ def test_a_preset_of_the_users_is_not_replaced(bpe_data, tmp_path):
     result = run_script("-m", "tools.size", bpe_data, "--hours", 1, "--out", path)
     fails_clearly(result, "mine.py exists already", "--out")
     assert path.read_text() == "n_layer = 3\n"
+
+
+def test_a_preset_for_weights_is_refused_as_they_have_a_size(bpe_data, capsys):
+    with pytest.raises(SystemExit):
+        tools.size.main([str(bpe_data), "--hours", "1", "--preset", "config/finetune.py"])
+    assert "init_from = checkpoints/gpt2_small_modern have a size" in capsys.readouterr().err
+
+
+def test_a_preset_that_cannot_be_written_is_a_sentence_before_anything_is_timed(
+    bpe_data, monkeypatch, capsys
+):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != bpe_data)  # a read-only disk
+    with pytest.raises(SystemExit):
+        tools.size.main([str(bpe_data), "--hours", "1"])
+    assert f"{bpe_data} is read-only; give another --out" in capsys.readouterr().err
 
 
 def test_a_preset_has_a_name_that_train_takes(bpe_data, tmp_path, capsys):
