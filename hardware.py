@@ -218,9 +218,11 @@ def autocast(device: torch.device, dtype: torch.dtype):
 def limit_threads_to_cgroup() -> None:
     """At most as many threads as the container may use processors; PyTorch counts all it sees.
 
-    OMP_NUM_THREADS has the last word.
+    As many compilers, too: each takes some 300 MB. What the user has set has the last word.
     """
     limit = processors.quota()
+    if limit:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(processors.usable(), 32)))
     if limit and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), limit))
 

@@ -271,17 +271,20 @@ def test_what_is_free_is_what_linux_and_the_container_leave(system, files, free)
 
 
 @pytest.mark.parametrize(
-    ("limit", "asked", "threads"),
+    ("limit", "asked", "threads", "compilers"),
     [
-        ("max 100000", None, 4),
-        ("250000 100000", None, 3),
-        ("800000 100000", None, 4),
-        ("250000 100000", "4", 4),
+        ("max 100000", None, 4, None),
+        ("250000 100000", None, 3, "3"),
+        ("4000000 100000", None, 4, "32"),
+        ("250000 100000", "4", 4, "3"),
     ],
 )
-def test_a_container_with_fewer_processors_gets_fewer_threads(
-    system, monkeypatch, limit, asked, threads
+def test_a_container_with_fewer_processors_gets_fewer_threads_and_compilers(
+    system, monkeypatch, limit, asked, threads, compilers
 ):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "")  # to be restored in the end
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
@@ -290,6 +293,7 @@ def test_a_container_with_fewer_processors_gets_fewer_threads(
     try:
         write(system / "sys/fs/cgroup/cpu.max", f"{limit}\n")
         assert hardware.describe(hardware.find_device("cpu")) == f"cpu, {threads} threads"
+        assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == compilers
     finally:
         torch.set_num_threads(before)
 
