@@ -160,7 +160,20 @@ def compiler_obstacle(device: str) -> str:
                 " compiler; move the environment, or for the cache set TORCHINDUCTOR_CACHE_DIR to"
                 " another folder"
             )
+    if folders and is_noexec(folders[-1]):
+        return (
+            f"no code may run from the disk of {folders[-1]}, as it is mounted noexec; set"
+            " TORCHINDUCTOR_CACHE_DIR to another folder"
+        )
     return ""
+
+
+def is_noexec(folder: Path) -> bool:
+    """True if Linux runs no code from the disk of a folder, which need not exist yet."""
+    if sys.platform != "linux":
+        return False
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return bool(os.statvfs(there).f_flag & os.ST_NOEXEC)
 
 
 def compile_layers(model):

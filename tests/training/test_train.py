@@ -9,7 +9,9 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -333,6 +335,15 @@ def test_what_torch_compile_lacks_is_known_before_it_is_tried(
     found = compiler_obstacle(device)
     assert words in found
     assert bool(words) == bool(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="os.ST_NOEXEC")
+def test_a_disk_that_runs_no_code_is_known_before_torch_compile_is_tried(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
+    assert not compiler_obstacle("cpu")
+    mounted = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+    monkeypatch.setattr(os, "statvfs", {tmp_path: mounted}.get)
+    assert f"the disk of {tmp_path}/new, as it is mounted noexec" in compiler_obstacle("cpu")
 
 
 def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_path, monkeypatch):
