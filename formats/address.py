@@ -33,6 +33,8 @@ PERMISSION = {
     "gs": "run gcloud auth application-default login with an account that may",
 }
 WEB = ("https", "http")
+# A web page of the Hugging Face Hub; the group is what follows hf:// in the address of its files.
+PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/((?:datasets/)?[^/?#]+/[^/?#]+)")
 STALL_S = 60  # timeout over http(s), seconds without a byte; other packages have shorter ones
 PAUSES = (0.5, 1, 2)  # seconds between the tries of a request
 QUIET_TRIES = 3  # failures before the first message

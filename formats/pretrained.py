@@ -6,7 +6,6 @@ copied to this disk.
 
 import math
 import os
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 import hardware
 from formats import files, huggingface, mirror, run_folder
-from formats.address import AddressError, Folder, local_copy, protocol_of
+from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
 from formats.conversation import PLAIN, START, Form, form_of
 from formats.data_folder import FORM
 from formats.run_folder import CheckpointError
@@ -23,7 +22,6 @@ from model import GPT, GPTConfig, without_weights
 from tokenizer_bpe import Tokenizer, TokenizerError
 
 ORIGIN = "fetched.json"  # in a fetched folder: the versions of its files
-PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface|hf)\.co/([^/?#]+/[^/?#]+)")  # a web page
 
 
 @dataclass

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.address import protocol_of, without_credentials
+from formats.address import PAGE, protocol_of, without_credentials
 from formats.files import few, sha256, write_text
 from preparing import InputError, need, plural
 from preparing.foreign import foreign
@@ -102,13 +102,7 @@ def _sources_of(given) -> Iterator[Source]:
             print(f"{given}: {corpus.repository}; license: {corpus.license}", file=sys.stderr)
             given = f"hf://datasets/{corpus.repository}/{corpus.files}"
     if protocol_of(given):
-        files = list_files(given)
-        if len(files) != 1:
-            shown = filter(_is_known, _without_hidden(files, given))
-            files = {address: files[address] for address in shown}
-        if not files:
-            raise InputError(f"no {FORMATS} at {given}")
-        for address, (size, version) in files.items():
+        for address, (size, version) in _files_at(given).items():
             yield _source(address, size, version)
     else:
         for path in _expand(given):
@@ -160,6 +154,8 @@ def _expand(given):
         return [given]
     if not glob.has_magic(given):
         names = ", ".join([SHAKESPEARE, *CATALOG])
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not os.path.exists(os.path.dirname(given)):
+            names += f"; a data set of the Hugging Face Hub is hf://datasets/{given}"
         raise InputError(f"no such file or folder: {given:.300}; texts by name are {names}")
     # .txt finds .TXT, as below a folder.
     pattern = re.sub(r"(?<=\.)\w+\Z", _in_any_case, spread(given))
@@ -203,18 +199,54 @@ def _files_of_folder(folder):
             else:
                 known.append(path)
     known.sort()
+    _tell_skipped(f"folder {folder}", glob.escape(Path(folder).as_posix()), known, skipped)
+    return known
+
+
+def _tell_skipped(place, folder, known, skipped, advice=""):
+    """Print which files of a folder are skipped. Raises InputError if all of them are.
+
+    place: the folder in words. known: the others. skipped: {ending: how many}. advice: ends the
+    error.
+    """
     counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
     if any(ending.startswith(".") for ending in skipped):
-        example = shlex.quote(f"{glob.escape(Path(folder).as_posix())}/**/*.ENDING")
+        example = shlex.quote(f"{folder}/**/*.ENDING")
         counts += f"; to read other types, write a pattern in quotes, such as {example}"
     if not known:
-        raise InputError(f"folder {folder} holds no {FORMATS}, but {counts}")
+        raise InputError(f"{place} holds no {FORMATS}, but {counts}{advice}")
     if skipped:
-        print(
-            f"folder {folder}: {plural(len(known), 'file')}, skipping {counts}",
-            file=sys.stderr,
+        print(f"{place}: {plural(len(known), 'file')}, skipping {counts}", file=sys.stderr)
+
+
+def _files_at(given):
+    """The files that one address names, as list_files returns them.
+
+    Those of a folder have known suffixes, as on a disk, and those of a pattern too, unless it ends
+    in a suffix itself; prints which others it skips.
+    """
+    if (page := PAGE.match(given)) and "/resolve/" not in given:
+        raise InputError(f"{given} is a page; the address of its files is hf://{page[1]}")
+    files = list_files(given)
+    if len(files) == 1:
+        return files
+    shown = _without_hidden(files, given)
+    if not shown:
+        raise InputError(f"there are no files at {given}")
+    if glob.has_magic(given) and re.search(r"\.\w+\Z", given):
+        return {address: files[address] for address in shown}
+    known = {address: files[address] for address in shown if _is_known(address)}
+    endings = [os.path.splitext(address)[1].lower() for address in shown if address not in known]
+    skipped = Counter(ending or "without ending" for ending in endings)
+    advice = ""
+    if repository := re.match(r"hf://datasets/[^/@]+/[^/@]+", given):
+        advice = (
+            ". For most data sets, the Hub also makes Parquet files: write"
+            f" {repository[0]}@refs/convert/parquet/**.parquet"
         )
+    fixed = re.split(r"[*?[]", given)[0].rstrip("/")
+    _tell_skipped(given, fixed, known, skipped, advice)
     return known
 
 

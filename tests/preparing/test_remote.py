@@ -8,9 +8,10 @@ import pyarrow.parquet
 import pytest
 
 from formats.data_folder import read_meta
-from preparing.sources import CATALOG, Source
+from preparing import InputError
+from preparing.sources import CATALOG, Source, find_sources
 from preparing.tokenizers import sources_to_sample
-from tests.conftest import fails_clearly
+from tests.conftest import fails_clearly, run_code
 from tests.preparing.conftest import (
     DOCUMENTS,
     documents,
@@ -100,6 +101,43 @@ def test_a_remote_folder_gives_what_a_local_one_does(tmp_path, hub):
     ok(fetch(hub, "hf://datasets/ORG/NAME", tokenizer="char", out=tmp_path / "remote"))
     assert sha(tmp_path / "local") == sha(tmp_path / "remote")
     assert not (tmp_path / "remote/.partial").exists()
+
+
+FIND = """
+import sys
+from preparing import InputError
+from preparing.sources import find_sources
+for given in sys.argv[1:]:
+    try:
+        print(*[source.path.rpartition("/")[2] for source in find_sources([given])])
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_a_remote_folder_has_the_known_types_and_a_pattern_the_one_it_ends_in(hub):
+    folder = hub.folder / "ORG/TABLES"
+    folder.mkdir()
+    for name in ("a.csv", "b.csv", "README.md"):
+        write(folder / name, "txt", DOCUMENTS[:1])
+    tables, texts = "hf://datasets/ORG/TABLES", "hf://datasets/ORG/NAME"
+    inputs = (f"{tables}/**.csv", tables, f"{tables}/*.tsv", f"{texts}/*.json*", f"{texts}/*")
+    result = run_code(FIND, *inputs, **hub.environment)
+    named, told, missing, *others = result.stdout.splitlines()
+    assert named == "a.csv b.csv"
+    assert (
+        f"but 2 .csv, 1 .md; to read other types, write a pattern in quotes, such as '{tables}"
+        in told
+    )
+    assert told.endswith(f"write {tables}@refs/convert/parquet/**.parquet")
+    assert missing == f"there are no files at {tables}/*.tsv"
+    assert others == ["0.jsonl 1.jsonl"] * 2
+
+
+def test_what_the_hub_calls_a_data_set_is_explained():
+    for given in ("ORG/NAME", "https://huggingface.co/datasets/ORG/NAME/viewer"):
+        with pytest.raises(InputError, match=r"is hf://datasets/ORG/NAME\Z"):
+            find_sources([given])
 
 
 def test_a_tokenizer_is_trained_on_the_remote_text_that_is_read(tmp_path, hub):
