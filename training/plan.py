@@ -72,6 +72,14 @@ def warnings(run: Run) -> list[str]:
         found.append(f"torch.compile cannot work: {run.obstacle}. The run goes on without it")
     if c.warmup_steps >= run.schedule.total_steps:
         found.append(f"warmup_steps = {c.warmup_steps} takes the whole run; lower it")
+    if c.micro_batch_size and not run.micro_batch_limit:
+        asked = min(c.micro_batch_size, run.local_batch)
+        if run.micro_batch < asked / 2:
+            found.append(
+                f"micro_batch_size = {asked} does not divide the {run.local_batch} sequences of a"
+                f" step, and the next smaller number that does is {run.micro_batch}, which is slow;"
+                f" choose a batch_size that {asked * distributed.world_size} divides"
+            )
     if c.batch_size > run.data.train.windows:
         found.append(
             f"batch_size = {c.batch_size} is more than the {run.data.train.windows:,} sequences of"

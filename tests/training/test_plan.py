@@ -43,6 +43,13 @@ def test_a_text_much_too_small_for_the_model_is_a_warning(char_data, tmp_path):
     assert "will overfit" in banner(small_run(char_data, tmp_path / "run", "--n_embd=512"))
 
 
+def test_a_batch_that_has_no_divisor_near_the_micro_batch_is_a_warning(char_data, tmp_path):
+    for batch, warned in ((97, True), (96, False), (62, False)):
+        run = small_run(char_data, tmp_path, f"--batch_size={batch}", "--micro_batch_size=32")
+        words = "micro_batch_size = 32 does not divide the 97 sequences of a step, and the next"
+        assert (words in banner(run)) == warned
+
+
 def test_the_banner_knows_which_attention_pytorch_takes(char_data, tmp_path):
     for dropout, kernel in ((0.0, "flash"), (0.1, "math")):
         run = small_run(char_data, tmp_path / kernel, f"--dropout={dropout}")
