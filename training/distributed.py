@@ -32,6 +32,8 @@ WAIT_S = 10  # seconds until a process prints what it is waiting for
 # The first process alone saves, uploads and fetches. PyTorch would end the others when they have
 # waited for it for 10 minutes (NCCL) or 30 (gloo). It notices a dead process by other means.
 PATIENCE = timedelta(days=1)
+# {launcher that does not join its processes: its variable with their number}.
+UNJOINED = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 # SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU time, as in ulimit -St.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")  # end a run with a save
 
@@ -126,10 +128,11 @@ def locked(folder: Path):
         lock = files.take_lock(folder / ".lock", timeout=0)
     except Timeout:
         who = files.read_text(holder) or "another process"
-        raise RunError(
-            f"{folder} is being trained by {who}; stop that one first, or choose another"
-            " checkpoint_dir"
-        ) from None
+        advice = "stop that one first, or choose another checkpoint_dir"
+        for launcher, variable in UNJOINED.items():
+            if world_size == 1 and os.environ.get(variable, "1") != "1":
+                advice = f"{launcher} starts separate runs; torchrun starts the processes of one"
+        raise RunError(f"{folder} is being trained by {who}; {advice}") from None
     with contextlib.suppress(OSError):  # on a full disk: whether it has room is seen later
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     try:

@@ -29,7 +29,7 @@ from tests.training.conftest import (
     torchrun,
     train_on,
 )
-from training import distributed
+from training import RunError, distributed
 
 ENDLESS = [*EXACT, "--max_steps=1000000", "--eval_interval=0"]
 
@@ -268,6 +268,15 @@ def test_a_single_process_needs_no_other_variables(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "x")
     distributed.init()
     assert distributed.local_world_size == 1
+
+
+@pytest.mark.parametrize("count", ["1", "4"])
+def test_processes_that_nothing_joins_are_told_of_torchrun(tmp_path, monkeypatch, count):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", count)
+    words = {"1": "stop that one first", "4": "srun starts separate runs; torchrun starts the"}
+    held, error = distributed.locked(tmp_path), pytest.raises(RunError, match=words[count])
+    with held, error, distributed.locked(tmp_path):
+        pass
 
 
 def join_alone():
