@@ -290,6 +290,7 @@ def _is_letter(char):
 SHOWN_AFTER = 60  # characters from the place on that the report quotes
 IN_LINES = "<|endoftext|> within lines, taken as the end of a document"
 SPECIAL = "special tokens, as letters"
+ADDED = "added tokens of this tokenizer, as letters"
 WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
@@ -302,6 +303,7 @@ ADVICE = {
     IN_LINES: "put it in quotes if it is part of the text",
     SPECIAL: "remove them, or write <|endoftext|> where a document ends, and conversations as"
     " messages",
+    ADDED: "transformers reads each as one id, and the model may know it as that",
     WINDOWS: "--clean turns \\r\\n into \\n, which is what prompts have",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",

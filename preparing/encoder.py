@@ -11,6 +11,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 import unicodedata
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from formats.data_folder import IN_REPLY, TURN_BEGINS, dtype_for
 from preparing import PrepareError
 from preparing.chunks import Chunk, Options, Position
 from preparing.documents import (
+    ADDED,
     EXAMPLE_BEFORE,
     SHOWN_AFTER,
+    TOKENS,
     UNUSABLE,
     CleaningReport,
     Document,
@@ -89,13 +92,33 @@ def encode_chunks(tokenizer: Tokenizer, options: Options, chunks: list[Chunk]) -
     report = CleaningReport()
     for chunk in chunks:
         found, left_out = documents_of(chunk, options)
-        documents += found
         report.merge(left_out)
+        for document in found:
+            notice_added(tokenizer, document.text, chunk, report)
+        documents += found
     try:
         return _encoded(tokenizer, documents, chunks, report)
     except TokenizerError:  # rare, so documents are searched for it only now
         usable = list(_spelled(tokenizer, options, documents, report))
         return _encoded(tokenizer, usable, chunks, report)
+
+
+def notice_added(tokenizer: Tokenizer, text: str, chunk: Chunk, report: CleaningReport) -> None:
+    """Count what a text spells of the tokenizer's added tokens, such as Qwen3's <think>."""
+    pattern = added_tokens(tokenizer)
+    tokens = list(pattern.finditer(text)) if pattern else []
+    if tokens:
+        shown = text[max(0, tokens[0].start() - EXAMPLE_BEFORE) : tokens[0].start() + SHOWN_AFTER]
+        size = sum(len(found[0].encode()) for found in tokens)
+        report.add(ADDED, int(not chunk.start.inside), size, [shown])
+
+
+@functools.cache
+def added_tokens(tokenizer: Tokenizer) -> re.Pattern | None:
+    """Matches the added tokens that documents.TOKENS does not find; None if there are none."""
+    found = [pattern.fullmatch for pattern in TOKENS]
+    names = [name for name in tokenizer.specials if not any(match(name) for match in found)]
+    return re.compile("|".join(map(re.escape, names))) if names else None
 
 
 def _encoded(tokenizer, documents, chunks, report):

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import tokenizers
 
 from formats.data_folder import read_meta
 from preparing import InputError, bytes_in_words
@@ -31,6 +32,19 @@ def test_the_split_keeps_copies_together_and_does_not_depend_on_their_place(tmp_
     assert not train & val
     assert train | val == set(DOCUMENTS)
     assert 0.15 < len(val) / 200 < 0.45
+
+
+def test_what_spells_an_added_token_of_the_tokenizer_is_counted(tmp_path, tokenizer):
+    """`tokenizers` gives it one id, where the text of a special token and of this stay text."""
+    theirs = tokenizers.Tokenizer.from_file(str(tokenizer))
+    theirs.add_tokens(["<think>", "covid19"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    said = {"role": "assistant", "content": "<think>Of covid19."}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [said]}))
+    flags = {"tokenizer": tmp_path / "tokenizer.json", "val_fraction": 0, "out": tmp_path / "out"}
+    result = ok(prepare(tmp_path / "a.jsonl", **flags))
+    assert "  added tokens of this tokenizer, as letters: 1 document, 14 bytes; " in result.stdout
+    assert "    'Assistant: <think>Of covid19.\\n\\n'\n" in result.stdout
 
 
 def test_sizes_of_small_and_of_large_texts_are_readable():
