@@ -176,7 +176,7 @@ def take_lock(path: Path, timeout: float = -1) -> FileLock:
     timeout: seconds to wait for another process; -1: without end. Raises Timeout. On a disk without
     flock, processes of other machines do not count.
     """
-    lock = FileLock(path)
+    lock = FileLock(path, mode=0o666)  # another user of a shared folder takes it, too
     try:
         lock.acquire(timeout=0)
     except Timeout:

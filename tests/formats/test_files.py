@@ -163,3 +163,9 @@ def test_a_lock_is_waited_for_until_it_is_released(tmp_path):
         other.submit(time.sleep, 0.1)
         other.submit(lock.release)
         files.take_lock(path).release()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of files")
+def test_a_lock_can_be_taken_by_each_user_of_a_shared_folder(tmp_path):
+    files.take_lock(tmp_path / "lock").release()
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o666
