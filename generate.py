@@ -37,6 +37,7 @@ def main(argv: list[str]) -> None:
     args = parse_args(argv)
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
     terminal.note(loaded.summary)
+    terminal.note_escapes(args.stop)
     if args.chat and not loaded.chats:
         terminal.note(
             "this model was not trained on conversations in this format (docs/data.md), so its"

@@ -160,6 +160,12 @@ def show_json(name: str, completions: list[Completion]) -> None:
         print(json.dumps(values, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
 
 
+def note_escapes(stop: list[str]) -> None:
+    r"""Print a note if a stop text has \n as two characters, as most shells leave it."""
+    if any("\\n" in text for text in stop):
+        note("\\n in --stop is two characters; write $'\\n' in bash, and \"`n\" in PowerShell")
+
+
 def note_nan(completions: list[Completion]) -> None:
     """Print a note with the remedy if the model computed NaN."""
     if any(completion.ended == "NaN" for completion in completions):

@@ -220,6 +220,14 @@ def test_the_defaults_are_those_of_the_help():
     }
 
 
+def test_a_line_break_that_a_shell_does_not_make_is_noted(reciting_run, capsys):
+    continued = ["--checkpoint", str(reciting_run), "--prompt=The", "--max_new_tokens=1"]
+    main([*continued, r"--stop=\n"])
+    assert r"[\n in --stop is two characters; write $'\n' in bash" in capsys.readouterr().err
+    main([*continued, "--stop=\n"])
+    assert "two characters" not in capsys.readouterr().err
+
+
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):
     prompts = ["a" * 36, "a" * 37]
     main(["--checkpoint", str(reciting_run), *(f"--prompt={prompt}" for prompt in prompts)])
