@@ -196,7 +196,8 @@ def _decoded(data, offset, *, chunk, options, report):
             found = f"a byte at offset {offset + at:,}, counted in UTF-8, after {before!r}"
         raise InputError(
             f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If all files are"
-            " in another encoding, name it: --encoding cp1252 or utf-16"
+            " in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic), gb18030"
+            " (Chinese), shift_jis (Japanese) or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())

@@ -40,7 +40,12 @@ FORMATS = (
         "unpack it, or let its name end in .gz or .zst",
     ),
     ("a Parquet file", (), rb"PAR1", "let its name end in .parquet"),
-    ("an Arrow file", (".arrow", ".feather"), rb"ARROW1\0|\xff{4}", "save it as Parquet"),
+    (
+        "an Arrow file",
+        (".arrow", ".feather"),
+        rb"ARROW1\0|\xff{4}",
+        "save it as Parquet: datasets.Dataset.from_file(FILE).to_parquet('FILE.parquet')",
+    ),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
 BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}
