@@ -24,7 +24,8 @@ from formats.run_folder import CheckpointError
 from training import RunError, distributed, warn
 
 LAST_UPLOAD_S = 120  # seconds that the end of a run waits for its mirror
-PAUSE_S = 2  # seconds between tries to upload
+LAST_SAVE_S = 120  # seconds for which the last save is tried, as a network disk may come back
+PAUSE_S = 2  # seconds between tries to upload, and to save the last step
 
 
 class Saver:
@@ -54,7 +55,7 @@ class Saver:
         self.thread = ThreadPoolExecutor(1)
         self.writing = None  # the thread's newest write
         self.jobs = []  # writes and follow-ups whose results have not been checked
-        self.failure = ""  # why the last save failed
+        self.failure, self.failed_step = "", None  # why the last save failed, and of which step
 
     @property
     def busy(self) -> bool:
@@ -120,7 +121,7 @@ class Saver:
         if self.saved_step < step:
             copy = self._copy(step, snapshot)
             if copy:
-                self._write(*copy)
+                self._write_last(step, copy)
         self._mark_best()
         if self.saved_step < step:
             raise RunError(
@@ -149,6 +150,16 @@ class Saver:
             self._mark_best()
             self._report_mirror("the upload was interrupted")
             raise
+
+    def _write_last(self, step, copy):
+        """Write the last step, with tries for LAST_SAVE_S."""
+        deadline = time.monotonic() + LAST_SAVE_S
+        self._write(*copy)
+        if self.saved_step < step:
+            warn(f"trying for {LAST_SAVE_S} s to save the last step; make room, or mount the disk")
+        while self.saved_step < step and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)
+            self._write(*copy)
 
     def last_checkpoint(self) -> str:
         """Where the last good checkpoint is, in a sentence."""
@@ -203,10 +214,12 @@ class Saver:
 
     def _report_failure(self, step, error):
         self.failure = files.error_message(error)
-        warn(
-            f"step {step:,} could not be saved in {self.folder}: {self.failure}."
-            f" Training continues. {self.last_checkpoint()}"
-        )
+        if step != self.failed_step:
+            warn(
+                f"step {step:,} could not be saved in {self.folder}: {self.failure}."
+                f" The run tries again later. {self.last_checkpoint()}"
+            )
+        self.failed_step = step
 
     def _report_mirror(self, problem):
         warn(
