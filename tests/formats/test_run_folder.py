@@ -124,7 +124,7 @@ def test_without_a_path_the_newest_run_is_taken(tmp_path, monkeypatch):
         run_folder.find(None)
     (tmp_path / "checkpoints/begun").mkdir(parents=True)
     files.write_json(tmp_path / "checkpoints/begun/config.json", {"checkpoint_dir": ""})
-    with pytest.raises(CheckpointError, match=r"not saved yet.* python train.py checkpoints/begun"):
+    with pytest.raises(CheckpointError, match=r"not saved yet.*train.py checkpoints/begun"):
         run_folder.find(None)
     save(tmp_path / "checkpoints" / "old", 9)
     save(tmp_path / "checkpoints" / "new", 1)

@@ -332,7 +332,7 @@ def test_a_missing_device_or_checkpoint_is_a_sentence(bpe_run, tmp_path):
     fails_clearly(generate(bpe_run, "--prompt", "x", "--device", "cuda:9"), "cuda:9")
     fails_clearly(generate("nosuch://run", "--prompt", "x"), "nosuch://run cannot be opened")
     result = run_script(ROOT / "generate.py", "--prompt", "x", cwd=tmp_path)
-    fails_clearly(result, "no checkpoint under checkpoints/", "python train.py")
+    fails_clearly(result, "no checkpoint under checkpoints/", "train.py config/demo.py")
 
 
 def test_a_damaged_checkpoint_is_named(bpe_run, tmp_path):
