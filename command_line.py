@@ -158,6 +158,11 @@ def our_tool(name: str) -> str:
 # -- numbers in words ------------------------------------------------------------------------------
 
 
+def plural(count: int, noun: str) -> str:
+    """A count and its noun, such as "1 file" or "1,000 files"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 42 s, 3 min 5 s or 2 h 10 min."""
     s = round(seconds)

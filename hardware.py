@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import processors
+from command_line import plural
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
@@ -119,7 +120,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     if (device.index or 0) >= count:
         advice = f"device = auto takes {fastest}"
         if count and local_rank:
-            advice = f"start at most {count} processes here"
+            advice = "start no more processes here than that"
         raise DeviceError(f"device = {device}: {_found(count, f'{device.type} device')}; {advice}")
     if device.type == "cuda":
         _check_kernels(device)
@@ -267,7 +268,7 @@ def free_ram() -> int | None:
 def describe(device: torch.device) -> str:
     """The device in a few words, for banners and logs."""
     if device.type == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads"
+        return f"cpu, {plural(torch.get_num_threads(), 'thread')}"
     name = "mps"
     if device.type != "mps":
         name = torch.get_device_module(device).get_device_name(device)

@@ -326,9 +326,8 @@ def _check_merges(model, specials, source):
     expected = {token for token in model["vocab"] if len(token) > 1} - specials.keys()
     if lacking := sorted(expected - set(made)):
         raise TokenizerError(
-            f"{source} has no merge that makes the token {lacking[0]!r} and {len(lacking) - 1:,}"
-            f" others: merges are missing, and it would give other ids here than the library"
-            f" `tokenizers`; {OTHER}"
+            f"{source} has no merge for {len(lacking):,} of its tokens, first {lacking[0]!r}: it"
+            f" would give other ids here than the library `tokenizers`; {OTHER}"
         )
     ids = [model["vocab"].get(token, -1) for token in made]
     # Several merges may make the same token, as in Llama 3's file.

@@ -37,12 +37,11 @@ import torch
 import config as settings
 import hardware
 from benchmarks import argument_parser, checkout, laptop, nanogpt, report, run_main, train
-from command_line import count, positive
+from command_line import count, plural, positive
 from config import Config
 from formats import files
 from formats.data_folder import read_meta
 from model import IGNORE
-from preparing import plural
 from training.dataset import Dataset
 
 # The settings that all of ours share in a task, and those of each contender.

@@ -261,8 +261,8 @@ def from_hf(
     wrong += [f"{name}: no such tensor" for name in left]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} of the weights in {folder} do not fit config.json, first {wrong[0]};"
-            " both must come from the same model"
+            f"the weights in {folder} do not fit config.json: {len(wrong)} of them, first"
+            f" {wrong[0]}; both must come from the same model"
         )
     if config.tie_weights:
         out["lm_head.weight"] = out["wte.weight"]

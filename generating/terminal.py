@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Iterable
 
-from command_line import Parser, number, place, word
+from command_line import Parser, number, place, plural, word
 from generating.load import LoadedModel
 from generating.text import Completion, ids_of
 from hardware import DTYPES
@@ -174,7 +174,7 @@ def note_nan(completions: list[Completion]) -> None:
 
 def note_speed(completions: list[Completion]) -> None:
     tokens = sum(len(completion.ids) for completion in completions)
-    note(f"{tokens:,} tokens, {tokens_per_second(completions):,.1f} tokens/s")
+    note(f"{plural(tokens, 'token')}, {tokens_per_second(completions):,.1f} tokens/s")
 
 
 def tokens_per_second(completions: list[Completion]) -> float:

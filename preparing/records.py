@@ -13,8 +13,9 @@ import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
+from command_line import plural
 from formats.files import few, parse_json
-from preparing import InputError, plural
+from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
 
 SHOWN_CHARS = 40  # of each field's name in a message

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import plural
 from formats.address import PAGE, protocol_of, without_credentials
 from formats.files import few, sha256, write_text
-from preparing import InputError, need, plural
+from preparing import InputError, need
 from preparing.foreign import foreign
 from preparing.remote import list_files, spread
 

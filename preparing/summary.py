@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from command_line import plural
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
-from preparing import bytes_in_words, plural
+from preparing import bytes_in_words
 from preparing.documents import ADVICE
 from preparing.encoder import encoder_name
 from preparing.work_folder import WorkFolder

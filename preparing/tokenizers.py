@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
+from command_line import plural
 from formats.files import write_text
 from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
@@ -44,7 +45,7 @@ def obtain_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
         tokenizer, origin = begin(train_tokenizer, work).result()
     elif asked == "char":
         found = all_characters(work)
-        tokenizer, origin = Tokenizer.characters(found), f"{len(found)} different characters"
+        tokenizer, origin = Tokenizer.characters(found), plural(len(found), "different character")
     else:
         tokenizer, origin = work.given_tokenizer or Tokenizer.gpt2(), asked
     write_text(work.tokenizer, tokenizer.to_json())

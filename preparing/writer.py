@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from command_line import plural
 from formats.data_folder import IN_REPLY, TURN_BEGINS, Split, dtype_for
 from formats.files import fingerprint, read_checked, sha256, write_json
-from preparing import PrepareError, plural
+from preparing import PrepareError
 from preparing.chunks import CHUNK_BYTES, Position
 from preparing.documents import CleaningReport, Seen
 from preparing.encoder import Encoded, token_lengths

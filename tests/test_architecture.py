@@ -25,7 +25,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT |= {part: set() for part in GROUND}
 MAY_IMPORT |= {part: {"command_line"} for part in ("config", "startup")}
-MAY_IMPORT |= {"hardware": {"processors"}}
+MAY_IMPORT |= {"hardware": {"processors", "command_line"}}
 MAY_IMPORT |= {part: GROUND | {"formats"} | ROOMS for part in SCRIPTS}
 FILES = [*ROOT.glob("*.py")]
 for part in MAY_IMPORT:

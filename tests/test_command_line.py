@@ -8,7 +8,7 @@ import generating.terminal
 import preparing.arguments
 import tools.evaluate
 import tools.export
-from command_line import duration, local_path, near, our_file, our_tool, place, short, si
+from command_line import duration, local_path, near, our_file, our_tool, place, plural, short, si
 from tests.conftest import ROOT
 
 PARSERS = {
@@ -143,3 +143,4 @@ def test_quantities_have_units():
     assert {number: si(number, "FLOP") for number in shown} == shown
     counts = {2.5e9: "2.5B", 134_612_000: "135M", 999_999: "1M", 7200: "7.2k", 999: "999", 0: "0"}
     assert {number: short(number) for number in counts} == counts
+    assert [plural(n, "file") for n in (0, 1, 1000)] == ["0 files", "1 file", "1,000 files"]

@@ -57,7 +57,13 @@ def test_a_device_that_pytorch_does_not_know_is_a_sentence(name):
         ("xpu", "cuda", 0, 0, "xpu:0: .* finds no xpu device; device = auto takes cpu"),
         ("cuda", "mps", 1, 0, "cuda:0: .* finds no cuda device; device = auto takes mps"),
         ("cuda:9", "cuda", 2, 0, "cuda:9: .* finds 2 cuda devices; device = auto takes cuda"),
-        ("auto", "cuda", 2, 3, "cuda:3: .* finds 2 cuda devices; start at most 2 processes here"),
+        (
+            "auto",
+            "cuda",
+            2,
+            3,
+            "cuda:3: .* finds 2 cuda devices; start no more processes here than that",
+        ),
     ],
 )
 def test_a_device_that_is_not_there_is_a_sentence(
@@ -273,10 +279,11 @@ def test_what_is_free_is_what_linux_and_the_container_leave(system, files, free)
 @pytest.mark.parametrize(
     ("limit", "asked", "threads", "compilers"),
     [
-        ("max 100000", None, 4, None),
-        ("250000 100000", None, 3, "3"),
-        ("4000000 100000", None, 4, "32"),
-        ("250000 100000", "4", 4, "3"),
+        ("max 100000", None, "4 threads", None),
+        ("250000 100000", None, "3 threads", "3"),
+        ("4000000 100000", None, "4 threads", "32"),
+        ("100000 100000", None, "1 thread", "1"),
+        ("250000 100000", "4", "4 threads", "3"),
     ],
 )
 def test_a_container_with_fewer_processors_gets_fewer_threads_and_compilers(
@@ -292,7 +299,7 @@ def test_a_container_with_fewer_processors_gets_fewer_threads_and_compilers(
     torch.set_num_threads(4)
     try:
         write(system / "sys/fs/cgroup/cpu.max", f"{limit}\n")
-        assert hardware.describe(hardware.find_device("cpu")) == f"cpu, {threads} threads"
+        assert hardware.describe(hardware.find_device("cpu")) == f"cpu, {threads}"
         assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == compilers
     finally:
         torch.set_num_threads(before)

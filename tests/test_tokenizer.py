@@ -366,7 +366,7 @@ def _reversed_ids(values):
     [
         (_reversed_ids, "another order than the ids"),
         (lambda values: values["model"]["merges"].reverse(), "another order than the ids"),
-        (lambda values: values["model"]["merges"].__delitem__(slice(10, None)), "are missing"),
+        (lambda values: values["model"]["merges"].__delitem__(slice(10, None)), "has no merge for"),
         (lambda values: values["model"].update(dropout=0.1), "dropout 0.1"),
     ],
 )

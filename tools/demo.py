@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import hardware
-from command_line import Parser, number
+from command_line import Parser, number, plural
 from config import SETTINGS
 from config.loader import fitting
 from formats import files, run_folder
@@ -98,7 +98,7 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     for (row,) in completions:
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()
-            speed = f"{len(row.ids):,} tokens, {len(row.ids) / row.seconds:,.0f} tokens/s"
+            speed = f"{plural(len(row.ids), 'token')}, {len(row.ids) / row.seconds:,.0f} tokens/s"
             text = row.text.lstrip() if checkpoint.chats else prompt + row.text
             ended = {"length": "stopped at the limit"}.get(row.ended, row.ended) or "..."
             yield text, f"{speed}, {ended}\n\n{as_markdown(checkpoint.summary)}"

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
-from command_line import Parser, duration, local_path, place
+from command_line import Parser, duration, local_path, place, plural
 from config import Config
 from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import END, Form
@@ -169,6 +169,7 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         python=repr,
         shell=quote,
         ollama=ollama_name,
+        plural=plural,
         chat=chat,
     )
     files.write_text(out / "README.md", text)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from command_line import Parser, duration, local_path, short
+from command_line import Parser, duration, local_path, plural, short
 from config import LEARNED, LENGTH, SETTINGS
 from formats import files, run_folder
 from tools import command
@@ -339,6 +339,7 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
         drawn=time.strftime("%Y-%m-%d %H:%M"),
         short=short,
         duration=duration,
+        plural=plural,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     curves["step"].savefig(out.with_suffix(".png"))

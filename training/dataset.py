@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import hardware
+from command_line import plural
 from formats.data_folder import IN_REPLY, DataError, Meta, Split, check_tokens
 from model import IGNORE
 from tokenizer_bpe import Tokenizer
@@ -56,8 +57,9 @@ class Dataset:
             longest, more = self.length - 1, "with a larger --val_fraction"
         if block_size > longest:
             raise DataError(
-                f"{self.folder / file.file} holds {self.length:,} tokens, too few for block_size ="
-                f" {block_size}: lower it to {max(1, longest)} or less, or prepare the data {more}"
+                f"{self.folder / file.file} holds {plural(self.length, 'token')}, too few for"
+                f" block_size = {block_size}: lower it to {max(1, longest)} or less, or prepare the"
+                f" data {more}"
             )
         masked = loss_on == "assistant"
         self.bytes = self.length * (np.dtype(meta.dtype).itemsize + masked)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import hardware
-from command_line import duration, si
+from command_line import duration, plural, si
 from config import Config
 from formats import files, run_folder
 from formats.mirror import address_of
@@ -50,14 +50,15 @@ def banner(run: Run) -> str:
     c, model, done = run.config, run.model, run.step
     lines = {
         "device": describe_device(run),
-        "model": f"{model.num_parameters():,} parameters, {c.n_layer} layers x {c.n_embd}, "
-        f"context {c.block_size}, vocabulary {model.config.vocab_size:,}",
+        "model": f"{model.num_parameters():,} parameters, {plural(c.n_layer, 'layer')} x"
+        f" {c.n_embd}, context {c.block_size}, vocabulary {model.config.vocab_size:,}",
         "data": describe_data(run),
         "step": describe_step(run),
     }
     if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
-    lines["run"] = f"{run.schedule.total_steps:,} steps, one epoch is {steps_per_epoch(run)} steps"
+    lines["run"] = plural(run.schedule.total_steps, "step")
+    lines["run"] += f", one epoch is {steps_per_epoch(run)} steps"
     if done:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = describe_checkpoints(run)
@@ -128,7 +129,7 @@ def describe_step(run: Run) -> str:
     c, micro_batch, local_batch = run.config, run.micro_batch, run.local_batch
     text = f"{c.tokens_per_step:,} tokens = {c.batch_size} x {c.block_size}"
     if micro_batch < local_batch:
-        text += f", micro-batches of {micro_batch} sequences"
+        text += f", micro-batches of {plural(micro_batch, 'sequence')}"
     return text
 
 
@@ -136,9 +137,9 @@ def describe_checkpoints(run: Run) -> str:
     """Where checkpoints go, and how often."""
     c, often = run.config, []
     if c.save_interval:
-        often.append(f"{c.save_interval:,} steps")
+        often.append(plural(c.save_interval, "step"))
     if c.save_minutes:
-        often.append(f"{c.save_minutes:g} minutes")
+        often.append(f"{c.save_minutes:g} minute{'s' * (c.save_minutes != 1)}")
     text = str(run.folder)
     if often:
         text += f", every {' and '.join(often)}"

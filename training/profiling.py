@@ -56,7 +56,7 @@ def open_profiler(run: Run, done: Callable) -> Profiler | None:
         return None
     if run.schedule.steps_left < PROFILED_STEPS:
         left = run.schedule.steps_left
-        print(f"no profile: it takes {PROFILED_STEPS} steps, {left} are left")
+        print(f"no profile: it takes {PROFILED_STEPS} steps, and the run has {left} left")
         return None
     return Profiler(run.folder, run.device.torch, done)
 

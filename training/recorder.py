@@ -18,7 +18,7 @@ from shlex import quote
 from tqdm import tqdm
 
 import hardware
-from command_line import duration, our_file, our_tool
+from command_line import duration, our_file, our_tool, plural
 from formats import files, run_folder
 from generating.text import complete
 from model import GPT
@@ -232,7 +232,7 @@ class Recorder:
         """Print the last lines of a run: its figures, and commands to go on with."""
         run, folder, cost = self.run, self.run.folder, self.run.clock.cost
         self.bar.close()
-        line = f"{ending}: {run.step:,} steps, {run.tokens:,} tokens in "
+        line = f"{ending}: {plural(run.step, 'step')}, {run.tokens:,} tokens in "
         line += f"{duration(run.clock.elapsed_s)} of training"
         if cost:
             line += f", cost {cost:.2f}"

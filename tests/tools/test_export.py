@@ -140,7 +140,7 @@ def test_the_card_has_the_numbers_of_the_best_step(tmp_path):
         f"A GPT-2 language model of {parameters:,} parameters, trained from scratch",
         "on 400,000 tokens.",
         "its loss is 2.0000 nats per token (perplexity 7.39),\n0.7500 bits per byte.",
-        "| shape | 1 layers x 36, 1 heads, context 36 tokens |",
+        "| shape | 1 layer x 36, 1 head, context 36 tokens |",
         "| tokenizer | byte-level BPE, 257 ids |",
         "| head | not tied to the embedding |",
         "| data | `data/recited`: 900 tokens for training, 100 for validation |",

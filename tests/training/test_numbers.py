@@ -291,7 +291,7 @@ def test_a_batch_larger_than_the_data_is_a_warning(little_data, tmp_path):
     assert "repeats" not in banner(small_run(little_data, tmp_path / "run", *enough))
     run = small_run(little_data, tmp_path / "run", "--batch_size=1000", "--epochs=1")
     assert f"batch_size = 1000 is more than the {windows} sequences" in banner(run)
-    assert f"run         1 steps, one epoch is {windows / 1000:.2g} steps" in banner(run)
+    assert f"run         1 step, one epoch is {windows / 1000:.2g} steps" in banner(run)
     x, _ = run.data.train.batch(0, 1000, 7)
     assert len(x) == 1000
     assert len(torch.unique(x[:windows], dim=0)) == windows  # each before any comes again

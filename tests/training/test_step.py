@@ -170,4 +170,4 @@ def test_profile_writes_a_table_and_a_trace(char_data, tmp_path):
     assert "finished: 21 steps" in again.stdout, again.stderr
     assert (tmp_path / "trace.json").read_bytes() == trace
     again = trained(char_data, tmp_path, "--max_steps=28", "--profile=True")
-    assert "no profile: it takes 8 steps, 7 are left" in again.stdout
+    assert "no profile: it takes 8 steps, and the run has 7 left" in again.stdout
