@@ -157,6 +157,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
             turns = turns_of(value)
         except ConversationError as error:
             raise InputError(f"{name!r} {error}") from None
+        _notice_weights(value, turns, report)
         value = "".join(PLAIN.parts(turns))
     if isinstance(value, bytes):
         value = decoded(value, 0)
@@ -168,6 +169,14 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     for _, part in _split(document.text.encode(), report):
         yield Document(part.decode())
+
+
+def _notice_weights(messages, turns, report):
+    """Count the replies that OpenAI's format excludes from training."""
+    both = zip(messages, turns, strict=True)
+    replies = [turn.message for message, turn in both if message.get("weight") == 0]
+    if replies:
+        report.add(WEIGHTS, 1, sum(len(reply.encode()) for reply in replies), replies[:1])
 
 
 def _split(data, report):
@@ -299,6 +308,7 @@ TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML with its markup"
 JSON = "JSON, as plain text"
 NO_REPLY = "conversations in which the assistant says nothing"
+WEIGHTS = "replies of weight 0, which count like others"
 # The remedy for each.
 ADVICE = {
     IN_LINES: "put it in quotes if it is part of the text",
@@ -312,6 +322,7 @@ ADVICE = {
     HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
+    WEIGHTS: "weights are not supported; end the conversation before such a reply, or drop it",
 }
 # Special tokens of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with
 # a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.

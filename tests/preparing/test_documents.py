@@ -189,3 +189,13 @@ def test_conversations_without_a_reply_are_counted(tmp_path):
         texts, report = read(tmp_path / "a.jsonl", json.dumps(record))
         assert texts == ["User: Good day.\n\n"]
         assert list(report) == ["conversations in which the assistant says nothing"]
+
+
+def test_replies_that_openai_would_not_train_on_are_counted(tmp_path):
+    messages = said("user", "assistant")
+    last = {"role": "assistant", "content": "Wrong."}
+    rows = [{"messages": [*messages, last | {"weight": weight}]} for weight in (0, 1)]
+    found, report = read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    assert len(found) == 2
+    counts = {"documents": 1, "bytes": 6, "examples": ["Wrong."]}
+    assert report == {"replies of weight 0, which count like others": counts}
