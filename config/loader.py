@@ -225,6 +225,10 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
         if not name.startswith("_") and not is_helper:
             check_name(name, table, path)
             values[name] = convert(table[name], value, path)
+    if not values:
+        raise ConfigError(
+            f"{path} sets nothing; write NAME = VALUE, outside of classes and functions"
+        )
     return values
 
 

@@ -170,6 +170,7 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
         ("learning_rate = 10**400\n", ["learning_rate = 1000", "a number from 0"]),
         ("data_dir = ''\n", ["data_dir = '', but it must be a text that is not empty"]),
         ("data_dir = ~/d\n", ["mine.py: SyntaxError"]),
+        ("class Config:\n    n_layer = 2\n", ["mine.py sets nothing; write NAME = VALUE"]),
     ],
 )
 def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
