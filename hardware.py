@@ -164,8 +164,9 @@ def _check_build():
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles")
     if driver and shutil.which("nvidia-smi") and not hidden:
         raise DeviceError(
-            f"this machine has an NVIDIA driver, but {_found(0, 'GPU')}; another build may, or a"
-            f" newer driver:\n  {INSTALL} {BUILDS}/{BUILD}\ndevice = cpu trains without a GPU"
+            f"this machine has an NVIDIA driver, but {_found(0, 'GPU')}; another build may, a"
+            " newer driver, or a restart if the machine has slept since it last found one:\n "
+            f" {INSTALL} {BUILDS}/{BUILD}\ndevice = cpu trains without a GPU"
         )
 
 
