@@ -30,8 +30,9 @@ from training import RunError
 
 WAIT_S = 10  # seconds until a process prints what it is waiting for
 # The first process alone saves, uploads and fetches. PyTorch would end the others when they have
-# waited for it for 10 minutes (NCCL) or 30 (gloo). It notices a dead process by other means.
-PATIENCE = timedelta(days=1)
+# waited for it for 10 minutes (NCCL) or 30 (gloo). Without torchrun, which ends all when a process
+# dies, GPUs wait for a dead one as long.
+PATIENCE = timedelta(hours=3)
 # {launcher that does not join its processes: its variable with their number}.
 UNJOINED = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 # SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU time, as in ulimit -St.
