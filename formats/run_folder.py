@@ -216,6 +216,8 @@ def what_is_there(path: Path) -> str:
     """A message for a path without a checkpoint: what it is, and where checkpoints are."""
     if (path.parent / "state.json").exists():
         return f"it is a file of a step; give the step: {path.parent.as_posix()}"
+    if (path / "state.json").exists():
+        return f"it is one step of a run; give the run: {path.parent.as_posix()}"
     if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
         return hint
     here = "it holds no step_* folder" if path.exists() else "it does not exist"

@@ -311,6 +311,7 @@ def test_every_loss_may_be_nan(runs, tmp_path):
         (["empty"], "empty is not a run that has logged its start and a step"),
         (["none"], "none is not a run that has logged its start and a step; it does not exist"),
         (["."], "has logged its start and a step; it holds runs; give one of them: saved"),
+        (["saved/step_00000001"], "step; it is one step of a run; give the run: saved"),
         (["run", "--out", "x.png"], "must end in .html"),
     ],
 )
@@ -320,6 +321,7 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path, arguments, words):
         run_folder.write_log(tmp_path / name, [{"step": 0, "event": "start", "total_steps": 9}])
         (tmp_path / name / "config.json").write_text('{"n_layer": 2}')
     (tmp_path / "saved" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "saved" / "step_00000001" / "state.json").touch()
     fails_clearly(run_script("-m", "tools.report", *arguments, cwd=tmp_path), words)
 
 
