@@ -149,7 +149,8 @@ def read(folder: Path) -> Pretrained:
         if tokenizer and tokenizer.vocab_size > config.vocab_size:
             raise CheckpointError(
                 f"{folder} has the tokenizer of another model: {tokenizer.vocab_size:,} ids, and"
-                f" embeddings for {config.vocab_size:,}"
+                f" embeddings for {config.vocab_size:,}. If it is the model's own, and tokens were"
+                " added to it, remove those that have no embedding from its added_tokens"
             )
         tensors = huggingface.from_hf(config, huggingface.read_tensors(folder), folder)
         return Pretrained(folder, config, tensors, tokenizer, state={})

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from command_line import Parser, number, place, plural, word
+from formats.files import few
 from generating.load import LoadedModel
 from generating.text import Completion, ids_of
 from hardware import DTYPES
@@ -164,6 +165,17 @@ def note_escapes(stop: list[str]) -> None:
     r"""Print a note if a stop text has \n as two characters, as most shells leave it."""
     if any("\\n" in text for text in stop):
         note("\\n in --stop is two characters; write $'\\n' in bash, and \"`n\" in PowerShell")
+
+
+def note_special(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
+    """Print a note if a prompt spells special tokens, which stay text, as in the training text."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    spelled = [name for name in loaded.tokenizer.specials if any(name in text for text in texts)]
+    if spelled:
+        note(
+            f"{few(spelled)} in a prompt is text; an empty prompt begins a document, and --chat"
+            " writes the markers of a conversation"
+        )
 
 
 def note_nan(completions: list[Completion]) -> None:

@@ -19,7 +19,7 @@ from generating.text import Completion
 from tests.conftest import ROOT, fails_clearly, reciting, run_script
 from tests.formats.conftest import saved, small_gpt2, small_llama, small_qwen3
 from tests.generating.test_chat import ends, on_a_terminal
-from tokenizer_bpe import Tokenizer
+from tokenizer_bpe import EOT, Tokenizer
 from tools import export
 
 
@@ -226,6 +226,11 @@ def test_a_line_break_that_a_shell_does_not_make_is_noted(reciting_run, capsys):
     assert r"[\n in --stop is two characters; write $'\n' in bash" in capsys.readouterr().err
     main([*continued, "--stop=\n"])
     assert "two characters" not in capsys.readouterr().err
+
+
+def test_a_special_token_in_a_prompt_is_noted(reciting_run, capsys):
+    main(["--checkpoint", str(reciting_run), "--prompt", f"The{EOT}", "--max_new_tokens=1"])
+    assert f"[{EOT} in a prompt is text; an empty prompt begins" in capsys.readouterr().err
 
 
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):
