@@ -224,8 +224,8 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
 def _files_at(given):
     """The files that one address names, as list_files returns them.
 
-    Those of a folder have known suffixes, as on a disk, and those of a pattern too, unless it ends
-    in a suffix itself; prints which others it skips.
+    Those of a folder have known suffixes, as on a disk. So have those of a pattern, unless it ends
+    in another suffix. Prints which others it skips.
     """
     if (page := PAGE.match(given)) and "/resolve/" not in given:
         raise InputError(f"{given} is a page; the address of its files is hf://{page[1]}")
@@ -235,9 +235,9 @@ def _files_at(given):
     shown = _without_hidden(files, given)
     if not shown:
         raise InputError(f"there are no files at {given}")
-    if glob.has_magic(given) and re.search(r"\.\w+\Z", given):
-        return {address: files[address] for address in shown}
     known = {address: files[address] for address in shown if _is_known(address)}
+    if not known and glob.has_magic(given) and re.search(r"\.\w+\Z", given):
+        return {address: files[address] for address in shown}
     endings = [os.path.splitext(address)[1].lower() for address in shown if address not in known]
     skipped = Counter(ending or "without ending" for ending in endings)
     advice = ""
