@@ -140,5 +140,7 @@ class Conversation:
         return prompt
 
     def remember(self, line: str, reply: str) -> None:
+        """Keep a message and its reply, without its reasoning, as the template of Qwen3 does."""
+        said = reply.rpartition("</think>")[2]
         self.messages.append({"role": "user", "content": line})
-        self.messages.append({"role": "assistant", "content": reply})
+        self.messages.append({"role": "assistant", "content": said})

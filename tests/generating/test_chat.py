@@ -97,3 +97,9 @@ def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
     conversation = Conversation(model, byte_tokenizer, PLAIN, system)
     conversation.messages = messages[:-1]
     assert byte_tokenizer.decode(conversation.prompt(messages[-1]["content"])) == prompt
+
+
+def test_a_chat_forgets_the_reasoning_of_earlier_replies(byte_tokenizer):
+    conversation = Conversation(GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer, PLAIN)
+    conversation.remember("Hi.", "<think>\nA greeting.\n</think>\n\nHello!")
+    assert byte_tokenizer.decode(conversation.prompt("How?")) == WHOLE
