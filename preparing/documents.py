@@ -304,6 +304,7 @@ ADDED = "added tokens of this tokenizer, as letters"
 WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
+MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML with its markup"
 JSON = "JSON, as plain text"
@@ -318,6 +319,7 @@ ADVICE = {
     WINDOWS: "--clean turns \\r\\n into \\n, which is what prompts have",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
+    MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
@@ -367,6 +369,8 @@ def _found(text, kind):
         yield WINDOWS, text.index("\r"), text.count("\r")
     if "\ufffd" in text:
         yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
+    if "\ufeff" in text:
+        yield MARKS, text.index("\ufeff"), 3 * text.count("\ufeff")
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression
         misread = list(MISREAD.finditer(text))
         if misread:

@@ -54,6 +54,7 @@ NOTICED = {
     "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
     "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
+    "one\n\ufefftwo\n": ("byte order marks within the text, as of joined files", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
     "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
     "<!DOCTYPE html>\n<p>Hello": ("HTML with its markup", 24),
