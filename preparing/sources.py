@@ -234,7 +234,7 @@ def _files_at(given):
         return files
     shown = _without_hidden(files, given)
     if not shown:
-        raise InputError(f"there are no files at {given}")
+        raise InputError(f"no {FORMATS} at {given}, nor any other")
     known = {address: files[address] for address in shown if _is_known(address)}
     if not known and glob.has_magic(given) and re.search(r"\.\w+\Z", given):
         return {address: files[address] for address in shown}
