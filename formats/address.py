@@ -168,7 +168,8 @@ class Folder:
             raise
         except Exception as error:  # each package has its own types
             problem = f"{self.address} cannot be reached: {error_message(error)}"
-            if not may_pass(error):
+            is_no_address = isinstance(error, ValueError) and not hasattr(error, "response")
+            if not may_pass(error) and not is_no_address:
                 hint = PERMISSION.get(protocol_of(self.address), "check its permissions")
                 problem = f"no access to {self.address}: {error_message(error)}; {hint}"
             raise AddressError(problem) from error

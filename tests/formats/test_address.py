@@ -76,3 +76,11 @@ def test_a_folder_that_cannot_be_read_is_not_empty(tmp_path, monkeypatch):
 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path):
     assert Folder(str(tmp_path / "none")).list() == {}
+
+
+@pytest.mark.parametrize("address", ["hf://../x", "hf://a--b/x"])
+def test_a_name_that_the_hub_cannot_have_is_no_question_of_permission(address):
+    with pytest.raises(AddressError) as caught:
+        Folder(address).list()
+    assert str(caught.value).startswith(f"{address} cannot be reached: ")
+    assert "HF_TOKEN" not in str(caught.value)
