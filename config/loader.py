@@ -341,8 +341,8 @@ def wrong_rates(c) -> Iterator[str]:
         yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
         yield (
-            f"embedding_lr needs tie_weights = False with arch = {c.arch}; otherwise it would also"
-            " be the rate of the output matrix"
+            f"embedding_lr needs tie_weights = False with arch = {c.arch}, as it would also be the"
+            " rate of the output matrix; leave it out"
         )
     if c.max_cost is not None and c.cost_per_hour == 0:
         yield f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"

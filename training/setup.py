@@ -12,6 +12,7 @@ import torch
 
 import hardware
 from config import Config, ConfigError
+from config.loader import check
 from formats import files, run_folder
 from formats.data_folder import Meta, check_masked, read_meta, tokenizer_file
 from formats.mirror import Mirror, address_of
@@ -42,6 +43,7 @@ def build(config: Config) -> Run:
     config = without_unknown_characters(config, tokenizer)
     start = find_start(config, meta, tokenizer)
     config, progress = start.config, start.progress
+    check(config)  # again, with the shape of the loaded weights
     data = open_data(config, meta, tokenizer, device)
 
     counters = Counters(progress.step, progress.sequences)
