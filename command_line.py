@@ -17,7 +17,13 @@ from shlex import quote
 ESCAPE = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 EMPTY = "it is empty; is a variable in it not set?"
 # A user and password before the host of an address; what hf:// has there is a revision.
-LOGIN = re.compile(r"(?<!^hf)://[^/?#]*@")
+LOGIN = re.compile(r"(?<!\bhf)://[^/?#\s]*@")
+# Credentials in the query of an address.
+KEY = re.compile(
+    r"([?&](?:[^=&#\s]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
+    r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#\s]*",
+    re.IGNORECASE,
+)
 
 
 def place(text: str) -> str:
@@ -66,6 +72,11 @@ def unquoted(text: str) -> str:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1].strip()
     return text
+
+
+def without_credentials(text: str) -> str:
+    """A text without the credentials of the addresses in it, to be shown or recorded."""
+    return KEY.sub(r"\1...", LOGIN.sub("://", text)) if "://" in text else text
 
 
 def number(kind: Callable, low: float, high: float = math.inf, least: str = "") -> Callable:

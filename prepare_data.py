@@ -82,7 +82,7 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
         if UNUSABLE in rules:
             why += f"; the first is {rules[UNUSABLE]['examples'][0]}"
         raise InputError(
-            f"no document is left of the input, which begins with {work.sources[0].path}"
+            f"no document is left of the input, which begins with {work.sources[0].name}"
             f" ({why or 'only white space'})"
         )
     return writer

@@ -160,23 +160,30 @@ def run(
     traceback if it returns None. Ctrl-C is 130, without a sentence if explain has none.
     A handler of another signal raises KeyboardInterrupt(signum), for 128 + signum.
     """
+    from command_line import without_credentials  # an older Python cannot read it
+
+    def tell(sentence):
+        say(f"{name}: {without_credentials(str(sentence))}")
+
     try:
         status = main([with_underscores(word) for word in sys.argv[1:]]) or 0
         sys.stdout.flush()
         return status
     except mistakes as error:
-        say(f"{name}: {error}")
+        tell(error)
         return 2
     except BrokenPipeError:  # as with `| head`
         return 0
     except KeyboardInterrupt as stop:
         sentence = explain(stop)
         if sentence is not None:
-            say(f"{name}: {sentence}")
+            tell(sentence)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except Exception as error:
-        sentence = explain(error)
-        say(f"{name}: {sentence}" if sentence else traceback.format_exc())
+        if sentence := explain(error):
+            tell(sentence)
+        else:
+            say(traceback.format_exc())
         return 1
 
 

@@ -14,16 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from command_line import LOGIN
+from command_line import without_credentials
 from formats.files import atomic_write, check_room, error_message, take_lock
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
-# Credentials in the query of an address; those before its host match LOGIN.
-KEY = re.compile(
-    r"([?&](?:[^=&#]*[-_])?(?:\w*token|sig|signature|\w*secret|pass|passwd|password|pwd|auth|"
-    r"credentials?|(?:api|access|secret)[-_]?key)=)[^&#]*",
-    re.IGNORECASE,
-)
 # How to get permission, per protocol.
 PERMISSION = {
     "hf": "accept its terms on its page if it has any, make a token at"
@@ -53,11 +47,6 @@ def protocol_of(address: str) -> str:
     """The protocol of an address such as s3://bucket/file; "" for a path."""
     found = ADDRESS.match(address)
     return found[1] if found else ""
-
-
-def without_credentials(address: str) -> str:
-    """Remove the credentials from an address, to record it in files; other text is unchanged."""
-    return KEY.sub(r"\1...", LOGIN.sub("://", address)) if protocol_of(address) else address
 
 
 def version_of(info: dict) -> str:
@@ -153,7 +142,8 @@ class Folder:
         size = sum(sizes.values())
         check_room(folder, size, "choose another disk")
         how_much = f", {size / 1e6:,.1f} MB" if size else ""
-        print(f"fetching {self.address}{how_much}", file=sys.stderr, flush=True)
+        address = without_credentials(self.address)
+        print(f"fetching {address}{how_much}", file=sys.stderr, flush=True)
         self.get(sizes, folder)
 
     def remove(self, name: str) -> None:
@@ -189,8 +179,8 @@ def retry(address: str, pauses: Iterable[float], action: Callable, *arguments, *
             if pause is None:
                 raise
             if tries > QUIET_TRIES:
-                why = error_message(error)
-                print(f"{address}: {why}; trying again", file=sys.stderr, flush=True)
+                problem = without_credentials(f"{address}: {error_message(error)}")
+                print(f"{problem}; trying again", file=sys.stderr, flush=True)
         time.sleep(pause)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import hardware
+from command_line import without_credentials
 from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
 from formats.conversation import PLAIN, START, Form, form_of
@@ -246,7 +247,7 @@ def fetch(address: str, weights: bool = True) -> Path:
         except AddressError as error:
             if not have or (weights and not huggingface.weights_among(have)):
                 raise
-            print(f"{error}. Using the copy in {here}", file=sys.stderr)
+            print(f"{without_credentials(str(error))}. Using the copy in {here}", file=sys.stderr)
             return here
         if "config.json" in sizes and b'"model_type"' in there.read("config.json"):
             if weights:

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from command_line import plural
-from formats.address import PAGE, protocol_of, without_credentials
+from command_line import plural, without_credentials
+from formats.address import PAGE, protocol_of
 from formats.files import few, sha256, write_text
 from preparing import InputError, need
 from preparing.foreign import foreign
@@ -218,6 +218,7 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
     if not known:
         raise InputError(f"{place} holds no {FORMATS}, but {counts}{advice}")
     if skipped:
+        place = without_credentials(place)
         print(f"{place}: {plural(len(known), 'file')}, skipping {counts}", file=sys.stderr)
 
 

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from command_line import without_credentials
 from formats import address
-from formats.address import AddressError, Folder, version_of, without_credentials
+from formats.address import AddressError, Folder, version_of
 
 pytest.importorskip("fsspec")
 aiohttp = pytest.importorskip("aiohttp")
@@ -50,6 +51,7 @@ def test_a_web_server_lists_names_without_sizes_and_may_be_slow(tmp_path, monkey
         ("https://host/a?compass=3&author=me&monkey=1&assignment=2&key=b", None),
         ("https://host/~me@home/a.txt?download=true", None),
         ("texts/me@home?token=a.txt", None),
+        ("no hf://a@b at s3://k:s@host/a?sig=b c@d", "no hf://a@b at s3://host/a?sig=... c@d"),
     ],
 )
 def test_credentials_are_left_out_of_what_is_recorded(given, expected):

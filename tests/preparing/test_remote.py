@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 
 import boto3
 import pyarrow.parquet
@@ -155,6 +156,10 @@ def test_a_key_in_an_address_is_no_part_of_it(tmp_path, hub, tokenizer):
     found = [source["path"] for source in read_meta(tmp_path / "out").sources]
     assert found == [f"{web}/{n}.jsonl?token=..." for n in (0, 1)]
     assert len(documents(tmp_path / "out")) == len(BIG)
+    login = web.replace("://", "://me:secret@")
+    result = fetch(hub, f"{login}/0.jsonl?token=abc", out=tmp_path / "other")
+    fails_clearly(result, f"prepare_data.py: {web}/0.jsonl?token=... does not exist, or you have")
+    assert not {"secret", "abc"}.intersection(re.findall("[a-z]+", result.stderr))
 
 
 def test_a_sample_of_remote_text_takes_a_few_files_evenly_spread():
