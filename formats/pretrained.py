@@ -242,6 +242,7 @@ def fetch(address: str, weights: bool = True) -> Path:
     there = Folder(address)
     with local_copy(there) as here:
         have = files.read_json(here / ORIGIN)
+        weights = weights or bool(huggingface.weights_among(have))  # keeps them
         try:
             sizes = there.list()
         except AddressError as error:

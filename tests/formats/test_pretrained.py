@@ -125,6 +125,16 @@ def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monk
         assert "Using the copy in" in capsys.readouterr().err
 
 
+def test_fetched_weights_stay_when_the_tokenizer_alone_is_fetched(hf_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    address = saved(hf_model, tmp_path / "hf").as_uri()
+    here = pretrained.fetch(address)
+    saved(hf_model, tmp_path / "hf", note="changed")
+    assert pretrained.fetch(address, weights=False) == here
+    assert "changed" in (here / "config.json").read_text()
+    assert (here / "model.safetensors").exists()
+
+
 def test_a_qwen3_with_its_own_tokenizer_is_prepared_for_and_tuned(text_file, tmp_path):
     hf_tokenizer = HFTokenizer(models.BPE())
     hf_tokenizer.normalizer = normalizers.NFC()
