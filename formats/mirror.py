@@ -200,4 +200,6 @@ def fetch_to_read(address: str) -> Path:
         copy = here / step_name(step) / "state.json"
         if copy.exists() and copy.read_bytes() == mirror.state(step):
             return copy.parent
-        return mirror.fetch(step, here, ("model.pt", "tokenizer.json"))
+        mirror.fetch(step, here, ("model.pt", "tokenizer.json"))
+        run_folder.rotate(here, 1, step)
+        return copy.parent

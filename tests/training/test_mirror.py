@@ -327,5 +327,9 @@ def test_a_run_that_was_fetched_is_not_fetched_again(tmp_path, store, monkeypatc
     assert (copy.parent / "log.jsonl").exists()
     assert resolve(f"{where}/run") == copy
     assert not capsys.readouterr().err
+    files.write_json(tmp_path / "run/best.json", {"step": 2, "val_loss": 0.25})
+    upload(tmp_path / "run", where)
+    newer = resolve(f"{where}/run")
+    assert run_folder.steps(copy.parent) == [newer]
     with pytest.raises(CheckpointError, match="no checkpoint at s3://bucket/none"):
         resolve("s3://bucket/none")
