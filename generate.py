@@ -93,7 +93,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
-            if line == "/new":
+            if line == "/new" and args.chat:
                 conversation.messages.clear()
             elif line.strip() and args.chat:
                 reply, *_ = answer(loaded, [conversation.prompt(line)], args)

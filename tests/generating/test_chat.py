@@ -39,6 +39,10 @@ def test_a_session_goes_on_after_mistakes_and_interruptions(char_run):
     terminal.sendline("snow ☃")
     terminal.expect_exact("U+2603")
     terminal.expect_exact("\r\n> ")
+    terminal.sendline("/new")  # a command in a chat alone
+    terminal.expect(r"/new\r\n/new.")
+    terminal.sendintr()
+    terminal.expect_exact("\r\n> ")
     terminal.sendeof()  # Ctrl-D
     ends(terminal)
 
