@@ -38,7 +38,7 @@ UNJOINED = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 # SIGUSR1: Slurm's --signal=USR1@60. SIGXCPU: the soft limit of CPU time, as in ulimit -St.
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGXCPU")  # end a run with a save
 
-# Only init() sets these.
+# Only init() and join() set these.
 rank = 0  # of this process among all
 world_size = 1
 local_rank = 0  # of this process on its machine: the number of its GPU

@@ -25,7 +25,7 @@ from training.schedule import MAX_BAD_STEPS, Clock, Counters, Schedule
 class Progress:
     """A run's progress in a checkpoint: "progress" in state.json.
 
-    sequences: drawn from the training data so far, which is the position in the data order.
+    step, sequences: as in Counters.
     elapsed_s: seconds of training, including compilation but not evaluation and saving.
     running_s: seconds in all, over all starts, which a rented machine bills.
     sums: LossSums.tolist(). micro_batch_limit: of Run; older checkpoints have none.

@@ -1,9 +1,9 @@
 """Saves checkpoints in a background thread: write, flush, rename, rotate, upload.
 
-Training waits only for the copy of its state, and for the previous save if that is not done yet.
-The last save does not use the thread, where an upload may take long; a lock keeps the two from
-changing the run's folder at once. formats/run_folder.py knows step folders, formats/mirror.py
-mirrors.
+Training waits only for the copy of its state, and for the previous save and its upload if they are
+not done yet. The last save does not use the thread, where an upload may take long; a lock keeps the
+two from changing the run's folder at once. formats/run_folder.py knows step folders,
+formats/mirror.py mirrors.
 """
 
 import contextlib

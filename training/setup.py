@@ -34,7 +34,8 @@ from training.start import Start, find_start
 def build(config: Config) -> Run:
     """Find device and data, build the model, and load a checkpoint if there is one.
 
-    Raises ConfigError, DataError, CheckpointError, DeviceError or RunError if they do not fit.
+    Raises AddressError, CheckpointError, ConfigError, DataError, DeviceError, TokenizerError or
+    RunError if they do not fit.
     """
     started, given, folder = time.monotonic(), config, Path(config.checkpoint_dir)
     device = open_device(config)
