@@ -18,7 +18,6 @@ from formats.files import few, fingerprint, parse_json, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
-FORM = "conversations"  # the setting that names the form of conversations, unless it is PLAIN
 # The bits of a mask, which has one byte per token.
 IN_REPLY = 1  # the token is part of an assistant's reply, or ends one
 TURN_BEGINS = 2  # the token begins another speaker's turn
@@ -78,8 +77,6 @@ class Meta:
         masks = {name: split.mask.sha256 for name, split in self.splits.items() if split.mask}
         if masks:
             values["masks"] = masks
-            if FORM in self.settings:
-                values[FORM] = self.settings[FORM]
         return values
 
     def bits_per_byte(self, loss: float, loss_on: str) -> float:

@@ -16,8 +16,7 @@ import hardware
 from command_line import without_credentials
 from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
-from formats.conversation import PLAIN, START, Form, form_of
-from formats.data_folder import FORM
+from formats.conversation import PLAIN, START, form_of
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, without_weights
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -48,25 +47,12 @@ class Pretrained:
         return model
 
     @property
-    def form(self) -> Form:
-        """The form of conversations: the one that it was trained on, else its tokenizer's.
-
-        Data that names no form was prepared with a tokenizer without markers, or by an earlier
-        version.
-        """
-        data = self.state.get("data", {})
-        saw_plain = "masks" in data and FORM not in data
-        if not self.state:
-            saw_plain = huggingface.read_chat_template(self.path) == PLAIN.chat_template
-        return PLAIN if saw_plain else form_of(self.tokenizer)
-
-    @property
     def chats(self) -> bool:
-        """True if it was trained on conversations in its `form`."""
+        """True if it was trained on conversations in the form of its tokenizer."""
         if self.state:
             return run_folder.saw_conversations(self.state)
         template = huggingface.read_chat_template(self.path)
-        if self.form.markers:
+        if form_of(self.tokenizer).markers:
             return START in template  # others' templates may hold more, such as tools
         return template == PLAIN.chat_template
 

@@ -10,7 +10,7 @@ import torch
 
 import hardware
 from formats import pretrained, run_folder
-from formats.conversation import Form
+from formats.conversation import Form, form_of
 from generating.cpu_kernels import pack
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -59,7 +59,7 @@ def open_checkpoint(
         tokenizer=tokenizer,
         end_ids=found.end_ids,
         chats=found.chats,
-        form=found.form,
+        form=form_of(tokenizer),
         summary=summary,
         state=found.state,
     )

@@ -25,8 +25,7 @@ from filelock import Timeout
 
 from command_line import near
 from formats.address import protocol_of
-from formats.conversation import form_of
-from formats.data_folder import FORM, Meta, read_meta, write_meta
+from formats.data_folder import Meta, read_meta, write_meta
 from formats.files import (
     fingerprint,
     is_foreign,
@@ -82,8 +81,7 @@ class WorkFolder:
         self.given_tokenizer = _given_tokenizer(plan.tokenizer)
         self.sources = [] if self.is_stdin else find_sources(plan.inputs)
         kinds = {source.kind for source in self.sources} or {plan.stdin_format}
-        self.has_records = kinds != {"txt"}
-        if plan.options.text_field and not self.has_records:
+        if plan.options.text_field and kinds == {"txt"}:
             raise InputError(
                 "--text_field names a field of records (.jsonl, .json, .csv, .parquet); all of the"
                 " input is plain text"
@@ -154,12 +152,10 @@ class WorkFolder:
     def _settings(self):
         """{name: value} of all settings that affect the output, without those that are unset."""
         plan = self.plan
-        tokenizer, form = plan.tokenizer, None
+        tokenizer = plan.tokenizer
         if self.given_tokenizer:
             content = self.given_tokenizer.to_json().encode()
             tokenizer = f"sha256 {hashlib.sha256(content).hexdigest()}"
-            if self.has_records and form_of(self.given_tokenizer).markers:
-                form = "chatml"
         text_bytes = self._known_text_bytes() or self._estimated_text_bytes()
         self.text_size = min(text_bytes, self.most_bytes)
         val_fraction = plan.val_fraction
@@ -171,7 +167,6 @@ class WorkFolder:
             "sample_bytes": plan.sample_bytes if plan.tokenizer == "bpe" else None,
             "val_fraction": val_fraction,
             "gigabytes": plan.gigabytes,
-            FORM: form,
             TEXT_BYTES: text_bytes,
         }
         unused = [name for name, value in values.items() if value is None or value is False]
@@ -261,10 +256,7 @@ class WorkFolder:
         if self.plan.overwrite or not (self.out / "meta.json").exists():
             return ""
         meta = read_meta(self.out)
-        settings = meta.settings
-        if not any(split.mask for split in meta.splits.values()):  # no conversations
-            settings = settings | {FORM: self.settings.get(FORM)}
-        changed = self._differences(settings, meta.sources)
+        changed = self._differences(meta.settings, meta.sources)
         if changed:
             raise InputError(
                 f"{self.out} holds a finished dataset of other input or settings: {changed}.\nGive"

@@ -22,7 +22,7 @@ from shlex import quote
 from command_line import Parser, duration, local_path, place, plural
 from config import Config
 from formats import files, huggingface, pretrained, run_folder
-from formats.conversation import END, Form
+from formats.conversation import END, Form, form_of
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from tokenizer_bpe import TokenizerError
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
             f"{source.path} is in Hugging Face's format already, which transformers reads; to make"
             " a GGUF file of it, use convert_hf_to_gguf.py of llama.cpp"
         )
-    form = source.form if source.chats else None
+    form = form_of(source.tokenizer) if source.chats else None
     if args.gguf:
         from formats import gguf
 

@@ -3,7 +3,6 @@
 The form of tokenizers without its markers is tested where it is used.
 """
 
-import dataclasses
 import json
 import re
 
@@ -14,10 +13,10 @@ from gguf import GGUFReader
 from jinja2 import Environment
 
 from formats import pretrained
-from formats.conversation import END, PLAIN, START, form_of, turns_of
-from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta, write_meta
+from formats.conversation import END, START, form_of, turns_of
+from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
 from generating.text import Completion
-from tests.conftest import fails_clearly, prose, reciting, run_script, write_conversations
+from tests.conftest import prose, reciting, run_script, write_conversations
 from tests.preparing.conftest import ok, prepare
 from tests.preparing.test_masks import parts_in
 from tokenizer_bpe import EOT, Tokenizer
@@ -107,7 +106,6 @@ def test_a_mask_has_replies_and_the_markers_that_end_them(data, file):
     meta = read_meta(data / "out")
     said = "".join(replies).replace(END, "")
     assert meta.splits["train"].mask.text_bytes == len(said)  # a marker is no text
-    assert meta.identity()["conversations"] == "chatml"
 
 
 @pytest.mark.parametrize("T", [16, 128])
@@ -122,23 +120,6 @@ def test_sequences_begin_with_what_was_asked_and_count_each_reply_once(data, T):
         assert (mask[starts[:-1]] & TURN_BEGINS > 0).all()
 
 
-def test_data_in_the_form_of_an_earlier_version_is_not_mixed_with_this_one(data, file):
-    meta = read_meta(data / "out")
-    settings = {name: value for name, value in meta.settings.items() if name != "conversations"}
-    again = {"tokenizer": file, "val_fraction": 0, "out": data / "out"}
-    write_meta(data / "out", dataclasses.replace(meta, settings=settings))
-    result = prepare(data / "a.jsonl", **again)
-    fails_clearly(result, "conversations was None, is now chatml", "--overwrite")
-    # Without conversations it makes no difference.
-    (data / "b.jsonl").write_text(json.dumps({"text": "A text."}))
-    again["out"] = data / "b"
-    ok(prepare(data / "b.jsonl", **again))
-    meta = read_meta(data / "b")
-    assert meta.settings.pop("conversations") == "chatml"
-    write_meta(data / "b", meta)
-    assert "is finished already" in ok(prepare(data / "b.jsonl", **again)).stdout
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, file):
     """A run that knows a conversation in ChatML by heart."""
@@ -147,7 +128,7 @@ def run(tmp_path_factory, file):
     turns = turns_of([{"role": role, "content": text} for role, text in said])
     ids = form_of(tokenizer).prompt(turns, tokenizer)
     folder = tmp_path_factory.mktemp("runs") / "chatml"
-    return reciting(folder, ids, tokenizer=tokenizer, masks={}, conversations="chatml")
+    return reciting(folder, ids, tokenizer=tokenizer, masks={})
 
 
 def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run):
@@ -169,19 +150,6 @@ def test_a_reply_ends_where_another_turn_would_begin(file):
     assert (reply.text, reply.ended) == ("Hello", "end of text")
 
 
-def test_a_run_on_data_of_an_earlier_version_keeps_its_form(tmp_path, file):
-    text = "User: Hi\n\nAssistant: Hello.\n\nUser: Bye"
-    old = reciting(tmp_path / "old", text, tokenizer=Tokenizer.load(file), masks={})
-    result = run_script("generate.py", "--checkpoint", old, "--chat", "--prompt=Hi")
-    assert result.stdout == "Hello.\n", result.stderr
-    export.main([str(old), "--out", str(tmp_path / "hf")])
-    exported = pretrained.load(tmp_path / "hf")
-    assert exported.form == PLAIN
-    assert exported.chats
-    base = reciting(tmp_path / "base", text, tokenizer=Tokenizer.load(file))
-    assert pretrained.load(base).form.markers
-
-
 def test_exports_have_the_form_and_end_a_reply_at_the_marker(run, tmp_path, file):
     export.main([str(run), "--out", str(tmp_path / "hf"), "--gguf", str(tmp_path / "run.gguf")])
     template = form_of(Tokenizer.load(file)).chat_template
@@ -189,7 +157,6 @@ def test_exports_have_the_form_and_end_a_reply_at_the_marker(run, tmp_path, file
     assert (reading["chat_template"], reading["eos_token"]) == (template, END)
     assert reading["pad_token"] == EOT
     exported = pretrained.load(tmp_path / "hf")
-    assert exported.form.markers
     assert exported.chats
     generation = json.loads((tmp_path / "hf/generation_config.json").read_text())
     assert generation["eos_token_id"] == [301, 0]
