@@ -36,7 +36,7 @@ class GPTConfig:
     n_head: int = 12
     n_embd: int = 768
     bias: bool = True  # of gpt2; the others have none
-    dropout: float = 0.0
+    dropout: float = 0.0  # a run may change it, as no weight depends on it
     tie_weights: bool = True
     arch: str = "gpt2"
     n_inner: int | None = None  # width of the MLP; None: 4 n_embd, or 8/3 of it if it has a gate
@@ -44,8 +44,6 @@ class GPTConfig:
     head_dim: int | None = None  # None: n_embd / n_head
     rope_theta: float = 10_000.0  # base of the rotary positions' wavelengths
     norm_eps: float | None = None  # added under the norms' roots; None: 1e-5 in gpt2, else 1e-6
-
-    NO_SHAPE = ("dropout",)  # the fields that a run may change, as no weight depends on them
 
     def __post_init__(self):
         if self.arch not in ("gpt2", "qwen3", "llama"):
@@ -79,11 +77,6 @@ class GPTConfig:
     def modern(self) -> bool:
         """True for qwen3 and llama: RMSNorm, rotary positions and SwiGLU, and no biases."""
         return self.arch != "gpt2"
-
-    @property
-    def trains_otherwise(self) -> bool:
-        """True if training computes something else than an evaluation, with the same weights."""
-        return self.dropout > 0
 
 
 class RMSNorm(nn.RMSNorm):

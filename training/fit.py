@@ -92,7 +92,7 @@ def try_step(run: Run) -> Exception | None:
         rows, size = min(run.local_batch, 2 * run.micro_batch), run.micro_batch
         x, y = run.data.train.batch(0, rows, run.config.seed)
         forward_backward(run.compiled, x, y, size, run.cast, run.scaler)
-        if run.model.config.trains_otherwise:
+        if run.model.config.dropout:
             evaluate(run.compiled, [(x[:size], y[:size])], run.cast)
         hardware.synchronize(run.device.torch)
         return None

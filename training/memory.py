@@ -80,7 +80,7 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
         mlp += shape.n_inner  # gate, values and their product
     if is_blockwise(device.type, device.dtype, shape.block_size, shape.dropout):
         seen = sum((end - begin) * end for begin, end in attention_blocks(shape.block_size))
-        attention += (1 + shape.trains_otherwise) * shape.n_head * seen // shape.block_size
+        attention += (1 + (shape.dropout > 0)) * shape.n_head * seen // shape.block_size
     elif device.type == "cpu" and shape.dropout:  # PyTorch's: the weights, a mask, their product
         attention += 3 * shape.n_head * shape.block_size
     layer = 2 * residual * width + item * (attention + mlp)

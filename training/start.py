@@ -129,7 +129,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
         )
     return Start(
         config,
-        shape=replace(trained, **changeable(config)),
+        shape=replace(trained, dropout=config.dropout),
         progress=progress,
         load=partial(load_checkpoint, folder),
         changes=changed_settings(before, now),
@@ -205,7 +205,7 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
             f"  python {our_file('prepare_data.py')} TEXT --tokenizer"
             f" {quote(found.path.as_posix())} --out data/NAME"
         )
-    shape = replace(found.config, block_size=config.block_size, **changeable(config))
+    shape = replace(found.config, block_size=config.block_size, dropout=config.dropout)
 
     def load(model: GPT, optimizer, scaler) -> None:
         pretrained.fill(model, found.cut_to(shape.block_size), found.path)
@@ -284,7 +284,7 @@ def shape_settings(shape: GPTConfig) -> dict:
     values = asdict(shape)
     if shape.n_kv_head == shape.n_head:
         values["n_kv_head"] = None
-    names = SETTINGS.keys() - GPTConfig.NO_SHAPE
+    names = SETTINGS.keys() - {"dropout"}
     return {name: value for name, value in values.items() if name in names}
 
 
@@ -297,11 +297,6 @@ def demanded(config: Config, context: int) -> Collection[str]:
     if config.init_from and "block_size" not in config.typed and config.block_size > context:
         return config.given - {"block_size"}
     return config.given
-
-
-def changeable(config: Config) -> dict:
-    """The fields of a model's config that a run may change, with their values."""
-    return {name: getattr(config, name) for name in GPTConfig.NO_SHAPE}
 
 
 def differences(config: Config, trained: dict, names: Collection[str], where: str) -> list[str]:

@@ -73,8 +73,7 @@ def evaluate(model, batches, cast):
     uses them, so that it runs the compiled forward of training, in the same memory, without a
     second compilation.
     """
-    trains_otherwise = model.config.trains_otherwise
-    if trains_otherwise:
+    if model.config.dropout:
         model.eval()
     total, count = 0, 0
     for x, y in batches:
@@ -82,6 +81,6 @@ def evaluate(model, batches, cast):
         with cast():
             total = total + model(x, y).detach() * predictions
         count = count + predictions
-    if trains_otherwise:
+    if model.config.dropout:
         model.train()
     return total, count
