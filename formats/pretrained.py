@@ -50,7 +50,7 @@ class Pretrained:
     def chats(self) -> bool:
         """True if it was trained on conversations in the form of its tokenizer."""
         if self.state:
-            return run_folder.saw_conversations(self.state)
+            return "masks" in self.state["data"]
         template = huggingface.read_chat_template(self.path)
         if form_of(self.tokenizer).markers:
             return START in template  # others' templates may hold more, such as tools

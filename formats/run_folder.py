@@ -387,11 +387,6 @@ def _is_record(value):
 # -- identity --------------------------------------------------------------------------------------
 
 
-def new_id() -> str:
-    """An id for a new run, which identifies it even if its folder is renamed."""
-    return secrets.token_hex(8)
-
-
 def run_id(run: Path) -> str | None:
     """The id of the run in a folder; None if there is no run yet, or one older than ids."""
     paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
@@ -423,7 +418,7 @@ def part_from_original(run: Path) -> None:
     original = Path(folder)
     begins = first_log_line(original)
     if begins and begins == first_log_line(run) and not original.samefile(run):
-        record(run, settings, new_id())
+        record(run, settings, secrets.token_hex(8))
         (run / "wandb_id").unlink(missing_ok=True)
 
 
@@ -450,8 +445,3 @@ def foreign(names: Collection[str], config: str) -> str:
     if RECORDED in config or any(STEP_STATE.fullmatch(name) for name in names):
         return ""
     return next(filter(REPLACED.fullmatch, names), "")
-
-
-def saw_conversations(state: dict) -> bool:
-    """True if a run was trained on conversations. state: of a step folder."""
-    return "masks" in state["data"]

@@ -124,7 +124,7 @@ def added_tokens(tokenizer: Tokenizer) -> re.Pattern | None:
 def _encoded(tokenizer, documents, chunks, report):
     """The documents of chunks as tokens. Raises TokenizerError for an unknown character."""
     if tokenizer.composes:  # here rather than in encode(), so that text_bytes fit the ids
-        documents = [document.corrected(_composed, report) for document in documents]
+        documents = [doc.corrected(lambda text, _: composed(text), report) for doc in documents]
     form = form_of(tokenizer)
     runs = [form.runs(doc.turns) if doc.turns else [doc.text] for doc in documents]
     texts = [[run for run in of_one if isinstance(run, str)] for of_one in runs]
@@ -153,10 +153,6 @@ def _encoded(tokenizer, documents, chunks, report):
         whole=whole,
         end=chunks[-1].end,
     )
-
-
-def _composed(text, _):
-    return composed(text)
 
 
 def _with_markers(runs, found):

@@ -78,11 +78,6 @@ def full_rate_steps(total_steps: int, config) -> float:
     return apart * sum(lr_multiplier(step, total_steps, config) for step in steps)
 
 
-def matrix_lr(config) -> float:
-    """The peak learning rate of the blocks' matrices."""
-    return config.muon_lr if config.optimizer == "muon" else config.learning_rate
-
-
 def peak_decay(total_steps: int, epochs: float, config) -> float:
     """The fraction by which a step at the peak learning rate shrinks the matrices' weights.
 
@@ -90,7 +85,8 @@ def peak_decay(total_steps: int, epochs: float, config) -> float:
     the run is DECAY_PER_REPEAT for each epoch after the first.
     """
     if config.weight_decay is not None:
-        return config.weight_decay * matrix_lr(config)
+        matrix_lr = config.muon_lr if config.optimizer == "muon" else config.learning_rate
+        return config.weight_decay * matrix_lr
     in_all = DECAY_PER_REPEAT * max(0.0, epochs - 1)
     steps = max(full_rate_steps(total_steps, config), in_all)  # at most 1 per step
     return in_all / steps if in_all else 0.0

@@ -4,6 +4,7 @@
 Reports what does not fit together as an error for the user.
 """
 
+import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def build(config: Config) -> Run:
     if config.mirror and distributed.is_main:
         mirror = Mirror(address_of(config.mirror, folder))
     run = Run(
-        id=run_folder.run_id(folder) or run_folder.new_id(),
+        id=run_folder.run_id(folder) or secrets.token_hex(8),
         config=config,
         folder=folder,
         device=device,
