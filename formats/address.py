@@ -113,9 +113,9 @@ class Folder:
         paths = [path for path in found if path.startswith(below)]
         return {path.removeprefix(below): found[path] for path in paths}
 
-    def read(self, name: str, end: int | None = None) -> bytes:
-        """The content of a file; if `end` is given, its first `end` bytes."""
-        return self._request(self.files.cat_file, f"{self.root}/{name}", start=0, end=end)
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        return self._request(self.files.cat_file, f"{self.root}/{name}")
 
     def put(self, file: Path, name: str) -> None:
         """Copy a local file into the folder."""

@@ -13,8 +13,6 @@ from formats.address import Folder, local_copy
 from formats.files import atomic_folder
 from formats.run_folder import FILES, STEP_NAME, CheckpointError, VersionError, step_name
 
-FIRST_LINE = 100_000  # bytes; longer than the first line of any log
-
 
 def address_of(mirror: str, run: Path) -> str:
     """The address of a run's copy: the mirror plus the name of the run's folder."""
@@ -26,11 +24,6 @@ def steps_in(names: Collection[str]) -> dict[int, bool]:
     folders = {name.partition("/")[0] for name in names}
     steps = sorted(int(found[1]) for found in map(STEP_NAME.fullmatch, folders) if found)
     return {step: f"{step_name(step)}/state.json" in names for step in steps}
-
-
-def id_in(settings: dict) -> str | None:
-    """The run's id in the content of config.json; None without a run, or for one older than ids."""
-    return run_folder.identity(settings).get("id")
 
 
 class Mirror:
@@ -69,11 +62,7 @@ class Mirror:
         return files.object_in(self.state(whole[-1])).get("data", {}) if whole else {}
 
     def check_same_run(self, run: Path) -> tuple[dict[int, bool], dict]:
-        """Its steps and settings. Raises CheckpointError if it holds another run, or other files.
-
-        Runs are the same if their ids are equal, or, if one is older than ids, if the first lines
-        of their logs are.
-        """
+        """Its steps and settings. Raises CheckpointError if it holds another run or other files."""
         names, config = self.folder.list(), self.config()
         if name := run_folder.foreign(names, config):
             raise CheckpointError(
@@ -81,10 +70,7 @@ class Mirror:
                 " choose another mirror, or another name for checkpoint_dir"
             )
         steps, settings = steps_in(names), files.object_in(config)
-        here, there = run_folder.run_id(run), id_in(settings)
-        if not (here and there) and any(steps.values()) and run_folder.LOG in names:
-            here = run_folder.first_log_line(run)
-            there = self.folder.read(run_folder.LOG, FIRST_LINE).partition(b"\n")[0].rstrip()
+        here, there = run_folder.run_id(run), settings.get("run", {}).get("id")
         if here and there and here != there:
             raise CheckpointError(
                 f"{self.address} holds another run than {run}; choose another mirror, or another"
@@ -139,10 +125,11 @@ class Mirror:
         """
         there, settings = self.check_same_run(run)
         whole = [step for step, is_whole in there.items() if is_whole]
-        if id_in(settings) and not run_folder.run_id(run):
+        id_there = settings.get("run", {}).get("id")
+        if id_there and not run_folder.run_id(run):
             run.mkdir(parents=True, exist_ok=True)
             own = files.read_json(run / "config.json") or settings
-            run_folder.record(run, own, id_in(settings))
+            run_folder.record(run, own, id_there)
         newest, _, problems = run_folder.latest(run)
         here = run_folder.step_of(newest) if newest else -1
         newer = [step for step in whole if step > here]

@@ -342,15 +342,6 @@ def set_log_aside(run: Path) -> Path:
     return aside
 
 
-def first_log_line(run: Path) -> bytes:
-    """The first line of log.jsonl, which no two runs share; empty if there is none."""
-    try:
-        with open(run / LOG, "rb") as log:
-            return log.readline().rstrip()
-    except (OSError, ValueError):  # the latter for a name with a NUL, from a damaged file
-        return b""
-
-
 def evaluation_at(run: Path, step: int) -> dict | None:
     """The evaluation at a step; None if there was none, or its loss was not finite."""
     for record in read_log(run):
@@ -388,23 +379,14 @@ def _is_record(value):
 
 
 def run_id(run: Path) -> str | None:
-    """The id of the run in a folder; None if there is no run yet, or one older than ids."""
+    """The id of the run in a folder; None if there is none."""
     paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
-    known = (identity(read_json(path)).get("id") for path in paths)
+    known = (read_json(path).get("run", {}).get("id") for path in paths)
     return next(filter(None, known), None)
 
 
-def identity(settings: dict) -> dict:
-    """A run's id and folder, from its config.json; {} if it is damaged, or older than ids."""
-    own = settings.get("run")
-    return own if isinstance(own, dict) else {}
-
-
 def record(run: Path, settings: dict, run_id: str) -> None:
-    """Write config.json: the run's settings, its id, and its folder, so that copies are recognized.
-
-    settings: from Config.recorded(), or the content of an older config.json.
-    """
+    """Write config.json: settings, id, and folder, so that copies are recognized."""
     own = {"id": run_id, "folder": str(run.resolve())}
     write_json(run / "config.json", settings | {"run": own})
 
@@ -412,12 +394,9 @@ def record(run: Path, settings: dict, run_id: str) -> None:
 def part_from_original(run: Path) -> None:
     """Give a run folder a new id if it is a copy of another folder that still exists."""
     settings = read_json(run / "config.json")
-    folder = identity(settings).get("folder") or settings.get("checkpoint_dir")
-    if not isinstance(folder, str):  # damaged
-        return
-    original = Path(folder)
-    begins = first_log_line(original)
-    if begins and begins == first_log_line(run) and not original.samefile(run):
+    own = settings.get("run", {})
+    original = Path(own.get("folder", run))
+    if own and own["id"] == run_id(original) and not original.samefile(run):
         record(run, settings, secrets.token_hex(8))
         (run / "wandb_id").unlink(missing_ok=True)
 

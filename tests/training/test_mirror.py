@@ -1,6 +1,7 @@
 """The mirror of a run: uploads that are killed or fail, empty machines, reading from it."""
 
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -53,11 +54,11 @@ def place(request, tmp_path):
 
 
 def save(run, *steps):
-    """Steps of a run as a trainer leaves them: a log that begins with the start, and saves."""
+    """Steps of a run as a trainer leaves them, with the settings and a log."""
     run.mkdir(parents=True, exist_ok=True)
     for step in steps:
         if not (run / run_folder.LOG).exists():
-            run_folder.append_log(run, {"step": 0, "event": "start", "at": run.as_posix()})
+            run_folder.record(run, Config().recorded(), secrets.token_hex(8))
         run_folder.append_log(run, {"step": step, "loss": 1 / step})
         model = {"w": torch.full((1000,), float(step))}
         run_folder.save(run, {"step": step}, model, {}, "{}")
@@ -240,7 +241,8 @@ def test_an_empty_folder_continues_the_run_of_the_mirror_only_with_its_settings(
 
 def test_a_mirror_without_settings_is_fetched_for_a_run_that_starts_from_weights(tmp_path, place):
     save(tmp_path / "run", 1)
-    upload(tmp_path / "run", place)  # of a version that recorded none
+    (tmp_path / "run/config.json").unlink()
+    upload(tmp_path / "run", place)
     assert fetch(tmp_path / "machine" / "run", place, init_from="checkpoints/base") == [1]
 
 
