@@ -70,7 +70,7 @@ def tokenize(work: WorkFolder, tokenizer: Tokenizer) -> TokenWriter:
         encode = functools.partial(encode_chunks, tokenizer, work.plan.options)
         total = work.most_bytes if math.isfinite(work.most_bytes) else work.input_size
         bar = Progress(total, "tokenizing", writer.done)
-        with work.map_text(encode, writer.position, writer.text_bytes) as parts, bar:
+        with work.map_text(encode, writer.position) as parts, bar:
             for part in parts:
                 writer.add(part)
                 bar.to(writer.done)

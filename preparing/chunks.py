@@ -4,7 +4,6 @@ Decides where text may be cut (between lines or documents, or inside a long docu
 no token crosses), and which small chunks go together. Knows neither files nor the command line.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ AFTER_MARK = re.compile(rb"[^\S\n]{0,50}\n?")
 # A mark in quotes is part of the text. A quote after a word or a sentence does not count as an
 # opening one, since it closes a quotation, unless the word is a string prefix of Python, such as b.
 OPENING_QUOTE = re.compile(rb"(?:(?:\A|[^\w.!?\x80-\xff])[bfruBFRU]{0,2}([\"'`])|\xe2\x80\x9c)\Z")
-ASCII = bytes(range(0x80))
 CONTINUATION_BYTES = bytes(range(0x80, 0xC0))  # the bytes of a UTF-8 character after its first
 
 
@@ -74,31 +72,17 @@ class Chunk:
         """False if this is a part of a document."""
         return not (self.start.inside or self.end.inside)
 
-    @property
-    def most_text(self) -> int:
-        """An upper bound on the UTF-8 bytes of its text, cleaned or not.
 
-        U+FFFD replaces one broken byte by three, and NFC makes a text at most three times as long.
-        The size of rows counts characters, of up to four bytes each.
-        """
-        if isinstance(self.data, list):
-            return 12 * self.size
-        return self.size + 2 * len(self.data.translate(None, ASCII))
-
-
-def together(chunks: Iterable[Chunk], wanted: float = math.inf) -> Iterator[list[Chunk]]:
+def together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Group consecutive small chunks, as small files give them, into lists of up to CHUNK_BYTES.
 
-    A larger chunk, or a part of a document, is a list of its own. wanted: bytes of text to read;
-    once the chunks may hold more than that, each is its own list, so that little more is read.
+    A larger chunk, or a part of a document, is a list of its own.
     """
     found = []
     size = 0
     for chunk in chunks:
         size += chunk.size
-        if math.isfinite(wanted):
-            wanted -= chunk.most_text
-        joins = size <= CHUNK_BYTES and wanted >= 0 and chunk.whole
+        joins = size <= CHUNK_BYTES and chunk.whole
         if found and not (joins and found[-1].whole):
             yield found
             found = []

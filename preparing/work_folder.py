@@ -323,14 +323,13 @@ class WorkFolder:
         return read_chunks(sources, start, self.plan.options, files.path)
 
     @contextlib.contextmanager
-    def map_text(self, function: Callable, start: Position, done: int = 0) -> Iterator[Iterator]:
+    def map_text(self, function: Callable, start: Position) -> Iterator[Iterator]:
         """Map function over lists of chunks of the text from `start` on; yields an iterator.
 
         Runs in threads, or in tasks of the Ray cluster; results come in order. The function must
-        not write files, since an error or a stop does not wait for running calls. done: bytes of
-        text that were written before `start`.
+        not write files, since an error or a stop does not wait for running calls.
         """
-        chunks = together(self.read(self.sources, start), self.most_bytes - done)
+        chunks = together(self.read(self.sources, start))
         if self.plan.ray:
             yield map_on_cluster(function, chunks)
             return

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from preparing import InputError, chunks, readers
-from preparing.chunks import Chunk, Options, Position, together
+from preparing.chunks import Options, Position, together
 from preparing.documents import Seen, documents_of, hash64
 from preparing.encoder import encode_chunks
 from preparing.readers import read_chunks
@@ -131,16 +131,6 @@ def test_small_files_are_together_and_the_same_after_any_of_their_lists(tmp_path
     assert max(sizes) <= 1 << 12 and len(found) < len(whole) / 3
     for n in (1, len(found) // 2, len(found) - 1):
         assert list(together(read(tmp_path, found[n - 1][-1].end))) == found[n:]
-
-
-def test_only_files_whose_text_is_surely_wanted_are_together(tmp_path):
-    for n, text in enumerate(["a" * 99] * 5 + ["é" * 50] * 5):
-        (tmp_path / f"{n}.txt").write_text(text)
-    for wanted, sizes in {297: [3], 298: [3], 990: [6], 2000: [10], 0: []}.items():
-        lists = [len(chunks) for chunks in together(read(tmp_path), wanted)]
-        assert lists == sizes + [1] * (10 - sum(sizes))
-    row = Chunk("a", "csv", [("", {})], 10, Position(), Position())
-    assert row.most_text == 120
 
 
 def test_reading_on_in_another_encoding_gives_the_same_chunks(tmp_path):
