@@ -102,16 +102,12 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     limit_threads_to_cgroup()
     found = count_devices()
     fastest = next(iter(found))
-    wanted = fastest if name == "auto" else name
     try:
-        device = torch.device(wanted)
-        known = str(device) == wanted  # PyTorch takes cuda:255 for cuda:-1
+        device = torch.device(fastest if name == "auto" else name)
     except RuntimeError:
-        known = False
-    if not known:
         raise DeviceError(
             f"PyTorch has no device = {name!r}; use auto, cuda, cuda:1, xpu, mps or cpu"
-        )
+        ) from None
     if fastest == "cpu" and (name == "auto" or device.type == "cuda"):
         _check_build()
     count = found.get(device.type, 0)

@@ -44,7 +44,7 @@ def finds(monkeypatch):
     return find
 
 
-@pytest.mark.parametrize("name", ["gpu", "", "None", "cuda:", "cuda:-1", "cuda:128", "cuda:300"])
+@pytest.mark.parametrize("name", ["gpu", "", "None", "cuda:"])
 def test_a_device_that_pytorch_does_not_know_is_a_sentence(name):
     with pytest.raises(hardware.DeviceError, match=f"has no device = '{name}'; use auto, cuda"):
         hardware.find_device(name)
