@@ -85,9 +85,6 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     for option, path in (("--out", args.out), ("--gguf", args.gguf), ("--gguf", args.modelfile)):
         if path and os.path.lexists(path):  # including broken links
             parser.error(f"{path} already exists; choose another {option}")
-    for file in (args.gguf, args.modelfile):
-        if args.out and file and args.out.resolve().is_relative_to(file.resolve()):
-            parser.error(f"--out {args.out} needs a name that {file} does not take")
     return args
 
 
