@@ -14,7 +14,6 @@ import reprlib
 import runpy
 import shlex
 import typing
-from collections.abc import Iterator
 from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -329,53 +328,47 @@ def help_text(table: dict[str, Field], defaults, markdown: bool = False) -> str:
 # -- settings that contradict each other -----------------------------------------------------------
 
 
-def check(config) -> None:
-    """Raises ConfigError if settings contradict each other. config: a Config."""
-    if wrong := [*wrong_rates(config), *wrong_places(config)]:
-        raise ConfigError(wrong[0])
-
-
-def wrong_rates(c) -> Iterator[str]:
-    """Sentences on rates and prices. c: a Config."""
+def check(c) -> None:
+    """Raises ConfigError if settings contradict each other. c: a Config."""
+    run, mirror, start = Path(c.checkpoint_dir), c.mirror or "", c.init_from or ""
     if (c.min_lr or 0) > c.learning_rate:
-        yield f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}"
+        raise ConfigError(f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}")
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
-        yield (
+        raise ConfigError(
             f"embedding_lr needs tie_weights = False with arch = {c.arch}, as it would also be the"
             " rate of the output matrix; leave it out"
         )
     if c.max_cost is not None and c.cost_per_hour == 0:
-        yield f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"
-
-
-def wrong_places(c) -> Iterator[str]:
-    """Sentences on folders and addresses. c: a Config."""
-    run, mirror, start = Path(c.checkpoint_dir), c.mirror or "", c.init_from or ""
+        raise ConfigError(
+            f"max_cost = {c.max_cost} needs cost_per_hour, the price of the machine per hour"
+        )
     if run.is_file() or "://" in c.checkpoint_dir:
-        yield (
+        raise ConfigError(
             f"checkpoint_dir = {c.checkpoint_dir}: it must be a folder of this machine; mirror ="
             " s3://bucket/runs copies each save to an address"
         )
     if (run / "meta.json").exists() or (run / "state.json").exists():
-        yield f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another"
+        raise ConfigError(
+            f"checkpoint_dir = {run} holds prepared data or one step of a run; choose another"
+        )
     copy = Path(re.sub("^(file|local)://", "", mirror), run.resolve().name)
     if mirror and copy.resolve() == run.resolve():
-        yield (
+        raise ConfigError(
             f"mirror = {mirror}: the copy of this run would be the run itself; choose a folder on"
             " another disk, or an address"
         )
     if re.match("https?://", mirror) or Path(mirror).is_file():
-        yield (
+        raise ConfigError(
             f"mirror = {mirror}: it must be a folder, or an address that can be written to, as"
             " s3://bucket/runs"
         )
     if LOGIN.search(mirror) or LOGIN.search(start):
-        yield (
+        raise ConfigError(
             "a login in mirror or init_from would be recorded in the run's files; give it in the"
             " environment (AWS_ACCESS_KEY_ID, HF_TOKEN, ...)"
         )
     if start in NANOGPT_STARTS:
-        yield (
+        raise ConfigError(
             f"init_from = {start}: leave it out to train new weights, and to continue a run;"
             " GPT-2's weights are at hf://openai-community/gpt2, gpt2-medium, gpt2-large, gpt2-xl"
         )
