@@ -173,13 +173,11 @@ class WorkFolder:
         return {name: value for name, value in values.items() if name not in unused}
 
     def _known_text_bytes(self):
-        """The size of the text as earlier work in this folder estimated it; 0 without such work.
-
-        Earlier versions used the size of the files.
-        """
+        """The size of the text as earlier work in this folder estimated it; 0 without such work."""
         former = read_json(self.out / "meta.json") if not self.plan.overwrite else {}
-        former = former or (self.journal.exists() and read_checked(self.path / "plan.json"))
-        return former.get("settings", {}).get(TEXT_BYTES, self.input_size) if former else 0
+        if not former and self.journal.exists():
+            former = read_checked(self.path / "plan.json")
+        return former.get("settings", {}).get(TEXT_BYTES, 0)
 
     def _estimated_text_bytes(self):
         """Estimate the bytes of text in the input from SAMPLES MB of it.
@@ -371,8 +369,7 @@ class WorkFolder:
 def _is_same(before, source):
     """True if a source has the content of a listed one, however each path is spelled.
 
-    That is: same size and name, and same place and version or else same checksum. Earlier versions
-    listed no version.
+    That is: same size and name, and same place and version or else same checksum.
     """
     names = [os.path.basename(path) for path in (before["path"], source.name)]
     if (names[0], before["bytes"]) != (names[1], source.size):
@@ -380,7 +377,7 @@ def _is_same(before, source):
     is_in_place = before["path"] == source.name or (
         not source.is_remote and os.path.realpath(before["path"]) == os.path.realpath(source.path)
     )
-    if is_in_place and before.get("version", source.version) == source.version:
+    if is_in_place and before.get("version") == source.version:
         return True
     if source.is_remote or "sha256" not in before:
         return False
