@@ -32,8 +32,7 @@ def place(text: str) -> str:
     Quotes and blanks around it go, unless something has that name, and ~ becomes the home folder,
     which shells leave in --key=~/value. A name that exists may be typed as a console that
     lacks its characters shows it, such as caf\\xe9. Raises ArgumentTypeError if only blanks are
-    left, as after an empty variable, for a home folder that does not exist, and for what no system
-    takes as a name, as in a damaged file.
+    left, as after an empty variable, and for a home folder that does not exist.
     """
     found = os.path.expanduser(text if os.path.lexists(text) else unquoted(text))
     unescaped = ESCAPE.sub(lambda escape: chr(int(escape[0][2:], 16)), found)
@@ -44,12 +43,6 @@ def place(text: str) -> str:
     if found.startswith("~") and Path(found).parent != Path() and not os.path.lexists(found):
         home = Path(found).parts[0]
         raise argparse.ArgumentTypeError(f"{text}: there is no home folder {home} here")
-    try:
-        os.lstat(found)
-    except OSError:
-        pass
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be a path: {error}") from None
     return found
 
 
