@@ -99,7 +99,7 @@ def parse(field: Field, text: str):
         return [text]
     try:
         value = ast.literal_eval(word.capitalize() if bool in kinds else word)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deep
+    except (ValueError, SyntaxError):
         return text
     return text if isinstance(value, tuple) else value  # as 1,000
 
@@ -256,7 +256,7 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
         for name, value in recorded.get("settings", recorded).items():
             if name in table:
                 values[name] = convert(table[name], value, path)
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{folder} is not the folder of a run: its {path.name} cannot be read ({error})"
         ) from None

@@ -6,6 +6,7 @@ tensors, so that preparing need not import torch.
 
 import dataclasses
 import hashlib
+import json
 import math
 import shlex
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from command_line import our_file
-from formats.files import few, fingerprint, parse_json, write_json
+from formats.files import few, fingerprint, write_json
 from formats.files import sha256 as file_sha256
 
 FORMAT = 1
@@ -117,7 +118,7 @@ def read_meta(folder: str | Path) -> Meta:
     if not path.exists():
         raise DataError(_how_to_prepare(folder))
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
         checksum = values.pop("sha256", None)
         if checksum not in (None, fingerprint(values)):  # older folders have none
             raise ValueError("its values are not those it was written with")

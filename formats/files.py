@@ -109,18 +109,10 @@ def write_json(path: Path, value: dict) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
-def parse_json(text: str | bytes):
-    """json.loads, but nesting that is too deep raises ValueError, not RecursionError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
 def object_in(text: str | bytes) -> dict:
     """Parse a JSON object; {} if the text is damaged or is another kind of value."""
     try:
-        value = parse_json(text)
+        value = json.loads(text)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -137,7 +129,7 @@ def read_json(path: Path) -> dict:
 def problem_in_json(path: Path) -> str:
     """Why a file is not valid JSON; "" if it is, or if there is none."""
     try:
-        parse_json(read_text(path) or "null")
+        json.loads(read_text(path) or "null")
     except ValueError as error:
         return str(error)
     return ""

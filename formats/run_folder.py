@@ -25,7 +25,6 @@ from formats.files import (
     few,
     fingerprint,
     is_foreign,
-    parse_json,
     problem_in_json,
     read_json,
     read_text,
@@ -139,7 +138,7 @@ def read_state(folder: Path, names=FILES) -> dict:
     """
     path = folder / "state.json"
     try:
-        state = dict(parse_json(path.read_text(encoding="utf-8")))
+        state = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (TypeError, ValueError) as error:
@@ -362,7 +361,7 @@ def read_log(run: Path) -> list[dict]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError):
-                record = parse_json(line)
+                record = json.loads(line)
                 if _is_record(record):
                     records.append(record)
     return records

@@ -8,6 +8,7 @@ exact copies only, and takes about one document in a billion for a copy by mista
 
 import functools
 import hashlib
+import json
 import os
 import re
 import unicodedata
@@ -19,7 +20,6 @@ from pathlib import Path
 import numpy as np
 
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
-from formats.files import parse_json
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
 from preparing.records import is_object, text_of
@@ -142,7 +142,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
         return
     if chunk.kind == "jsonl":
         try:
-            record = parse_json(record.removeprefix("\ufeff"))  # of concatenated files
+            record = json.loads(record.removeprefix("\ufeff"))  # of concatenated files
         except ValueError as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
 from command_line import plural
-from formats.files import few, parse_json
+from formats.files import few
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
 
@@ -118,7 +118,7 @@ def _conversation(name, text):
     messages = None
     if text.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
-            messages = parse_json(text)
+            messages = json.loads(text)
     if messages and isinstance(messages, list) and isinstance(messages[0], dict):
         return messages
     if name in CONVERSATIONS:
@@ -372,7 +372,7 @@ def is_object(line: str) -> bool:
 
 def _parsed(text):
     try:
-        return parse_json(text)
+        return json.loads(text)
     except ValueError:
         return None
 
