@@ -22,8 +22,6 @@ import torch
 
 import hardware
 from command_line import Parser, number, plural
-from config import SETTINGS
-from config.loader import fitting
 from formats import files, run_folder
 from formats.run_folder import CheckpointError
 from generating.load import LoadedModel, open_checkpoint
@@ -55,15 +53,6 @@ def choices() -> list[str]:
     runs = run_folder.runs_with_steps()
     runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
     return [path.as_posix() for run in runs for path in (run, *reversed(run_folder.steps(run)))]
-
-
-def examples() -> list[list]:
-    """The sample_prompts of all runs, each with its run."""
-    found = []
-    for run in run_folder.runs_with_steps():
-        settings = fitting(files.read_json(run / "config.json"), SETTINGS)
-        found += [[prompt, [run.as_posix()]] for prompt in settings.get("sample_prompts", [])]
-    return found
 
 
 def generate(device: torch.device, prompt: str, paths: list[str], *values):
@@ -138,8 +127,6 @@ def build(device: torch.device):
                 gr.Slider(low, high, default, step=step, label=label)
                 for low, high, default, step, label in CONTROLS.values()
             ]
-        if prompts := examples():
-            gr.Examples(prompts, [prompt, models])
         run = start.click(
             functools.partial(generate, device),
             [prompt, models, *controls],

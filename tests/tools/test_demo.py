@@ -1,6 +1,5 @@
 """tools/demo.py as a visitor meets it: in a real browser, over HTTP, and started wrongly."""
 
-import json
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ def folder(tmp_path_factory, char_data):
     runs = folder / "checkpoints"
     reciting(runs / "chat", "User: Hi\n\nAssistant: Hello.\n\nUser: Bye", masks={})
     reciting(runs / ODD, "The import of it")
-    trained(char_data, runs / "char", "--max_steps=20", "--sample_prompts=The name")
+    trained(char_data, runs / "char", "--max_steps=20")
     return folder
 
 
@@ -98,11 +97,6 @@ def test_choose_type_generate_and_see_text_of_two_models(page):
     page.get_by_text(f"checkpoints/{ODD}/step_00000001: ").wait_for()
 
 
-def test_an_example_becomes_the_prompt(page):
-    page.get_by_text("The name", exact=True).first.click()
-    page.wait_for_function("document.querySelector('textarea').value == 'The name'")
-
-
 def test_a_character_never_seen_is_named_and_the_page_goes_on(page):
     model = "checkpoints/char/step_00000020"
     click_generate(page, "snow ☃", model)
@@ -149,9 +143,7 @@ def test_seed_and_repetition_penalty_reach_the_text(folder):
     assert len({written(1, 1), written(1, 2), written(2, 1)}) == 3
 
 
-def test_the_newest_run_is_offered_first_with_its_steps_and_examples_name_their_run(
-    folder, tmp_path, monkeypatch
-):
+def test_the_newest_run_is_offered_first_with_its_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, step in (("old", 1), ("new", 1), ("new", 2)):
         reciting(tmp_path / "checkpoints" / name, "The", step)
@@ -159,17 +151,6 @@ def test_the_newest_run_is_offered_first_with_its_steps_and_examples_name_their_
     new, old = (f"checkpoints/{name}" for name in ("new", "old"))
     steps = [f"{new}/step_00000002", f"{new}/step_00000001"]
     assert demo.choices() == [new, *steps, old, f"{old}/step_00000001"]
-    monkeypatch.chdir(folder)
-    assert demo.examples() == [["The name", ["checkpoints/char"]]]
-
-
-@pytest.mark.parametrize("damaged", ["The", None, 5, [1], [["a"]], {"a": "b"}])
-def test_damaged_examples_are_left_out(tmp_path, monkeypatch, damaged):
-    monkeypatch.chdir(tmp_path)
-    for name, prompts in (("whole", ["The"]), ("damaged", damaged)):
-        run = reciting(tmp_path / "checkpoints" / name, "The")
-        (run / "config.json").write_text(json.dumps({"sample_prompts": prompts}))
-    assert demo.examples() == [["The", ["checkpoints/whole"]]]
 
 
 def test_a_run_that_began_again_in_its_folder_is_loaded_again(tmp_path):
