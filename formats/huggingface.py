@@ -42,10 +42,6 @@ SHAPES = {
     "llama": MODERN_SHAPE,
 }
 DERIVED = ("n_inner", "n_kv_head", "head_dim", "norm_eps")  # null: model.py derives them
-FRACTIONS = ("norm_eps", "rope_theta")
-# The largest number of each kind: more layers take minutes to build, other numbers overflow.
-LARGEST = {"n_layer": 1000, "norm_eps": 1, "rope_theta": 10**15}
-LARGEST_SIZE = 10**7  # of all others
 # The only values that model.py supports; the first is the default if config.json does not have one.
 FIXED = {
     "gpt2": {
@@ -116,25 +112,17 @@ def read_config(folder: Path) -> GPTConfig:
     values = {name: value for name, value in values.items() if value is not None}
     # The name and the place that transformers 5 reads first, and those of older programs.
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise CheckpointError(
-            f"{path}: the rotary positions (rope_scaling, rope_parameters) are {rope!r}, but they"
-            " must be an object"
-        )
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type == "default":
         values.pop("rope_scaling", None)
     tied = values.get("tie_word_embeddings", arch == "gpt2")  # transformers' defaults
     odd = []
-    if not isinstance(tied, bool):
-        odd.append(f"tie_word_embeddings = {tied!r}")
     for name, allowed in FIXED[arch].items():
         if values.get(name, allowed[0]) not in allowed:
             odd.append(f"{name} = {values[name]!r}")
     if rope_type != "default":
         odd.append(f"rope_type = {rope_type!r}")
-    kinds = values.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+    if any(kind != "full_attention" for kind in values.get("layer_types", [])):
         odd.append("layer_types with other than full_attention")
     if values.get("quantization_config"):
         odd.append("quantization_config")
@@ -144,15 +132,11 @@ def read_config(folder: Path) -> GPTConfig:
     if arch != "gpt2":
         shape["rope_theta"] = rope.get("rope_theta") or values.get("rope_theta") or 10_000.0
     for ours, value in shape.items():
-        is_number = type(value) is int or (type(value) is float and ours in FRACTIONS)
         if value is None and ours in DERIVED:
             continue
-        most = LARGEST.get(ours, LARGEST_SIZE)
-        if not is_number or not 0 < value <= most:  # a NaN is neither
+        if not isinstance(value, int | float) or value <= 0:
             name = SHAPES[arch].get(ours, ours)
-            raise CheckpointError(
-                f"{path}: {name} = {value!r}, but it must be a number above 0 and at most {most:,}"
-            )
+            raise CheckpointError(f"{path}: {name} = {value!r}, but it must be a number above 0")
     try:
         return GPTConfig(**shape, arch=arch, tie_weights=tied)
     except ValueError as error:
@@ -160,21 +144,11 @@ def read_config(folder: Path) -> GPTConfig:
 
 
 def read_end_ids(folder: Path) -> list[int]:
-    """The ids that end a text, from generation_config.json, else from config.json.
-
-    Raises CheckpointError if they are no numbers.
-    """
+    """The ids that end a text, from generation_config.json, else from config.json."""
     for name in ("generation_config.json", "config.json"):
         value = files.read_json(folder / name).get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(n, int) for n in ids):
-            raise CheckpointError(
-                f"{folder / name}: eos_token_id = {value!r}, but it must be a number or a list of"
-                " numbers"
-            )
-        return ids
+        if value is not None:
+            return value if isinstance(value, list) else [value]
     return []
 
 

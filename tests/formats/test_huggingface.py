@@ -1,7 +1,6 @@
 """formats/huggingface.py: folders of transformers, read in every form, or refused in a sentence."""
 
 import json
-import math
 import re
 import sys
 
@@ -140,28 +139,11 @@ def test_null_and_rotary_positions_without_scaling_are_the_defaults(tmp_path, ar
             "hidden_act = 'gelu', attention_bias = True, mlp_bias = True, pretraining_tp = 2",
         ),
         ("llama", {"hidden_size": None}, "hidden_size = None, but it must be a number above 0"),
-        ("llama", {"rope_parameters": "linear"}, "are 'linear', but they must be an object"),
-        ("qwen3", {"rope_scaling": [2]}, "are [2], but they must be an object"),
-        ("qwen3", {"layer_types": 2}, "layer_types"),
-        ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps = nan, but it must be a number"),
-        ("gpt2", {"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false'"),
-        (
-            "gpt2",
-            {"n_layer": 10**9},
-            "n_layer = 1000000000, but it must be a number above 0 and at",
-        ),
-        ("gpt2", {"n_embd": 10**30}, "and at most 10,000,000"),
     ],
 )
 def test_another_architecture_is_refused_in_a_sentence(tmp_path, arch, config, words):
     with pytest.raises(CheckpointError, match=re.escape(words)):
         pretrained.load(saved(MODELS[arch](), tmp_path, **config))
-
-
-def test_an_end_of_text_that_is_no_number_is_a_sentence(tmp_path):
-    (tmp_path / "config.json").write_text('{"eos_token_id": [{}]}')
-    with pytest.raises(CheckpointError, match=re.escape("eos_token_id = [{}], but it must be a")):
-        huggingface.read_end_ids(tmp_path)
 
 
 def test_weights_beyond_the_free_memory_are_not_read(hf_model, tmp_path, monkeypatch):
