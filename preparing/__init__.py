@@ -19,11 +19,6 @@ class PrepareError(RuntimeError):
     """A failure while running; finished work is kept. The command ends with status 1."""
 
 
-def bytes_in_words(size: float) -> str:
-    """A size for people, such as "4.9 kB" or "12,345.7 MB"."""
-    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
-
-
 def need(what: str, package: str) -> None:
     """Raises InputError if the package that `what` needs cannot be imported."""
     try:

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from command_line import plural
+from command_line import plural, si
 from formats.data_folder import REMEDY, DataError, Meta, dtype_for, read_meta
 from formats.files import sha256
-from preparing import bytes_in_words
 from preparing.documents import ADVICE
 from preparing.encoder import encoder_name
 from preparing.work_folder import WorkFolder
@@ -79,7 +78,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     if writer.read < TIMED_BYTES:
         speed = ""
     lines = [
-        f"{out}: {tokens:,} tokens of {bytes_in_words(writer.text_bytes)} of text from"
+        f"{out}: {tokens:,} tokens of {si(writer.text_bytes, 'B')} of text from"
         f" {plural(len(meta.sources), 'file')}, {writer.text_bytes / tokens:.2f} bytes per token,"
         f" {meta.dtype}"
     ]
@@ -93,11 +92,11 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
     document = writer.tokenizer.decode(ids).partition(writer.tokenizer.eot)[0]
     first_line = document.strip().partition("\n")[0]
     lines += [
-        f"  validation {bytes_in_words(val)}, {100 * val / (train + val):.3g}% of the text:"
+        f"  validation {si(val, 'B')}, {100 * val / (train + val):.3g}% of the text:"
         f" {writer.split_by}",
         f"  tokenizer  {meta.tokenizer['kind']}, {meta.vocab_size:,} ids, {used:.1%} of them"
         f" occur; {origin}",
-        f"  time       {seconds:,.1f} s; tokenizing {bytes_in_words(writer.read)} took"
+        f"  time       {seconds:,.1f} s; tokenizing {si(writer.read, 'B')} took"
         f" {writer.seconds:,.1f} s{speed}, with {encoder_name(writer.tokenizer)}",
         f"  begins     {first_line[:SHOWN_CHARS]!r}",
     ]

@@ -10,9 +10,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-from command_line import plural
+from command_line import plural, si
 from formats.files import write_text
-from preparing import bytes_in_words
 from preparing.chunks import Chunk, Options, Position
 from preparing.documents import documents_of
 from preparing.engines import begin
@@ -67,7 +66,7 @@ def train_tokenizer(work: WorkFolder) -> tuple[Tokenizer, str]:
     if not any(texts_of(sample, plan.options)):
         return Tokenizer.characters(""), "no text"  # the caller says why nothing is left
     size = sum(part.size for part in sample)
-    described = bytes_in_words(size)
+    described = si(size, "B")
     print(f"training the tokenizer on {described} ...", file=sys.stderr, flush=True)
     vocab_size = plan.vocab_size or default_vocab_size(work.text_size)
     texts = texts_of(sample, plan.options)

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from formats.data_folder import read_meta
-from preparing import InputError, bytes_in_words
+from preparing import InputError
 from preparing.arguments import parse
 from preparing.tokenizers import default_vocab_size
 from preparing.work_folder import WorkFolder
@@ -45,15 +45,6 @@ def test_what_spells_an_added_token_of_the_tokenizer_is_counted(tmp_path, tokeni
     result = ok(prepare(tmp_path / "a.jsonl", **flags))
     assert "  added tokens of this tokenizer, as letters: 1 document, 14 bytes; " in result.stdout
     assert "    'Assistant: <think>Of covid19.\\n\\n'\n" in result.stdout
-
-
-def test_sizes_of_small_and_of_large_texts_are_readable():
-    """A page of text is not 0.0 MB, and a validation split of 2 GB not 2e+03 MB."""
-    assert [bytes_in_words(size) for size in (4870, 8.93e6, 2.0461e9)] == [
-        "4.9 kB",
-        "8.9 MB",
-        "2,046.1 MB",
-    ]
 
 
 def test_the_summary_has_no_speed_for_a_small_text(tmp_path, tokenizer):
