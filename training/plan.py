@@ -153,21 +153,17 @@ def describe_checkpoints(run: Run) -> str:
 
 def plan(run: Run) -> Iterator[str]:
     """Yield the plan of a run as text; the measured part comes last."""
-    for table in (size_table, memory_table, disk_table, hours_table):
+    for table in (operations_table, memory_table, disk_table, hours_table):
         yield "\n" + "\n".join(table(run))
     yield measured_here(run)
 
 
-def size_table(run: Run) -> list[str]:
-    """Parameters, operations and steps."""
-    c, model, steps = run.config, run.model, run.schedule.steps_left
-    flops, tokens = model.flops_per_token(), c.tokens_per_step
+def operations_table(run: Run) -> list[str]:
+    flops, steps = run.model.flops_per_token(), run.schedule.steps_left
+    per_step = flops * run.config.tokens_per_step
     return [
-        f"parameters     {model.num_parameters():,}",
-        f"operations     {si(flops, 'FLOP')} per token, {si(flops * tokens, 'FLOP')} per step, "
-        f"{si(flops * tokens * steps, 'FLOP')} in all",
-        f"steps          {steps:,} of {tokens:,} tokens, {steps * tokens:,} tokens in all; "
-        f"one epoch is {steps_per_epoch(run)} steps",
+        f"operations     {si(flops, 'FLOP')} per token, {si(per_step, 'FLOP')} per step, "
+        f"{si(per_step * steps, 'FLOP')} in all"
     ]
 
 
