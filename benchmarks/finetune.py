@@ -1,40 +1,47 @@
-"""Speed of fine-tuning: train.py and a plain loop over the same model in transformers.
+"""Speed of fine-tuning: our training step and a plain loop over the same model in transformers.
 
-    python -m benchmarks.finetune --base FOLDER --data data/NAME [--rounds 3] [--steps 12]
-        [--key=value ...]
+    python -m benchmarks.finetune --base FOLDER --data data/NAME [--steps 12] [--key=value ...]
 
 FOLDER is in Hugging Face's format, and the data prepared with its tokenizer. The plain loop is the
 usual one: weights in float32, fused AdamW, clipped gradients, the loss of transformers' model; once
-as it is, once with autocast to bfloat16, once compiled too. All see the same windows. A contender's
-speed is the median of its steps without the first ones.
+as it is, once with autocast to the dtype of our run, once compiled too. All see the same windows,
+and take their steps in turn in one process, since a machine's speed drifts; ratios are taken step
+by step, after two steps to warm up. The memory has to hold two models and their optimizers.
 """
 
-import itertools
-import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 import config as settings
 import hardware
-from benchmarks import argument_parser, compare, in_turn, report, run_apart, run_main
-from benchmarks.throughput import SKIPPED, TIMED, our_speed
+from benchmarks import argument_parser, compare, in_turn, report, run_main
+from benchmarks.throughput import TIMED
 from command_line import count, place
 from config import Config
 from formats.data_folder import read_meta
+from train import training_step
 from training.dataset import Dataset
+from training.fit import fit
+from training.setup import build
 
 PRESET = "config/finetune.py"
-LOOPS = {  # transformers: autocast to bfloat16, compiled
-    "transformers, float32": (False, False),
-    "transformers, bfloat16": (True, False),
-    "transformers, bfloat16, compiled": (True, True),
-}
+WARM_UP = 2  # steps; the first one compiles
 
 
-def plain_speed(c: Config, steps: int, in_bf16: bool, compiles: bool) -> float:
-    """Tokens/s of fine-tuning c.init_from with transformers."""
+def our_step(c: Config) -> Callable:
+    """A function that takes one step of the run that train.py would begin."""
+    run = build(c)
+    if problem := fit(run):
+        raise SystemExit(problem)
+    return lambda: training_step(run)
+
+
+def plain_step(c: Config, dtype: torch.dtype, compiles: bool) -> Callable:
+    """A function that takes one step of fine-tuning c.init_from with transformers."""
     from transformers import AutoModelForCausalLM
 
     device = hardware.find_device(c.device)
@@ -44,20 +51,29 @@ def plain_speed(c: Config, steps: int, in_bf16: bool, compiles: bool) -> float:
     optimizer = torch.optim.AdamW(model.parameters(), lr=c.learning_rate, fused=True)
     data = Dataset(c.data_dir, read_meta(c.data_dir), "train", c.block_size, device)
     micro = c.micro_batch_size or c.batch_size
-    stamps = []
-    for step in range(steps + 1):
-        stamps.append(time.perf_counter())
-        for begin in range(0, c.batch_size, micro):
-            x, _ = data.batch(step * c.batch_size + begin, micro, c.seed)
-            with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16):
+    begins = iter(range(0, 10**9, micro))
+
+    def step():
+        for _ in range(0, c.batch_size, micro):
+            x, _ = data.batch(next(begins), micro, c.seed)
+            with hardware.autocast(device, dtype):
                 loss = forward(input_ids=x, labels=x, use_cache=False).loss
             (loss * micro / c.batch_size).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), c.grad_clip)
         optimizer.step()
         optimizer.zero_grad()
-        loss.item()
-    times = [b - a for a, b in itertools.pairwise(stamps)]
-    return c.tokens_per_step / statistics.median(times[SKIPPED:])
+
+    return step
+
+
+def speed(c: Config, step: Callable) -> float:
+    """Tokens/s of one step."""
+    device = hardware.find_device(c.device)
+    hardware.synchronize(device)
+    begun = time.perf_counter()
+    step()
+    hardware.synchronize(device)
+    return c.tokens_per_step / (time.perf_counter() - begun)
 
 
 def main(argv):
@@ -65,17 +81,21 @@ def main(argv):
     parser.add_argument("--base", type=place, required=True, help="weights to start from")
     text = "folder that was prepared with the tokenizer of --base"
     parser.add_argument("--data", type=place, required=True, help=text)
-    parser.add_argument("--rounds", type=count, default=3)
-    parser.add_argument("--steps", type=count, default=12, help="in a round; default %(default)s")
+    parser.add_argument("--steps", type=count, default=12, help="of each; default %(default)s")
     args, extra = parser.parse_known_args(argv)
     words = [PRESET, f"--init_from={args.base}", f"--data_dir={args.data}", *TIMED, *extra]
-    c = settings.load(words)
-    contenders = {"ours": partial(our_speed, words, args.steps)}
-    for name, how in LOOPS.items():
-        contenders[name] = partial(run_apart, plain_speed, c, args.steps, *how)
-    rounds = in_turn(contenders, args.rounds)
-    figures = compare(rounds, "ours")
-    report("finetune", figures, hardware.find_device(c.device), settings=words, rounds=rounds)
+    figures, all_turns = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        c = settings.load([*words, f"--checkpoint_dir={folder}/run", "--max_steps=1000000"])
+        device = hardware.find_device(c.device)
+        step, dtype = our_step(c), hardware.find_dtype(device, c.dtype)
+        for how in dict.fromkeys([(torch.float32, False), (dtype, False), (dtype, True)]):
+            theirs = plain_step(c, *how)
+            name = f"transformers, {str(how[0]).removeprefix('torch.')}" + ", compiled" * how[1]
+            contenders = {"ours": partial(speed, c, step), name: partial(speed, c, theirs)}
+            all_turns[name] = in_turn(contenders, WARM_UP + args.steps)[WARM_UP:]
+            figures |= compare(all_turns[name], "ours")
+    report("finetune", figures, device, settings=words, turns=all_turns)
 
 
 if __name__ == "__main__":
