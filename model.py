@@ -356,9 +356,10 @@ def causal_attention(q, k, v, dropout):
 def is_blockwise(device, dtype, T, dropout):
     """Whether causal_attention takes BlockwiseAttention. device: its type.
 
-    PyTorch's keeps no weights for the backward pass without dropout, and more of them with it.
+    PyTorch's keeps no weights for the backward pass without dropout. With it, PyTorch's keeps more
+    of them, and takes longer.
     """
-    return device == "cpu" and dtype == torch.bfloat16 and (T <= LONG or dropout > 0)
+    return device == "cpu" and (dropout > 0 or dtype == torch.bfloat16 and T <= LONG)
 
 
 def attention_blocks(T):

@@ -155,18 +155,19 @@ def test_a_long_context_in_bfloat16_on_a_cpu_keeps_no_weights(monkeypatch, dropo
     assert len(weights) == (4 if dropout else 1)
 
 
-def test_attention_in_bfloat16_on_a_cpu_drops_weights_in_both_passes():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_on_a_cpu_drops_weights_in_both_passes(dtype):
     tensors = torch.randn(4, 1, 2, 40, 16, generator=torch.Generator().manual_seed(0))
     later = torch.ones(40, 40, dtype=torch.bool).triu(1)
 
     def plain(q, k, v):
         weights = (q @ k.mT / 4).masked_fill(later, -torch.inf).softmax(-1)
-        return weights * F.dropout(torch.ones(1, 2, 40, 40).bfloat16(), 0.3) @ v
+        return weights * F.dropout(torch.ones(1, 2, 40, 40, dtype=dtype), 0.3) @ v
 
     torch.manual_seed(1)
     exact = attended(*tensors, plain)
     torch.manual_seed(1)
-    close = attended(*tensors.bfloat16(), partial(causal_attention, dropout=0.3))
+    close = attended(*tensors.to(dtype), partial(causal_attention, dropout=0.3))
     for value, reference in zip(close, exact, strict=True):
         assert (value - reference).abs().max() < 0.02 * reference.abs().max()
 

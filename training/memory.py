@@ -62,8 +62,8 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     """Bytes of activations for a backward pass.
 
     Per token and layer: two residuals, and in the precision of the matrix products the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; on a CPU the weights of
-    attention too, if it is blockwise or has dropout. Per token: the gradients of one MLP, the
+    the linear layers, query, key and value, and the MLP's inner values; the weights of attention
+    too, if it is blockwise. Per token: the gradients of one MLP, the
     logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over them.
     Activation checkpointing keeps one residual per layer, plus one layer's activations. A chunked
     loss keeps one chunk's logits.
@@ -80,9 +80,10 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
         mlp += shape.n_inner  # gate, values and their product
     if is_blockwise(device.type, device.dtype, shape.block_size, shape.dropout):
         seen = sum((end - begin) * end for begin, end in attention_blocks(shape.block_size))
-        attention += (1 + (shape.dropout > 0)) * shape.n_head * seen // shape.block_size
-    elif device.type == "cpu" and shape.dropout:  # PyTorch's: the weights, a mask, their product
-        attention += 3 * shape.n_head * shape.block_size
+        weights = shape.n_head * seen // shape.block_size
+        attention += weights
+        if shape.dropout:  # a mask for each weight, and for what attention and MLP return
+            attention += weights + 2 * width
     layer = 2 * residual * width + item * (attention + mlp)
     layers = shape.n_layer * layer
     if config.activation_checkpointing:
