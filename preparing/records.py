@@ -103,8 +103,11 @@ def _first(names, wanted):
 
 
 def _exchange(record, filled):
-    """A question, its context and its answer, as a conversation."""
+    """A question, its context and its answer, as a conversation; TRL has lists of messages."""
     parts = [_first(filled, group) for group in (ASKED, ABOUT, ANSWERED)]
+    values = [record[name] for name in parts if name]
+    if all(isinstance(value, list) for value in values):
+        return list(itertools.chain(*values))
     for name in filter(None, parts):
         if not isinstance(record[name], str):
             raise InputError(f"{name!r} is {record[name]!s:.40}, not a text")

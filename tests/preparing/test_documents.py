@@ -114,6 +114,7 @@ CONVERSATIONS = {
     "OpenAI's parts": {"messages": said("system", "user", "assistant", reply=PARTS)},
     "marks": {"messages": said("system", "user", "gpt", reply=f"Good day.{EOT}")},
     "Alpaca": {"system": "Be kind.", "instruction": "Hello?", "input": "", "output": "Good day."},
+    "TRL": {"prompt": said("system", "user", "assistant")[:2], "completion": said("assistant")},
     "capitals": {"ID": 1, "System": "Be kind.", "Question": "Hello?", "Answer": "Good day."},
     "OpenOrca": {
         "id": 1,
