@@ -90,7 +90,7 @@ class RMSNorm(nn.RMSNorm):
 def rotary_frequencies(config: GPTConfig):
     """The angle per position, in radians, of each pair of a head's numbers. float32 [D / 2]."""
     half = config.head_dim // 2
-    return config.rope_theta ** -(torch.arange(half, device="cpu") / half)
+    return config.rope_theta ** -(torch.arange(half) / half)
 
 
 def rotary_table(config: GPTConfig):
@@ -98,8 +98,7 @@ def rotary_table(config: GPTConfig):
 
     Returns float32 [2, block_size, D].
     """
-    positions = torch.arange(config.block_size, device="cpu")  # a model of shapes alone has it too
-    angles = torch.outer(positions, rotary_frequencies(config))
+    angles = torch.outer(torch.arange(config.block_size), rotary_frequencies(config))
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)))
 
@@ -304,18 +303,24 @@ class GPT(nn.Module):
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * c.block_size
 
 
-class NoDraws(TorchFunctionMode):
-    """Leaves normal draws out: on the device meta, the first one takes a second of imports."""
+class ShapesAlone(TorchFunctionMode):
+    """Modules make their weights, by torch.empty, on the device meta. All else is whole.
+
+    Leaves normal draws out: on the device meta, the first one takes a second of imports.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func is nn.init.normal_:
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        if func is torch.empty:
+            kwargs = kwargs | {"device": "meta"}
+        return func(*args, **kwargs)
 
 
 def without_weights(config: GPTConfig) -> GPT:
-    """A model whose parameters have shapes alone, on the device meta; its rotary table is whole."""
-    with torch.device("meta"), NoDraws():
+    """A model whose weights have shapes alone, on the device meta; its buffers are whole."""
+    with ShapesAlone():
         return GPT(config)
 
 
