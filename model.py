@@ -222,15 +222,21 @@ class GPT(nn.Module):
         self.init_weights(zero_init)
 
     def init_weights(self, zero_init: bool):
-        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers)."""
+        """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
+
+        Parameters of other modules than Linear and Embedding keep the values they were made with.
+        """
         for name, p in self.named_parameters():
+            module = self.get_submodule(name.rpartition(".")[0])
+            if not isinstance(module, nn.Linear | nn.Embedding):
+                continue
             std = 0.02
             if name.endswith("c_proj.weight"):
                 std = 0.02 / math.sqrt(2 * self.config.n_layer)
             if zero_init:
                 std = self.zero_init_std(name, p)
-            if p.dim() < 2:  # biases, and the weights of norms
-                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
             else:
                 nn.init.normal_(p, std=std)
 

@@ -104,6 +104,15 @@ def test_initialization_is_gpt2s():
     assert loss.item() == pytest.approx(math.log(1000), abs=0.1)
 
 
+def test_initialization_leaves_what_other_modules_set():
+    model = GPT(GPTConfig(97, 8, 1, 2, 16))
+    model.h[0].scale = torch.nn.Parameter(torch.zeros(16))
+    model.h[0].added = torch.nn.Parameter(torch.zeros(16, 4))
+    model.init_weights(zero_init=False)
+    assert not model.h[0].scale.any() and not model.h[0].added.any()
+    assert torch.equal(model.ln_f.weight, torch.ones(16))
+
+
 @pytest.mark.parametrize("shape", [{}, QWEN3], ids=["gpt2", "qwen3"])
 def test_with_bfloat16_between_the_layers_the_loss_is_the_same(shape, monkeypatch):
     """As a GPU computes it: a CPU keeps float32 there."""
