@@ -141,7 +141,8 @@ class Attention(nn.Module):
         else:
             if c.n_kv_head < c.n_head:
                 k, v = (t.repeat_interleave(c.n_head // c.n_kv_head, dim=1) for t in (k, v))
-            y = causal_attention(q, k, v, c.dropout if self.training else 0.0)
+            # Without dropout, nothing reads `training`: training and evaluation are one graph.
+            y = causal_attention(q, k, v, c.dropout if c.dropout and self.training else 0.0)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -280,7 +281,8 @@ class GPT(nn.Module):
             x = x + self.wpe.weight[positions].to(x.dtype)
         else:
             rotary = self.rotary[:, positions].unsqueeze(-2)
-        x = F.dropout(x, self.config.dropout, self.training)
+        if self.config.dropout:
+            x = F.dropout(x, self.config.dropout, self.training)
         for block in self.h:
             x = block(x, rotary, cache)
         if last is not None:

@@ -17,6 +17,7 @@ import tempfile
 import traceback
 from functools import partial
 from pathlib import Path
+from types import MethodType
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -82,7 +83,7 @@ def fit(run: Run) -> str | None:
 def try_step(run: Run) -> Exception | None:
     """Try a forward and backward pass of up to two micro-batches; returns the error, if any.
 
-    Changes no weights. If evaluation runs a different graph, tries that too.
+    Changes no weights. With dropout, evaluation is a different graph: tries that too.
     """
     try:
         reserve_state(run.optimizer)
@@ -186,7 +187,8 @@ def compile_layers(model):
     compiled = copy.copy(model)
     layers = [torch.compile(block, dynamic=False) for block in model.h]
     compiled._modules = model._modules | {"h": torch.nn.ModuleList(layers)}
-    compiled.head = torch.compile(model.head, dynamic=False)
+    # A method of the copy, whose `training` an evaluation sets.
+    compiled.head = torch.compile(MethodType(model.head.__func__, compiled), dynamic=False)
     return compiled
 
 
@@ -251,16 +253,16 @@ def use_chunked_loss(model: GPT, chunks: int) -> None:
 
     Only one chunk's logits are in memory at a time.
     """
-    plain = model.head
+    plain = type(model).head
 
-    def head(x, targets):
+    def head(self, x, targets):
         if targets is None:
-            return plain(x, targets)
+            return plain(self, x, targets)
         pairs = zip(x.flatten(0, 1).chunk(chunks), targets.flatten().chunk(chunks), strict=True)
-        total = sum(checkpoint(chunk_loss, x, y, use_reentrant=False) for x, y in pairs)
+        total = sum(checkpoint(chunk_loss, self, x, y, use_reentrant=False) for x, y in pairs)
         return total / (targets != IGNORE).sum().clamp(min=1)
 
-    def chunk_loss(x, targets):  # summed over the targets
-        return plain(x[None], targets[None]) * (targets != IGNORE).sum()
+    def chunk_loss(self, x, targets):  # summed over the targets
+        return plain(self, x[None], targets[None]) * (targets != IGNORE).sum()
 
-    model.head = head
+    model.head = MethodType(head, model)

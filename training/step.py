@@ -73,14 +73,13 @@ def evaluate(model, batches, cast):
     uses them, so that it runs the compiled forward of training, in the same memory, without a
     second compilation.
     """
-    if model.config.dropout:
-        model.eval()
+    was_training = model.training
+    model.eval()
     total, count = 0, 0
     for x, y in batches:
         predictions = (y != IGNORE).sum()
         with cast():
             total = total + model(x, y).detach() * predictions
         count = count + predictions
-    if model.config.dropout:
-        model.train()
+    model.train(was_training)
     return total, count

@@ -13,6 +13,7 @@ from formats import run_folder
 from model import GPT, IGNORE, GPTConfig
 from tests.conftest import run_script, trained
 from training import profiling
+from training.fit import compile_layers, use_chunked_loss
 from training.optimizer import (
     clip_gradients,
     make_optimizer,
@@ -81,6 +82,26 @@ def test_an_evaluation_sums_the_loss_of_what_counts(dropout):
     assert count == 2 * 8 + 4 * 5
     assert total / count == pytest.approx(model.eval()(x, y).item())
     assert evaluate(model, [], contextlib.nullcontext) == (0, 0)
+
+
+class Regularized(GPT):
+    """A model whose loss in training has a term that no evaluation counts."""
+
+    def head(self, x, targets):
+        loss = super().head(x, targets)
+        return loss + 100 if self.training else loss
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, lambda model: use_chunked_loss(model, 4)])
+def test_an_evaluation_leaves_out_what_only_training_computes(prepare):
+    model, x = Regularized(GPTConfig(50, 8, 1, 2, 16)), torch.randint(50, (4, 8))
+    expected = model.eval()(x, x).item()
+    prepare(model.train())
+    with torch.compiler.set_stance("force_eager"):
+        compiled = compile_layers(model)
+        total, count = evaluate(compiled, [(x, x)], contextlib.nullcontext)
+        assert total / count == pytest.approx(expected)
+        assert compiled(x, x).item() == pytest.approx(expected + 100)
 
 
 def test_the_decay_of_embeddings_does_not_follow_their_rate():
