@@ -337,16 +337,16 @@ def expected_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(t.shape) for name, t in without_weights(config).state_dict().items()}
 
 
-def num_fused(name: str, config: GPTConfig) -> int:
+def num_fused(name: str, p: nn.Parameter, config: GPTConfig) -> int:
     """How many matrices of one size a parameter of a block holds on top of each other.
 
-    c_attn: query, as often as it has groups, key and value. c_fc of SwiGLU: gate and values.
+    c_attn: query, as often as it has groups, key and value. c_fc: gate and values, if it has both.
     """
     if name.endswith("c_attn.weight"):
         return config.n_head // config.n_kv_head + 2
-    if name.endswith("c_fc.weight") and config.modern:
-        return 2
-    return 1
+    if name.endswith("c_fc.weight"):
+        return max(1, p.shape[:-1].numel() // config.n_inner)
+    return p.shape[:-2].numel()  # a stack has more than two dimensions
 
 
 # -- operations, each in the form that is the fastest on a device ----------------------------------

@@ -37,7 +37,7 @@ def memory(
     needed = {
         "weights": 4 * parameters,
         "gradients": 4 * parameters,
-        "optimizer": checkpoint_bytes(optimizer) - 4 * parameters,
+        "optimizer": state_bytes(optimizer),
         "activations": activations(config, model.config, micro_batch, device),
     }
     if device.dtype.itemsize == 2:
@@ -104,11 +104,16 @@ def loss_chunks(config: Config, vocab_size: int, device: Device) -> int:
     return 8 if gradients_too > device.memory / 6 else 1
 
 
-def checkpoint_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of a checkpoint: weights, and AdamW's two moments or Muon's one."""
+def checkpoint_bytes(run: Run) -> int:
+    """Bytes of a checkpoint: weights and the optimizer's state."""
+    return 4 * run.model.num_parameters() + state_bytes(run.optimizer)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of AdamW's two moments or Muon's one."""
     total = 0
     for group in optimizer.param_groups:
-        tensors = 2 if "num_fused" in group else 3
+        tensors = 1 if "num_fused" in group else 2
         total += 4 * tensors * sum(p.numel() for p in group["params"])
     return total
 
@@ -153,7 +158,7 @@ def fits_ram(run: Run, micro_batch: int) -> bool:
     to_come = needed["peak"] - needed["weights"]  # the weights are allocated already
     if run.optimizer.state:  # and the moments, if they come from a checkpoint or a trial
         to_come -= needed["optimizer"]
-    copy = checkpoint_bytes(run.optimizer)  # which the first process saves while it trains on
+    copy = checkpoint_bytes(run)  # which the first process saves while it trains on
     free = hardware.free_ram() or math.inf
     lacks = copy + distributed.local_world_size * to_come > free
     return not distributed.all_reduce_max(lacks)[0]  # each may see other free memory

@@ -54,25 +54,30 @@ def muon_groups(model, matrices: list, config, device: torch.device, decay: floa
     names = {p: name for name, p in model.named_parameters()}
     by_shape = {}
     for p in matrices:
-        by_shape.setdefault((num_fused(names[p], model.config), p.shape), []).append(p)
+        by_shape.setdefault((num_fused(names[p], p, model.config), p.shape), []).append(p)
     return [{"params": p, "num_fused": fused} | options for (fused, _), p in by_shape.items()]
 
 
 def by_kind(model) -> dict[str, list[torch.nn.Parameter]]:
-    """The parameters by kind: "embedding", "matrix" (of the blocks), "vector" and "head".
+    """The trained parameters by kind: "embedding", "matrix" (of the blocks), "vector" and "head".
 
-    Embeddings include learned positions. A tied embedding counts as the head.
+    Embeddings include learned positions. A tied embedding counts as the head, as does any other
+    matrix outside the blocks.
     """
+    embeddings = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    embeddings -= {model.lm_head.weight}
     kinds = {"embedding": [], "matrix": [], "vector": [], "head": []}
     for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue  # frozen
         if p.dim() < 2:
             kinds["vector"].append(p)
+        elif p in embeddings:
+            kinds["embedding"].append(p)
         elif name.startswith("h."):
             kinds["matrix"].append(p)
-        elif p is model.lm_head.weight:
-            kinds["head"].append(p)
         else:
-            kinds["embedding"].append(p)
+            kinds["head"].append(p)
     return kinds
 
 
@@ -198,7 +203,7 @@ class Muon(torch.optim.AdamW):
         """A group's momentum, [N, R, C]; each parameter's state is a view of a part of it."""
         params, fused = group["params"], group["num_fused"]
         if params[0] not in self.momenta:
-            rows, columns = params[0].shape
+            rows, columns = params[0].flatten(0, -2).shape
             stack = params[0].new_zeros(fused * len(params), rows // fused, columns)
             self.momenta[params[0]] = stack
             for p, part in zip(params, stack.split(fused), strict=True):

@@ -205,7 +205,7 @@ def memory_everywhere():
 def disk_space(run: Run) -> tuple[int, int, Path]:
     """Bytes that checkpoints will add at most, bytes free, and the folder measured."""
     kept = run.config.keep_last + 2  # plus the best, and the one being written
-    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run.optimizer)
+    more = max(1, kept - len(run_folder.steps(run.folder))) * checkpoint_bytes(run)
     folder = next(p for p in (run.folder, *run.folder.absolute().parents) if p.exists())
     return more, shutil.disk_usage(folder).free, folder
 
@@ -215,14 +215,14 @@ def check_disk(run: Run) -> None:
     """Raises RunError if the disk of the run's folder has no room for one checkpoint."""
     try:
         remedy = "lower keep_last, or use a larger disk"
-        files.check_room(run.folder, checkpoint_bytes(run.optimizer), remedy)
+        files.check_room(run.folder, checkpoint_bytes(run), remedy)
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
 
 
 def disk_table(run: Run) -> list[str]:
     c = run.config
-    size = checkpoint_bytes(run.optimizer)
+    size = checkpoint_bytes(run)
     more, free, folder = disk_space(run)
     return [
         f"a checkpoint   {si(size, 'B')}; {c.keep_last} and the best are kept, one is being "

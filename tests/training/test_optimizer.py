@@ -67,6 +67,16 @@ def test_query_key_and_value_are_three_matrices():
     torch.testing.assert_close(fused.detach(), torch.cat([p.detach() for p in separate]))
 
 
+def test_a_stack_of_matrices_is_updated_matrix_by_matrix():
+    separate = parameters(*[(16, 32)] * 4)
+    stacked = torch.nn.Parameter(torch.stack([p.detach() for p in separate]))
+    set_gradients(separate, 0)
+    stacked.grad = torch.stack([p.grad for p in separate])
+    optimizer_of([stacked], num_fused=4).step()
+    optimizer_of(separate).step()
+    torch.testing.assert_close(stacked.detach(), torch.stack([p.detach() for p in separate]))
+
+
 def test_gradients_are_divided_by_the_scale():
     ours, plain = parameters((32, 32)), parameters((32, 32))
     clipped, optimizer = optimizer_of(ours), optimizer_of(plain)
@@ -117,6 +127,23 @@ def test_every_parameter_has_one_group(shape, fused):
     for group in groups:
         assert group["dtype"] == torch.bfloat16
         assert len(group["params"]) == 2  # one per layer
+
+
+def test_parameters_of_another_model_have_their_groups():
+    """Experts in a stack, a second head, and gates in gpt2's MLP; layers that are frozen."""
+    model = GPT(GPTConfig(100, 16, 2, 2, 32))
+    model.h[0].mlp.c_fc = torch.nn.Linear(32, 2 * model.config.n_inner)
+    model.h[0].experts = torch.nn.Parameter(torch.zeros(4, 32, 64))
+    model.second = torch.nn.Linear(32, 100, bias=False)
+    model.h[1].requires_grad_(False)
+    config = Config(optimizer="muon", learning_rate=1e-3, embedding_lr=0.2)
+    groups = make_optimizer(model, config, CPU, 0.002).param_groups
+    rates = {p: group["initial_lr"] for group in groups for p in group["params"]}
+    fused = {p: group.get("num_fused") for group in groups for p in group["params"]}
+    assert rates[model.second.weight] == rates[model.lm_head.weight] == 1e-3
+    assert rates[model.wpe.weight] == 0.2
+    assert (fused[model.h[0].experts], fused[model.h[0].mlp.c_fc.weight]) == (4, 2)
+    assert not rates.keys() & set(model.h[1].parameters())
 
 
 def test_a_learning_rate_of_0_leaves_the_other_rates_as_they_are():

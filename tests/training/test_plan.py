@@ -27,6 +27,17 @@ def planned(vocab_size, *arguments):
     return c, model, make_optimizer(model, c, meta, decay=0.0)
 
 
+def test_frozen_layers_have_no_optimizer_state():
+    c, model, _ = planned(512, "config/demo.py")
+    parameters = model.num_parameters()
+    model.h.requires_grad_(False)
+    model.wte.requires_grad_(False)
+    optimizer = make_optimizer(model, c, torch.device("meta"), decay=0.0)
+    needed = memory(c, model, optimizer, 1, from_data_sheet("A100"))
+    assert needed["weights"] == 4 * parameters
+    assert needed["optimizer"] == 8 * (model.lm_head.weight.numel() + model.ln_f.weight.numel())
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(char_data, tmp_path):
     arguments = ["--dry_run=True", "--cost_per_hour=8", "--max_steps=3600000"]
     out = trained(char_data, tmp_path / "run", *arguments).stdout
