@@ -88,7 +88,9 @@ def parameter_names(model, optimizer: torch.optim.Optimizer) -> list[str]:
 
 
 def reserve_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the optimizer state, as the first step would."""
+    """Allocate the state of AdamW or Muon, as the first step would; of others, nothing."""
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return
     for group in optimizer.param_groups:
         if "num_fused" in group:
             optimizer.reserve_momentum(group)
@@ -136,7 +138,7 @@ def update_weights(optimizer, scaler, norm: torch.Tensor) -> None:
 
 def is_fused(optimizer, scaler) -> bool:
     """True if the optimizer itself clips and skips; with float16, the GradScaler does."""
-    return optimizer.defaults["fused"] and not scaler.is_enabled()
+    return optimizer.defaults.get("fused") and not scaler.is_enabled()
 
 
 # -- Muon ------------------------------------------------------------------------------------------

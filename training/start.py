@@ -25,6 +25,7 @@ from tokenizer_bpe import Tokenizer
 from training import RunError, distributed
 from training.optimizer import reserve_state
 from training.run import Progress
+from training.saver import copy_to_ram
 
 # Changes of these settings are not listed.
 UNIMPORTANT = ("resume", "checkpoint_dir", "dry_run", "profile")
@@ -139,19 +140,23 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
 def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
     """Load the weights and the optimizer state of a step.
 
-    The optimizer state is matched by parameter names and copied into existing tensors, since fused
-    AdamW writes out of bounds if a moment has a different shape than its parameter. The optimizer's
-    settings do not change. Raises CheckpointError if anything does not fit.
+    What reserve_state allocates is matched by parameter names and copied, since fused AdamW writes
+    out of bounds if a moment has a different shape than its parameter. The optimizer's settings do
+    not change. Raises CheckpointError if anything does not fit.
     """
     pretrained.fill(model, pretrained.load_tensors(folder / "model.pt"), folder)
     path, parameters = folder / "optimizer.pt", dict(model.named_parameters())
     saved = pretrained.load_tensors(path)
     reserve_state(optimizer)
     try:
-        for number, name in enumerate(saved["names"]):
-            values = saved["optimizer"]["state"][number]
-            for kind, own in optimizer.state[parameters[name]].items():
-                own.copy_(values[kind])
+        if not optimizer.state:  # it is neither AdamW nor Muon
+            settings = {"param_groups": optimizer.state_dict()["param_groups"]}
+            optimizer.load_state_dict(copy_to_ram(saved["optimizer"]) | settings)
+        else:
+            for number, name in enumerate(saved["names"]):
+                values = saved["optimizer"]["state"][number]
+                for kind, own in optimizer.state[parameters[name]].items():
+                    own.copy_(values[kind])
         if saved["scaler"] and scaler.is_enabled():
             scaler.load_state_dict(saved["scaler"])
     except (LookupError, RuntimeError) as error:

@@ -1,6 +1,7 @@
 """saver.py: what a save holds, and saves that fail: full disks, folders that take no writes."""
 
 import contextlib
+import dataclasses
 import os
 import resource
 import shutil
@@ -87,6 +88,24 @@ def test_a_state_of_another_optimizer_is_refused(char_data, tmp_path, change):
     torch.save(saved, folder / "optimizer.pt")
     with pytest.raises(CheckpointError, match=r"optimizer.pt does not fit the model"):
         load_checkpoint(folder, run.model, run.optimizer, run.scaler)
+
+
+def test_the_state_of_any_optimizer_is_saved_and_loaded(char_data, tmp_path):
+    def run_with_rprop():
+        run = small_run(char_data, tmp_path)
+        groups = [{"params": run.model.parameters(), "initial_lr": 1e-3}]
+        run.optimizer = torch.optim.Rprop(groups)
+        return run
+
+    run, again = run_with_rprop(), run_with_rprop()
+    training_step(run)
+    save(run, 1)
+    load_checkpoint(tmp_path / "step_00000001", again.model, again.optimizer, again.scaler)
+    again.counters = dataclasses.replace(run.counters)
+    for continued in (run, again):
+        training_step(continued)
+    for one, other in zip(run.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.fixture
