@@ -70,7 +70,7 @@ class Mirror:
                 " choose another mirror, or another name for checkpoint_dir"
             )
         steps, settings = steps_in(names), files.object_in(config)
-        here, there = run_folder.run_id(run), settings.get("run", {}).get("id")
+        here, there = run_folder.run_id(run), run_folder.identity(settings).get("id")
         if here and there and here != there:
             raise CheckpointError(
                 f"{self.address} holds another run than {run}; choose another mirror, or another"
@@ -125,7 +125,7 @@ class Mirror:
         """
         there, settings = self.check_same_run(run)
         whole = [step for step, is_whole in there.items() if is_whole]
-        id_there = settings.get("run", {}).get("id")
+        id_there = run_folder.identity(settings).get("id")
         if id_there and not run_folder.run_id(run):
             run.mkdir(parents=True, exist_ok=True)
             own = files.read_json(run / "config.json") or settings

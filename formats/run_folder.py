@@ -380,8 +380,14 @@ def _is_record(value):
 def run_id(run: Path) -> str | None:
     """The id of the run in a folder; None if there is none."""
     paths = [run / "config.json", *(folder / "state.json" for folder in steps(run)[-1:])]
-    known = (read_json(path).get("run", {}).get("id") for path in paths)
+    known = (identity(read_json(path)).get("id") for path in paths)
     return next(filter(None, known), None)
+
+
+def identity(settings: dict) -> dict:
+    """A run's id and folder, from its config.json; {} if it is damaged."""
+    own = settings.get("run")
+    return own if isinstance(own, dict) else {}
 
 
 def record(run: Path, settings: dict, run_id: str) -> None:
@@ -393,7 +399,7 @@ def record(run: Path, settings: dict, run_id: str) -> None:
 def part_from_original(run: Path) -> None:
     """Give a run folder a new id if it is a copy of another folder that still exists."""
     settings = read_json(run / "config.json")
-    own = settings.get("run", {})
+    own = identity(settings)
     original = Path(own.get("folder", run))
     if own and own["id"] == run_id(original) and not original.samefile(run):
         record(run, settings, secrets.token_hex(8))

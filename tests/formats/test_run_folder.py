@@ -245,6 +245,13 @@ def test_a_copy_of_a_run_is_another_run_and_a_moved_run_is_not(tmp_path):
     assert run_folder.run_id(moved) == "first"
 
 
+@pytest.mark.parametrize("value", [None, "x", -1, [], {}])
+def test_a_damaged_identity_is_none(tmp_path, value):
+    files.write_json(tmp_path / "config.json", {"run": value})
+    run_folder.part_from_original(tmp_path)
+    assert run_folder.run_id(tmp_path) is None
+
+
 def test_a_run_knows_its_id_from_its_newest_step_where_its_settings_are_lost(tmp_path):
     state = {"step": 1, "run": {"id": "first"}}
     run_folder.save(tmp_path, state, {}, {}, "{}")
