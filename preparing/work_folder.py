@@ -268,7 +268,8 @@ class WorkFolder:
 
     def _differences(self, settings, former_sources):
         """Describe how earlier work differs from this; "" if it does not."""
-        compared = (settings | self.settings).keys() - {TEXT_BYTES}
+        # Data of earlier versions has "conversations", which the tokenizer implies.
+        compared = (settings | self.settings).keys() - {TEXT_BYTES, "conversations"}
         if settings.get("on_error") == "stop":
             compared.discard("on_error")  # nothing was broken, so it had no effect
         found = [
