@@ -16,8 +16,8 @@ from preparing.encoder import encoder_name
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
 
-FIRST_TOKENS = 1000  # from which the summary's sample line is decoded
-SHOWN_CHARS = 100  # of that line
+FIRST_TOKENS = 1000  # from which the beginning of the text is decoded
+SHOWN_CHARS = 100  # of the text
 TIMED_BYTES = 1e6  # less text takes less time than the encoder's import
 
 
@@ -90,7 +90,6 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         )
     ids = np.fromfile(out / "train.bin", meta.dtype, FIRST_TOKENS)
     document = writer.tokenizer.decode(ids).partition(writer.tokenizer.eot)[0]
-    first_line = document.strip().partition("\n")[0]
     lines += [
         f"  validation {si(val, 'B')}, {100 * val / (train + val):.3g}% of the text:"
         f" {writer.split_by}",
@@ -98,7 +97,7 @@ def summary(meta: Meta, writer: TokenWriter, *, origin: str, seconds: float) -> 
         f" occur; {origin}",
         f"  time       {seconds:,.1f} s; tokenizing {si(writer.read, 'B')} took"
         f" {writer.seconds:,.1f} s{speed}, with {encoder_name(writer.tokenizer)}",
-        f"  begins     {first_line[:SHOWN_CHARS]!r}",
+        f"  begins     {document.strip()[:SHOWN_CHARS]!r}",
     ]
     for title, is_listed in (
         ("left out or corrected:", lambda rule: rule not in ADVICE),
