@@ -243,7 +243,10 @@ def _valid(options, decoded, text, report):
 # -- cleaning
 
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]")
+CONTROL = re.compile(
+    r"\x1b\[[\d;?]*[A-Za-z]|"  # a terminal's colors, such as ESC [31m
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff\ufffe\uffff]"
+)
 # The limits of noise(). The shares are of all characters but white space.
 MIN_CHARS = 20
 MAX_CHAR_SHARE = 0.5
