@@ -206,7 +206,7 @@ def _decoded(data, offset, *, chunk, options, report):
         raise InputError(
             f"{what}: {found}; --on_error replace turns such bytes into U+FFFD. If all files are"
             " in another encoding, name it: --encoding cp1252 (Western), cp1251 (Cyrillic), gb18030"
-            " (Chinese), shift_jis (Japanese) or utf-16"
+            " (Chinese), cp932 (Japanese: Shift JIS) or utf-16"
         )
     text = data.decode("utf-8", "replace")
     before = len(data[:at].decode())
