@@ -22,7 +22,7 @@ import numpy as np
 from formats.conversation import ASSISTANT, PLAIN, ConversationError, Turn, turns_of
 from preparing import InputError
 from preparing.chunks import Chunk, Options, split_documents
-from preparing.records import is_object, text_of
+from preparing.records import text_of
 from tokenizer_bpe import EOT
 
 EXAMPLES = 3  # documents that the report quotes per rule
@@ -309,7 +309,7 @@ CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
-HTML = "HTML with its markup"
+HTML = "HTML or XML with its markup"
 JSON = "JSON, as plain text"
 NO_REPLY = "conversations in which the assistant says nothing"
 WEIGHTS = "replies of weight 0, which count like others"
@@ -324,7 +324,8 @@ ADVICE = {
     DAMAGED: "convert the original again; --clean removes them",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
-    HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page",
+    HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page; the text of Wikipedia is at"
+    " hf://datasets/wikimedia/wikipedia",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
     WEIGHTS: "weights are not supported; end the conversation before such a reply, or drop it",
@@ -343,9 +344,10 @@ MISREAD = re.compile(
     "Ã[\x80-\xbf]|Â[\xa0-\xbf]|â€[\x80-\xbf™œ“”˜]|(?:[ÐÑ][\x80-\xbf€-™ŒœŠšŽžŸƒˆ˜‚„†‡‰‹›]){3}"
 )
 PAGE = re.compile(
-    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head)\b",
+    r"\s*(?:<!--.*?-->\s*)*<(?:\?xml|!doctype|html|head|\w+[^<>]*\sxmlns)\b",
     re.IGNORECASE | re.DOTALL,
 )
+OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
 CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 
@@ -380,7 +382,7 @@ def _found(text, kind):
             yield TWICE, misread[0].start(), sum(len(found[0].encode()) for found in misread)
     if PAGE.match(text):
         yield HTML, 0, len(data)
-    if kind == "txt" and is_object(text.lstrip().partition("\n")[0]):
+    if kind == "txt" and OBJECT.match(text):
         yield JSON, 0, len(data)
 
 

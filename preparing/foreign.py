@@ -46,6 +46,12 @@ FORMATS = (
         rb"ARROW1\0|\xff{4}",
         "save it as Parquet: datasets.Dataset.from_file(FILE).to_parquet('FILE.parquet')",
     ),
+    (
+        "a notebook",
+        (".ipynb",),
+        rb'\{\s*"cells": \[\s*\{\s*"cell_type"',
+        "jupyter nbconvert --to markdown FILE converts it",
+    ),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
 BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}

@@ -57,9 +57,12 @@ NOTICED = {
     "one\n\ufefftwo\n": ("byte order marks within the text, as of joined files", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
     "Ð¼Ð¸Ñ\x80 и мир": ("UTF-8 that was read as another encoding, such as Ã© for é", 12),
-    "<!DOCTYPE html>\n<p>Hello": ("HTML with its markup", 24),
-    "<!-- saved -->\n<html><p>Hello": ("HTML with its markup", 29),
+    "<!DOCTYPE html>\n<p>Hello": ("HTML or XML with its markup", 24),
+    "<!-- saved -->\n<html><p>Hello": ("HTML or XML with its markup", 29),
+    '<mediawiki xmlns="http://www.mediawiki.org/"><page/>': ("HTML or XML with its markup", 52),
+    '<?xml version="1.0"?>\n<TEI>Hello': ("HTML or XML with its markup", 32),
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
+    '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
 }
 
 

@@ -232,6 +232,7 @@ FOREIGN = [
     ("a.txt", b"{\\rtf1\\ansi Hello}", "an RTF document; pandoc"),
     ("a.jsonl", gzip.compress(b"{}", mtime=0), "compressed; unpack it"),
     ("a.txt", b"PAR1" + bytes(30), "a Parquet file; let its name"),
+    ("a.json", b'{\n "cells": [\n  {\n   "cell_type": "code"', "a notebook; jupyter nbconvert"),
     (
         "a.parquet",
         b"version https://git-lfs.github.com/spec/v1\n",
