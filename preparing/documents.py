@@ -311,6 +311,7 @@ MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
 JSON = "JSON, as plain text"
+GUTENBERG = "Project Gutenberg's notes before and after a book"
 NO_REPLY = "conversations in which the assistant says nothing"
 WEIGHTS = "replies of weight 0, which count like others"
 # The remedy for each.
@@ -326,6 +327,8 @@ ADVICE = {
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page; the text of Wikipedia is at"
     " hf://datasets/wikimedia/wikipedia",
+    GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *[SE]/!p;}' FILE.txt"
+    " > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
     WEIGHTS: "weights are not supported; end the conversation before such a reply, or drop it",
@@ -346,6 +349,9 @@ MISREAD = re.compile(
 PAGE = re.compile(
     r"\s*(?:<!--.*?-->\s*)*<(?:\?xml|!doctype|html|head|\w+[^<>]*\sxmlns)\b",
     re.IGNORECASE | re.DOTALL,
+)
+BOOK = re.compile(
+    r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
 OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
@@ -382,6 +388,10 @@ def _found(text, kind):
             yield TWICE, misread[0].start(), sum(len(found[0].encode()) for found in misread)
     if PAGE.match(text):
         yield HTML, 0, len(data)
+    books = list(BOOK.finditer(text)) if "PROJECT GUTENBERG" in text else []
+    if books:
+        size = len(data) - sum(len(book[0].encode()) for book in books)
+        yield GUTENBERG, books[0].start(), size
     if kind == "txt" and OBJECT.match(text):
         yield JSON, 0, len(data)
 

@@ -1,10 +1,14 @@
 """From records to documents: marks of their ends, conversations in every form, what is noticed."""
 
 import json
+import os
+import shlex
+import subprocess
 
 import pytest
 
 from preparing import InputError
+from preparing.documents import ADVICE, GUTENBERG
 from tests.conftest import fails_clearly
 from tests.preparing.conftest import documents, ok, prepare, read
 from tokenizer_bpe import EOT
@@ -61,6 +65,10 @@ NOTICED = {
     "<!-- saved -->\n<html><p>Hello": ("HTML or XML with its markup", 29),
     '<mediawiki xmlns="http://www.mediawiki.org/"><page/>': ("HTML or XML with its markup", 52),
     '<?xml version="1.0"?>\n<TEI>Hello': ("HTML or XML with its markup", 32),
+    "A\n*** START OF THE PROJECT GUTENBERG EBOOK 7 ***\nHi\n*** END OF THE PROJECT": (
+        "Project Gutenberg's notes before and after a book",
+        14,
+    ),
     '{"text": "Hello"}\n{"text": "Bye"}\n': ("JSON, as plain text", 34),
     '[\n {\n  "text": "Hello"\n }\n]\n': ("JSON, as plain text", 28),
 }
@@ -92,6 +100,15 @@ def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer)
     assert "Windows: 1 document, 1 byte; --clean turns \\r\\n into \\n" in kept
     assert "left out" not in result.stdout
     assert "special tokens" in (tmp_path / "out/cleaning.json").read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
+def test_the_advice_for_project_gutenberg_keeps_the_books():
+    start, end = (f"*** {what} OF THE PROJECT GUTENBERG EBOOK ***\n" for what in ("START", "END"))
+    book = f"Title\n{start}%s\n***\nThe end.\n{end}*** START: FULL LICENSE ***\nTerms\n"
+    command = shlex.split(ADVICE[GUTENBERG].partition(" FILE.txt")[0])
+    kept = subprocess.run(command, input=book % "One" + book % "Two", stdout=-1, text=True).stdout
+    assert kept == "One\n***\nThe end.\nTwo\n***\nThe end.\n"
 
 
 TALK = "System: Be kind.\n\nUser: Hello?\n\nAssistant: Good day.\n\n"
