@@ -361,8 +361,17 @@ def read_log(run: Path) -> list[dict]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
+                record = json.loads(line)
+                if _is_record(record):
+                    records.append(record)
     return records
+
+
+def _is_record(value):
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return False
+    numbers = ("loss", "val_loss", "running_s")
+    return all(isinstance(value.get(name), int | float | None) for name in numbers)
 
 
 # -- identity --------------------------------------------------------------------------------------

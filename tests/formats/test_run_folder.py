@@ -187,8 +187,13 @@ def test_a_best_json_that_is_damaged_counts_as_none(tmp_path, content):
     assert run_folder.find(save(tmp_path, 4).parent).name == "step_00000004"
 
 
-def test_lines_of_a_log_that_are_cut_short_are_passed_over(tmp_path):
+def test_what_is_no_record_of_a_log_is_passed_over(tmp_path):
     lines = [
+        "[1]",
+        "5",
+        '{"loss": 1}',
+        '{"step": "1"}',
+        '{"step": 1, "val_loss": "low"}',
         '{"step": 1, "lo',
         '{"step": 2, "loss": null}',
         '{"ste',

@@ -23,7 +23,7 @@ FILES += [f"{STEP}/{name}" for name in (*run_folder.FILES, "state.json")]
 
 
 def damages(content, dice):
-    """A file that is cut, emptied or changed; of JSON, also without one of its values."""
+    """A file that is cut, emptied or changed; of JSON, also with values of other types."""
     yield from (b"", content[: len(content) // 2], bytes(len(content)))
     at = dice.randrange(len(content))
     yield content[:at] + bytes([content[at] ^ 1 << dice.randrange(7)]) + content[at + 1 :]
@@ -35,6 +35,7 @@ def damages(content, dice):
     for name in dice.sample(sorted(values), min(3, len(values))):
         others = {key: value for key, value in values.items() if key != name}
         yield json.dumps(others).encode()
+        yield json.dumps(others | {name: dice.choice([None, "x", -1, [], {}])}).encode()
 
 
 def attempt(use, *arguments):
