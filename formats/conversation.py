@@ -150,12 +150,16 @@ def turns_of(messages: Sequence[dict]) -> list[Turn]:
             role = message["role"] if "role" in message else message["from"]
             content = next((message[name] for name in CONTENT if name in message), None)
         except (TypeError, KeyError):
-            raise ConversationError('is not a list of {"role": ..., "content": ...}') from None
+            raise ConversationError(
+                'is not a list of {"role": ..., "content": ...}; docs/data.md has commands that'
+                " make text of chats and of other lists"
+            ) from None
         name = str(role).strip().lower()
         if name not in SPEAKERS:
             known = ", ".join(SPEAKERS)
             raise ConversationError(
-                f"has the role {role!r:.40}, which is not one of {known}; rename it"
+                f"has the role {role!r:.40}, which is not one of {known}; rename it, or make text"
+                " of the chat with a command of docs/data.md"
             )
         if calls := next(filter(message.get, CALLS), None):
             raise ConversationError(

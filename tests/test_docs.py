@@ -7,6 +7,8 @@ import ast
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from functools import cache
 
 import pytest
@@ -124,6 +126,41 @@ def test_files_and_their_parts_exist(page):
         for name in named[2].split(".") if named else []:
             there = rf"^ *(def|class) {name}\b|^{name} = "
             assert re.search(there, text_of(named[1]), re.MULTILINE), span
+
+
+TELEGRAM = [{"from": "Bo", "text": "Hi"}, {"from": "Anna", "text": ["a ", {"text": "link"}]}, {}]
+EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
+    "WhatsApp": (
+        "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
+        "15.04.2016, 15:04 - Anna-Lea: Hey [1]\n01/20/2019, 11:23 a. m. - Bo: - x\n",
+        "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\n",
+    ),
+    "Telegram": (json.dumps({"messages": TELEGRAM}), "Bo: Hi\nAnna: a link\n"),
+    "Discord": ('{"messages": [{"author": {"name": "Bo"}, "content": "Hi"}]}', "Bo: Hi\n"),
+    "Facebook": (
+        r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
+        "null: a\nZoë: b\n",
+    ),
+    "one of these chats": (
+        "Bo: Hi: you\nAnna: Hey\n",
+        '{"messages":[{"role":"user","content":"Hi: you"},{"role":"assistant","content":"Hey"}]}\n',
+    ),
+    "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
+    "a text in": ("Anna\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
+    "texts that begin": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
+    "texts with": ("a\n%\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
+}
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="needs jq")
+@pytest.mark.parametrize("what", EXPORTS)
+def test_commands_make_text_of_other_programs(tmp_path, what):
+    command = re.search(rf"^# {what}.*\n(.*)", text_of("docs/data.md"), re.MULTILINE)[1]
+    read, written = re.search(r"(\S+)(?: \| iconv.*)? > (\S+)$", command).groups()
+    content, expected = EXPORTS[what]
+    (tmp_path / read).write_bytes(content.encode())
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert (tmp_path / written).read_bytes().decode() == expected
 
 
 def test_numbers_are_those_of_the_benchmarks():
