@@ -33,6 +33,7 @@ KNOWN = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$")
 FORMATS = ".txt, .jsonl or .parquet file (also .gz, .zst)"
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 KINDS |= {".csv": "csv", ".tsv": "tsv", ".json": "json"}
+WITHOUT = "without ending"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # Below a folder: hidden files, and those that macOS and Office put next to files.
 HIDDEN = re.compile(r"(?:\A|(?<=/))(?:\.[^./]|~\$|__MACOSX/)")
@@ -194,7 +195,7 @@ def _files_of_folder(folder):
             if HIDDEN.search(below):
                 skipped["hidden"] += 1
             elif not _is_known(path):
-                skipped[Path(path).suffix.lower() or "without ending"] += 1
+                skipped[Path(path).suffix.lower() or WITHOUT] += 1
             elif not os.path.isfile(path):
                 skipped[f"broken link ({below})"] += 1
             else:
@@ -212,8 +213,10 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
     """
     counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
-    if any(ending.startswith(".") for ending in skipped):
-        example = shlex.quote(f"{folder}/**/*.ENDING")
+    others = [kind for kind, _ in skipped.most_common() if kind.startswith((".", WITHOUT))]
+    if others:
+        last = "*" if others[0] == WITHOUT else "*.ENDING"
+        example = shlex.quote(f"{folder}/**/{last}")
         counts += f"; to read other types, write a pattern in quotes, such as {example}"
     if not known:
         raise InputError(f"{place} holds no {FORMATS}, but {counts}{advice}")
@@ -240,7 +243,7 @@ def _files_at(given):
     if not known and glob.has_magic(given) and re.search(r"\.\w+\Z", given):
         return {address: files[address] for address in shown}
     endings = [os.path.splitext(address)[1].lower() for address in shown if address not in known]
-    skipped = Counter(ending or "without ending" for ending in endings)
+    skipped = Counter(ending or WITHOUT for ending in endings)
     advice = ""
     if repository := re.match(r"hf://datasets/[^/@]+/[^/@]+", given):
         advice = (

@@ -159,6 +159,9 @@ def test_bad_folders_and_globs_are_named(tmp_path, tokenizer):
     result = prepare(folder, tokenizer=tokenizer, out=tmp_path / "out")
     fails_clearly(result, "or .parquet file")
     assert result.stderr.endswith("but nothing, hidden folders aside\n")
+    (folder / "wiki_00").write_bytes(b"x")
+    fails(folder, "but 1 without ending; to read", f"'{tmp_path}/my [[]old] pictures/**/*'")
+    (folder / "wiki_00").unlink()
     (folder / "a.png").write_bytes(b"x")
     (folder / "b.MD").write_bytes(b"x")
     fails(
