@@ -58,7 +58,9 @@ def banner(run: Run) -> str:
     if c.init_from and not done:
         lines["start"] = f"the weights of {c.init_from}"
     lines["run"] = plural(run.schedule.total_steps, "step")
-    lines["run"] += f", one epoch is {steps_per_epoch(run)} steps"
+    epoch = run.data.train.windows / c.batch_size
+    shown = f"{epoch:,.1f}" if epoch >= 1 else f"{epoch:.2g}"
+    lines["run"] += f", one epoch is {shown} steps"
     if done:
         lines["run"] += f"; continues at step {done:,}"
     lines["checkpoints"] = describe_checkpoints(run)
@@ -165,12 +167,6 @@ def operations_table(run: Run) -> list[str]:
         f"operations     {si(flops, 'FLOP')} per token, {si(per_step, 'FLOP')} per step, "
         f"{si(per_step * steps, 'FLOP')} in all"
     ]
-
-
-def steps_per_epoch(run: Run) -> str:
-    """Steps per epoch as text, such as 1,234.5 or 0.012."""
-    steps = run.data.train.windows / run.config.batch_size
-    return f"{steps:,.1f}" if steps >= 1 else f"{steps:.2g}"
 
 
 def memory_table(run: Run) -> list[str]:
