@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         return
     prompts = args.prompts or [terminal.read_prompt()]
     if args.chat:
-        conversation = Conversation(loaded.model, loaded.tokenizer, loaded.form, args.system)
+        conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
         prompts = [conversation.prompt(line) for line in prompts]
     elif not all(prompts):
         terminal.note("an empty prompt: the model begins a document")
@@ -89,7 +89,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
         print("Ctrl-C stops the reply or clears the line, Ctrl-D exits", file=sys.stderr)
     else:
         print("Enter a prompt; Ctrl-C stops the text, Ctrl-D exits", file=sys.stderr)
-    conversation = Conversation(loaded.model, loaded.tokenizer, loaded.form, args.system)
+    conversation = Conversation(loaded.model, loaded.tokenizer, args.system)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from formats.conversation import Form, turns_of
+from formats.conversation import form_of, turns_of
 from generating import decode
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -115,13 +115,13 @@ def ids_of(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
 class Conversation:
     """The messages to a model and its replies.
 
-    form: of the model's conversations. system: the system message, or None.
+    system: the system message, or None.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, form: Form, system: str | None = None):
+    def __init__(self, model: GPT, tokenizer: Tokenizer, system: str | None = None):
         self.room = model.config.block_size // 2  # for the prompt; the rest is for the reply
         self.tokenizer = tokenizer
-        self.form = form
+        self.form = form_of(tokenizer)
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages = []  # alternately the user's and the assistant's
 

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer as HFTokenizer
 
 import config
 from formats import gguf, pretrained
-from formats.conversation import form_of
 from generating import decode
 from generating.text import Conversation, complete
 from tests.conftest import LLAMA_CPP, prepare, prose
@@ -75,10 +74,9 @@ def test_a_text_has_the_bits_per_byte_of_a_trained_model(text_logits):
 
 def test_a_chat_has_an_english_reply_that_ends(source, model):
     assert source.chats
-    form = form_of(source.tokenizer)
-    conversation = Conversation(model, source.tokenizer, form)
+    conversation = Conversation(model, source.tokenizer)
     prompt = conversation.prompt("What is the capital of France?")
-    ends = {"stop": form.stop, "end_ids": source.end_ids}
+    ends = {"stop": conversation.form.stop, "end_ids": source.end_ids}
     *_, (reply,) = complete(model, source.tokenizer, [prompt], 30, temperature=0, **ends)
     assert reply.text == "The capital of France is Paris."
 

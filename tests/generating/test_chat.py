@@ -6,7 +6,6 @@ import sys
 import pexpect
 import pytest
 
-from formats.conversation import PLAIN
 from generating.terminal import shown
 from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
@@ -98,12 +97,12 @@ def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
     byte_tokenizer, system, messages, context, prompt
 ):
     model = GPT(GPTConfig(258, context, 1, 1, 8))
-    conversation = Conversation(model, byte_tokenizer, PLAIN, system)
+    conversation = Conversation(model, byte_tokenizer, system)
     conversation.messages = messages[:-1]
     assert byte_tokenizer.decode(conversation.prompt(messages[-1]["content"])) == prompt
 
 
 def test_a_chat_forgets_the_reasoning_of_earlier_replies(byte_tokenizer):
-    conversation = Conversation(GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer, PLAIN)
+    conversation = Conversation(GPT(GPTConfig(258, 256, 1, 1, 8)), byte_tokenizer)
     conversation.remember("Hi.", "<think>\nA greeting.\n</think>\n\nHello!")
     assert byte_tokenizer.decode(conversation.prompt("How?")) == WHOLE

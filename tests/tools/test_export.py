@@ -433,7 +433,7 @@ def test_training_chat_and_exports_have_the_same_tokens_of_a_conversation(chat_e
     for n, message in enumerate(SAID):
         if message["role"] != "assistant":
             continue
-        conversation = Conversation(wide, ours, PLAIN, SAID[0]["content"])
+        conversation = Conversation(wide, ours, SAID[0]["content"])
         conversation.messages = SAID[1 : n - 1]
         prompt = conversation.prompt(SAID[n - 1]["content"])
         assert prompt == trained[: len(prompt)] == of_template(SAID[:n], prompt=True)
