@@ -13,6 +13,7 @@ import reprlib
 import runpy
 import shlex
 import typing
+from collections.abc import Iterable
 from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -153,7 +154,7 @@ def read_arguments(argv: list[str], table: dict[str, Field]) -> tuple[dict, Path
             others.append(word)
             continue
         name, equals, text = word.lstrip("-").partition("=")
-        check_name(name, table, where)
+        check_names([name], table, where)
         if not equals and words and is_value(words[0], table[name]):
             text = words.pop(0)
         elif not equals and bool in kinds_of(table[name]):
@@ -212,13 +213,13 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
     for name, value in assigned.items():
         is_helper = name not in table and (callable(value) or isinstance(value, ModuleType))
         if not name.startswith("_") and not is_helper:
-            check_name(name, table, path)
-            values[name] = convert(table[name], value, path)
+            values[name] = value
     if not values:
         raise ConfigError(
             f"{path} sets nothing; write NAME = VALUE, outside of classes and functions"
         )
-    return values
+    check_names(values, table, path)
+    return {name: convert(table[name], value, path) for name, value in values.items()}
 
 
 def read_run(folder: Path, table: dict[str, Field]) -> dict:
@@ -260,18 +261,19 @@ def read_run(folder: Path, table: dict[str, Field]) -> dict:
     return values | {"checkpoint_dir": str(folder), "resume": "auto", "profile": False}
 
 
-def check_name(name: str, table: dict[str, Field], where: str | Path) -> None:
-    """Raises ConfigError, with the nearest real setting, unless `name` is one."""
-    if name in table:
-        return
-    meant = near(name, table)
-    hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
-    if name in OTHERS:
-        hint = f"; here it is {OTHERS[name]}"
-    raise ConfigError(
-        f"{where}: no setting is called {name!r}{hint} (python {our_file('train.py')} --help lists"
-        " all)"
-    )
+def check_names(names: Iterable[str], table: dict[str, Field], where: str | Path) -> None:
+    """Raises ConfigError, with the nearest real setting for each, unless all names are settings."""
+    unknown = []
+    for name in names:
+        meant = near(name, table)
+        hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        if name in OTHERS:
+            hint = f"; here it is {OTHERS[name]}"
+        if name not in table:
+            unknown.append(f"no setting is called {name!r}{hint}")
+    if unknown:
+        text = "\n  ".join(unknown)
+        raise ConfigError(f"{where}: {text} (python {our_file('train.py')} --help lists all)")
 
 
 def presets() -> list[Path]:

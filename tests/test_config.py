@@ -162,6 +162,7 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
     ("text", "words"),
     [
         ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py: ", "'learning_rate'"]),
+        ("max_iters = 9\nlr = 1e-3\n", ["it is max_steps\n  no setting is called 'lr'"]),
         ("n_layer = 2\nn_head = = 3\n", ["mine.py: SyntaxError: invalid syntax", "line 2"]),
         ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError: name 'undefined'"]),
         ("n_layer = 2\nn_head: 2\n", ["mine.py: line 2 sets nothing; write NAME = VALUE"]),
