@@ -70,10 +70,19 @@ def set_up_streams() -> None:
 
     Whatever encoding the system has: Windows' cp1252 lacks most of the world's letters, and file
     names need not be UTF-8. A line is written at once, as a log is read while a run goes on. What
-    was closed, as by `<&-`, is empty.
+    was closed, as by `<&-`, is empty. Streams of another program, such as a notebook, which would
+    end with the script, are an error.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name) or open(os.devnull, mode)  # noqa: SIM115 - to the end
+        if not hasattr(stream, "reconfigure"):  # %run in a notebook, IDLE, Spyder
+            script = Path(sys.argv[0]).name
+            print(
+                f"{script} needs a process of its own: in a notebook write !python {script} ...,"
+                " elsewhere use a terminal",
+                file=sys.stderr,
+            )
+            sys.exit(2)
         if not stream.isatty():
             stream.reconfigure(encoding="utf-8")
         if mode == "w":

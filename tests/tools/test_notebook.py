@@ -84,6 +84,19 @@ def test_a_command_that_fails_stops_the_notebook():
         assert lines.count("stop_if_failed()") >= commands, cell.id
 
 
+@pytest.mark.parametrize("name", ["train.py", "prepare_data.py"])
+def test_a_script_does_not_run_within_a_notebook_which_would_end_with_it(machine, name):
+    content, environment = machine
+    source = f"%run gpt2_code/{name} config/demo.py"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    place = {"metadata": {"path": str(content)}}
+    client = NotebookClient(notebook, timeout=300, resources=place, allow_errors=True)
+    (cell,) = client.execute(env=environment).cells
+    told = "".join(output.get("text", "") for output in cell.outputs)
+    assert f"{name} needs a process of its own: in a notebook write !python {name}" in told
+    assert cell.outputs[-1].ename == "SystemExit"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Colab runs Linux")
 def test_the_notebook_goes_on_after_a_kill_and_does_all_that_it_promises(machine, tmp_path):
     content, environment = machine
