@@ -105,8 +105,17 @@ def parse(field: Field, text: str):
 
 
 def convert(field: Field, value, where: str | Path):
-    """`value` in the type of a setting. Raises ConfigError if it does not fit."""
+    """`value`, as a preset may compute it, in the type of a setting.
+
+    Raises ConfigError if it does not fit.
+    """
     kinds, limits = kinds_of(field), field.metadata
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if hasattr(value, "item"):
+        value = value.item()  # a number of NumPy or PyTorch
+    if type(value) is tuple and list in kinds:
+        value = list(value)
     if float in kinds and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if int in kinds and type(value) is float and value.is_integer():

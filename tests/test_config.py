@@ -180,6 +180,20 @@ def test_a_mistake_in_a_preset_names_the_file(tmp_path, text, words):
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("from pathlib import Path\ndata_dir = Path('a') / 'b'\n", "data_dir", "a/b"),
+        ("import numpy\nlearning_rate = 1e-3 * numpy.sqrt(4)\n", "learning_rate", 2e-3),
+        ("import numpy\nn_layer = numpy.int64(3)\n", "n_layer", 3),
+        ("sample_prompts = 'The', 'I'\n", "sample_prompts", ["The", "I"]),
+    ],
+)
+def test_a_preset_may_give_values_as_python_has_them(tmp_path, text, name, value):
+    found = getattr(config.load([preset(tmp_path, text)]), name)
+    assert (type(found), found) == (type(value), value)
+
+
 def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
     assert config.load([preset(tmp_path, "\ufeffn_layer = 3\n")]).n_layer == 3
 
