@@ -12,6 +12,7 @@ import re
 import reprlib
 import runpy
 import shlex
+import traceback
 import typing
 from collections.abc import Iterable
 from dataclasses import Field
@@ -217,7 +218,10 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (Exception, SystemExit) as error:  # a preset is a program, and may raise anything
-        raise ConfigError(f"{path}: {type(error).__name__}: {error}") from None
+        stack = traceback.extract_tb(error.__traceback__)
+        lines = [f"line {frame.lineno}: " for frame in stack if frame.filename == str(path)]
+        line = lines[-1] if lines else ""  # SyntaxError names it in its text
+        raise ConfigError(f"{path}: {line}{type(error).__name__}: {error}") from None
     values = {}
     for name, value in assigned.items():
         is_helper = name not in table and (callable(value) or isinstance(value, ModuleType))

@@ -164,7 +164,7 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
         ("n_layer = 2\nlearning_rte = 1e-3\n", ["mine.py: ", "'learning_rate'"]),
         ("max_iters = 9\nlr = 1e-3\n", ["it is max_steps\n  no setting is called 'lr'"]),
         ("n_layer = 2\nn_head = = 3\n", ["mine.py: SyntaxError: invalid syntax", "line 2"]),
-        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: NameError: name 'undefined'"]),
+        ("n_layer = 2\n\nn_head = undefined\n", ["mine.py: line 3: NameError: name 'undefined'"]),
         ("n_layer = 2\nn_head: 2\n", ["mine.py: line 2 sets nothing; write NAME = VALUE"]),
         ("if True:\n    n_head: 2\n", ["mine.py: line 2 sets nothing"]),
         ("learning_rate = 10**400\n", ["learning_rate = 1000", "a number from 0"]),
@@ -265,7 +265,7 @@ def test_recorded_settings_are_checked(tmp_path):
 def test_a_preset_may_compute_with_functions_of_its_own_and_others(tmp_path):
     text = "from math import sqrt\ndef half(n):\n    return n // 2\nn_layer = half(int(sqrt(64)))\n"
     assert config.load([preset(tmp_path, text)]).n_layer == 4
-    with pytest.raises(ConfigError, match=r"mine.py: SystemExit: 3"):
+    with pytest.raises(ConfigError, match=r"mine.py: line 2: SystemExit: 3"):
         config.load([preset(tmp_path, "import sys\nsys.exit(3)\n")])
 
 
