@@ -210,7 +210,10 @@ def read_preset(path: Path, table: dict[str, Field]) -> dict:
     """The assignments of a preset, {name: value}. Raises ConfigError."""
     path = find_preset(path)
     try:
-        for node in ast.walk(ast.parse(path.read_bytes(), path)):
+        source = path.read_bytes()
+        if b"\0" in source:  # as PowerShell's > and Notepad's "Unicode" write it
+            raise ConfigError("its encoding is UTF-16; save it as UTF-8")
+        for node in ast.walk(ast.parse(source, path)):
             if isinstance(node, ast.AnnAssign) and node.value is None:
                 line = f"line {node.lineno} sets nothing; write NAME = VALUE instead of NAME: VALUE"
                 raise ConfigError(line)

@@ -198,6 +198,13 @@ def test_a_preset_may_begin_with_a_byte_order_mark(tmp_path):
     assert config.load([preset(tmp_path, "\ufeffn_layer = 3\n")]).n_layer == 3
 
 
+def test_a_preset_in_utf_16_is_a_sentence(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("n_layer = 3\n", encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"mine.py: its encoding is UTF-16; save it as UTF-8"):
+        config.load([str(path)])
+
+
 def recorded_run(tmp_path, **changes):
     """The folder of a run that has recorded its settings."""
     first = config.load([preset(tmp_path, "n_layer = 3\nepochs = 2\n"), "--resume=never"])
