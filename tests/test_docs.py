@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -145,6 +146,12 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "Bo: Hi: you\nAnna: Hey\n",
         '{"messages":[{"role":"user","content":"Hi: you"},{"role":"assistant","content":"Hey"}]}\n',
     ),
+    "mail": (
+        "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
+        "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n\n"
+        "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
+        '{"text": "Caf\\u00e9\\n"}\n{"text": "Hi\\n"}\n',
+    ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Anna\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
     "texts that begin": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
@@ -155,11 +162,14 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 @pytest.mark.skipif(not shutil.which("jq"), reason="needs jq")
 @pytest.mark.parametrize("what", EXPORTS)
 def test_commands_make_text_of_other_programs(tmp_path, what):
-    command = re.search(rf"^# {what}.*\n(.*)", text_of("docs/data.md"), re.MULTILINE)[1]
-    read, written = re.search(r"(\S+)(?: \| iconv.*)? > (\S+)$", command).groups()
+    page = text_of("docs/data.md")
+    command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
+    read = re.search(r"\w+\.(json|pgn|txt)|inbox.mbox|jokes", command)[0]
+    written = command.split()[-1]
     content, expected = EXPORTS[what]
     (tmp_path / read).write_bytes(content.encode())
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
+    subprocess.run(["sh", "-c", python + command], cwd=tmp_path, check=True)
     assert (tmp_path / written).read_bytes().decode() == expected
 
 
