@@ -162,7 +162,7 @@ def main(argv: list[str]) -> None:
             server_name="127.0.0.1",
             server_port=args.port,
             quiet=True,
-            css="textarea { font-family: monospace }",
+            css="textarea { font-family: monospace; unicode-bidi: plaintext }",
             max_file_size=0,  # the page uploads no files, but gradio has a route for uploads
             app_kwargs={"middleware": [own_host]},
             footer_links=[],
