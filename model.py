@@ -225,18 +225,19 @@ class GPT(nn.Module):
     def init_weights(self, zero_init: bool):
         """GPT-2's: normal with 0.02; onto the residual stream smaller by sqrt(2 layers).
 
-        Parameters of other modules than Linear and Embedding keep the values they were made with.
+        Only weights and biases of Linear and Embedding: others keep the values they were made with.
         """
         for name, p in self.named_parameters():
-            module = self.get_submodule(name.rpartition(".")[0])
-            if not isinstance(module, nn.Linear | nn.Embedding):
+            module, _, kind = name.rpartition(".")
+            common = isinstance(self.get_submodule(module), nn.Linear | nn.Embedding)
+            if not common or kind not in ("weight", "bias"):
                 continue
             std = 0.02
             if name.endswith("c_proj.weight"):
                 std = 0.02 / math.sqrt(2 * self.config.n_layer)
             if zero_init:
                 std = self.zero_init_std(name, p)
-            if name.endswith("bias"):
+            if kind == "bias":
                 nn.init.zeros_(p)
             else:
                 nn.init.normal_(p, std=std)

@@ -107,9 +107,9 @@ def test_initialization_is_gpt2s():
 def test_initialization_leaves_what_other_modules_set():
     model = GPT(GPTConfig(97, 8, 1, 2, 16))
     model.h[0].scale = torch.nn.Parameter(torch.zeros(16))
-    model.h[0].added = torch.nn.Parameter(torch.zeros(16, 4))
+    model.h[0].mlp.c_fc.added = torch.nn.Parameter(torch.zeros(16, 4))
     model.init_weights(zero_init=False)
-    assert not model.h[0].scale.any() and not model.h[0].added.any()
+    assert not model.h[0].scale.any() and not model.h[0].mlp.c_fc.added.any()
     assert torch.equal(model.ln_f.weight, torch.ones(16))
 
 
