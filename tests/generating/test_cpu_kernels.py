@@ -166,3 +166,19 @@ def test_a_format_that_is_hardly_faster_is_not_taken(monkeypatch):
     layers = [torch.nn.Linear(256, 256)]
     for usual in ("float32", "float16"):
         assert fastest(["float32", "float16"], usual, layers, 1) == usual
+
+
+class Adapted(nn.Linear):
+    """As a LoRA, a layer that adds to its product."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_a_layer_that_computes_something_else_stays():
+    model = nn.Sequential(nn.Linear(4, 4), Adapted(4, 4))
+    x = torch.ones(2, 4)
+    expected = model(x)
+    pack(model)
+    assert isinstance(model[0], PackedLinear)
+    torch.testing.assert_close(model(x), expected)
