@@ -266,7 +266,9 @@ def clean(text: str, report: CleaningReport) -> str:
         corrected = correct(text)
         if corrected != text:
             removed = len(text.encode()) - len(corrected.encode())
-            report.add(rule, 1, removed, [text])
+            both = enumerate(zip(text, corrected, strict=False))
+            at = next((n for n, (old, new) in both if old != new), len(corrected))
+            report.add(rule, 1, removed, [text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]])
         text = corrected
     return text
 

@@ -237,13 +237,14 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
         "fewer than 40% letters and digits": "?!*&%$#@ a" * 10,
     }
     unclean = (
-        "Cafe\u0301 with a bell \x07 \x1b[1;31mand\x1b[?1m\r\nsome more\ufffd text to keep here"
+        "A long text. " * 20
+        + "Cafe\u0301 with a bell \x07 \x1b[1;31mand\x1b[?1m\r\nsome more\ufffd text to keep here"
     )
     texts = [*DOCUMENTS[:20], *noise.values(), *DOCUMENTS[:5], unclean]
     write(tmp_path / "a.jsonl", "jsonl", texts)
     flags = {"clean": True, "tokenizer": tokenizer, "val_fraction": 0}
     result = ok(prepare(tmp_path / "a.jsonl", out=tmp_path / "out", **flags))
-    clean = "Café with a bell  and\nsome more text to keep here"
+    clean = "A long text. " * 20 + "Café with a bell  and\nsome more text to keep here"
     assert documents(tmp_path / "out") == [*DOCUMENTS[:20], clean]
     report = json.loads((tmp_path / "out" / "cleaning.json").read_text())
     for rule, example in noise.items():
@@ -255,6 +256,8 @@ def test_cleaning_and_its_report(tmp_path, tokenizer):
     assert copies["bytes"] == sum(len(t.encode()) for t in DOCUMENTS[:5])
     for rule, size in (("not in NFC", 1), ("control characters", 13), ("broken encoding", 3)):
         assert (report[rule]["documents"], report[rule]["bytes"]) == (1, size)
+    (example,) = report["control characters"]["examples"]
+    assert "\x07" in example
 
 
 def test_cleaning_keeps_scripts_whose_vowels_are_marks(tmp_path, tokenizer):
