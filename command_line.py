@@ -47,7 +47,11 @@ def place(text: str) -> str:
 
 
 def local_path(text: str) -> Path:
-    """As `place`, for what is never at an address."""
+    """As `place`, for what is never at an address. Raises ArgumentTypeError for one, too."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{without_credentials(text)}: it must be a path on this machine"
+        )
     return Path(place(text))
 
 

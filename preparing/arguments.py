@@ -86,7 +86,7 @@ def _add_arguments(parser):
         " input. It reads .txt .jsonl .parquet .csv .json, also as .gz and .zst. Default: the"
         " sources of Python's standard library",
     )
-    add("--out", type=place, help="folder to write; default: data/ and the input's name")
+    add("--out", type=local_path, help="folder to write; default: data/ and the input's name")
     text = "share of the bytes held back for validation; default 0.1, but at most about 20 MB"
     add("--val_fraction", type=number(float, 0, 0.999), help=text)
     text = "stop after N GB of text, at the end of a document"

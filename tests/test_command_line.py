@@ -80,6 +80,9 @@ def test_files_may_come_before_and_after_options():
         ("prepare_data.py|--text_field=", "argument --text_field: it is empty"),
         ("prepare_data.py|--out=~nobody_at_all/d", "there is no home folder ~nobody_at_all here"),
         ("tools.export|run|--gguf=", "argument --gguf: it is empty"),
+        # A folder named hf: was written, with status 0.
+        ("tools.export|run|--out=hf://me/name", "--out: hf://me/name: it must be a path on this"),
+        ("prepare_data.py|a.txt|--out=s3://me:key@b/d", "--out: s3://b/d: it must be a path on"),
         # Names that are nearly right.
         ("generate.py|--n|5", "unknown --n; did you mean --num_samples?"),
         ("generate.py|-p|TEXT", "unknown -p; did you mean --prompt?"),
