@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import shutil
+import threading
 import time
 import types
 
@@ -46,11 +47,15 @@ def run(little_data, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Set the time: clock(seconds) stops the clock there, clock(step=s) adds s for each look."""
-    now = [1000.0, 0.0]
+    """Set the time: clock(seconds) stops the clock there, clock(step=s) adds s for each look.
+
+    Looks of other threads add nothing: fsspec's, which an earlier test started, looks at any time.
+    """
+    now, thread = [1000.0, 0.0], threading.get_ident()
 
     def look():
-        now[0] += now[1]
+        if threading.get_ident() == thread:
+            now[0] += now[1]
         return now[0]
 
     def set_to(seconds=1000.0, step=0.0):
