@@ -96,7 +96,8 @@ class Tokenizer:
             description = description | {"model": model | {"end_of_text": self.eot}}
         if _adds_tokens(description.get("post_processor") or {}):
             description = description | {"post_processor": None}
-        self.description = description
+        # transformers saves the length to which it cut texts last; programs in Rust obey the file.
+        self.description = description | {"truncation": None, "padding": None}
         self.ids = vocab | specials
         self.vocab_size = max(self.ids.values()) + 1
         # The bytes that a vocabulary lacks, as it would spell them, with ids that no token has.

@@ -168,6 +168,17 @@ def test_a_tokenizer_of_smollm_gives_the_ids_of_tokenizers():
         tokenizer.encode("é \x04\x04")
 
 
+def test_the_length_to_which_another_program_cut_texts_is_not_kept(tmp_path):
+    file = str(tmp_path / "tokenizer.json")
+    hf = HFTokenizer.from_str(BPE.to_json())
+    hf.enable_truncation(4)
+    hf.enable_padding(length=900)
+    hf.save(file)
+    Tokenizer.load(file).save(file)
+    ids = BPE.encode(OTHER_SCRIPTS).tolist()
+    assert HFTokenizer.from_file(file).encode(OTHER_SCRIPTS).ids == ids
+
+
 @pytest.mark.parametrize("bad", ["x", "é", "\U0010ffff", "\x00"])
 def test_an_unknown_character_names_itself(bad):
     place = rf"U\+{ord(bad):04X}\) at position 4 is not among the 3 characters"
