@@ -158,6 +158,8 @@ def write_card(out: Path, source: Pretrained, parameters: int, target: str, chat
         source=source,
         settings=settings,
         evaluation=evaluation,
+        # The Hub lists a model under the one that its card names, with that one's license.
+        base=re.match("hf://([^/@]+/[^/@]+)", settings["init_from"] or ""),
         perplexity=command.perplexity,
         number=command.number,
         parameters=parameters,

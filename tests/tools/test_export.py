@@ -159,6 +159,7 @@ def test_the_card_of_a_run_from_weights_names_them(tmp_path):
     export.write_card(tmp_path, source, 1000, "hf", chat=True)
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "trained from the weights of `hf://openai-community/gpt2` on 1,000 tokens." in card
+    assert "\nbase_model: openai-community/gpt2\n---\n" in card
     assert "tokens per parameter" not in card  # it saw more
     assert "follows no instructions" not in card
 
