@@ -74,6 +74,7 @@ def main(argv: list[str]) -> None:
     # Check all before evaluating the first, which may take minutes.
     tasks = [find_task(path, args) for path in args.checkpoints]
     contexts = {length for task in tasks for length in (task.context, task.whole_context)}
+    texts = {task.data_dir for task in tasks}
     models, compressors = {}, {}  # {label: function that computes the columns}
     for task in tasks:
         label = str(task.folder)
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> None:
             label += ", replies alone"
         if len(contexts) > 1:
             label += f", context {task.context:,}"
+        if len(texts) > 1:
+            label += f", on {task.data_dir}"
         models[label] = partial(evaluate, task, device, args.dtype)
         if task.loss_on == "all":
             for name, compress in COMPRESSORS.items():

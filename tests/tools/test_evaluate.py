@@ -37,9 +37,8 @@ def test_evaluation_is_that_of_training_next_to_compressors(runs, char_data, bpe
     assert result.returncode == 0, result.stderr
     texts = []
     for data in (char_data, bpe_data):
-        row = re.search(
-            rf"/{data.name}/step_00000020" + r"\s+([\d.]+) ±([\d.]+)" * 3, result.stdout
-        )
+        label = re.escape(f"/{data.name}/step_00000020, on {data}")
+        row = re.search(label + r"\s+([\d.]+) ±([\d.]+)" * 3, result.stdout)
         loss, error, perplexity, _, bits, _ = map(float, row.groups())
         logged = run_folder.evaluation_at(runs / data.name, 20)
         assert loss == pytest.approx(logged["val_loss"], abs=2e-3)
