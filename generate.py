@@ -60,6 +60,7 @@ def answer(
 ) -> list[Completion]:
     """Continue the prompts, num_samples times each; print and return the texts."""
     terminal.note_special(loaded, prompts)
+    terminal.note_blank(loaded, prompts)
     terminal.note_long_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
     settings = {name: getattr(args, name) for name in SETTINGS} | {"end_ids": loaded.end_ids}

@@ -6,6 +6,7 @@ Loads no model and generates no token.
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable
 
@@ -176,6 +177,13 @@ def note_special(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
             f"{few(spelled)} in a prompt is text; an empty prompt begins a document, and --chat"
             " writes the markers of a conversation"
         )
+
+
+def note_blank(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
+    """Print a note if a prompt ends in a blank, which a model hardly ever saw before a word."""
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if loaded.tokenizer.kind == "bpe" and any(re.search(r"\S \Z", text) for text in texts):
+        note("a prompt ends in a blank; leave it out, as the token of the next word begins with it")
 
 
 def note_nan(completions: list[Completion]) -> None:

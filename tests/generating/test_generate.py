@@ -233,6 +233,17 @@ def test_a_special_token_in_a_prompt_is_noted(reciting_run, capsys):
     assert f"[{EOT} in a prompt is text; an empty prompt begins" in capsys.readouterr().err
 
 
+def test_a_blank_at_the_end_of_a_prompt_is_noted(bpe_run, char_run, capsys):
+    for run, prompt, noted in (
+        (bpe_run, "The ", True),
+        (bpe_run, "The", False),
+        (bpe_run, "    ", False),  # as code is indented
+        (char_run, "The ", False),
+    ):
+        main(["--checkpoint", str(run), "--prompt", prompt, "--max_new_tokens=1"])
+        assert ("[a prompt ends in a blank; leave it out" in capsys.readouterr().err) == noted
+
+
 def test_a_prompt_beyond_the_context_is_cut_with_a_note(reciting_run, capsys):
     prompts = ["a" * 36, "a" * 37]
     main(["--checkpoint", str(reciting_run), *(f"--prompt={prompt}" for prompt in prompts)])
