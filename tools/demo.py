@@ -61,7 +61,7 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
     values: of CONTROLS, in order.
     """
     settings = dict(zip(CONTROLS, values, strict=True))
-    shown = ["", "loading ...", "", ""]
+    shown = ["", "loading ..." if paths else "choose a model", "", ""]
     yield shown
     for n, path in enumerate(paths):
         try:

@@ -153,6 +153,11 @@ def test_the_newest_run_is_offered_first_with_its_steps(tmp_path, monkeypatch):
     assert demo.choices() == [new, *steps, old, f"{old}/step_00000001"]
 
 
+def test_without_a_model_the_page_asks_for_one():
+    *_, shown = demo.generate(torch.device("cpu"), "The", [], 5, 0, 0, 1, 1, 1)
+    assert shown[1] == "choose a model"
+
+
 def test_a_run_that_began_again_in_its_folder_is_loaded_again(tmp_path):
     values = {name: default for name, (_, _, default, _, _) in demo.CONTROLS.items()}
     values |= {"temperature": 0, "max_new_tokens": 8}
