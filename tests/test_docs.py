@@ -129,7 +129,12 @@ def test_files_and_their_parts_exist(page):
             assert re.search(there, text_of(named[1]), re.MULTILINE), span
 
 
-TELEGRAM = [{"from": "Bo", "text": "Hi"}, {"from": "Anna", "text": ["a ", {"text": "link"}]}, {}]
+TELEGRAM = [
+    {"from": "Bo", "text": "Hi"},
+    {"from": "Anna", "text": ["a ", {"text": "link"}]},
+    {"from": "Bo", "text": "", "photo": "a.jpg"},
+    {},
+]
 EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
     "WhatsApp": (
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
@@ -137,14 +142,18 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         "+49 1: Hi\r\nBo: Two\nlines\nAnna-Lea: Hey [1]\nBo: - x\n",
     ),
     "Telegram": (json.dumps({"messages": TELEGRAM}), "Bo: Hi\nAnna: a link\n"),
-    "Discord": ('{"messages": [{"author": {"name": "Bo"}, "content": "Hi"}]}', "Bo: Hi\n"),
+    "Discord": (
+        '{"messages": [{"author": {"name": "Bo"}, "content": "Hi"}, {"content": ""}]}',
+        "Bo: Hi\n",
+    ),
     "Facebook": (
         r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
         "null: a\nZoë: b\n",
     ),
     "one of these chats": (
-        "Bo: Hi: you\nAnna: Hey\n",
-        '{"messages":[{"role":"user","content":"Hi: you"},{"role":"assistant","content":"Hey"}]}\n',
+        "Bo: Hi: you\nPS: a\nAnna: Hey\n",
+        '{"messages": [{"role": "user", "content": "Hi: you\\nPS: a\\n"}, '
+        '{"role": "assistant", "content": "Hey\\n"}]}\n',
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
