@@ -158,6 +158,8 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
         "Content-Type: text/plain; charset=latin-1\n\nCaf=E9\n\n"
+        "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/html\n\n<p>Hi\n\n"
+        "From b Mon Jan  1 00:00:00 2024\nContent-Type: text/plain; charset=unknown\n\nHi\n\n"
         "From b Mon Jan  1 00:00:00 2024\n\nHi\n",
         '{"text": "Caf\\u00e9\\n"}\n{"text": "Hi\\n"}\n',
     ),
