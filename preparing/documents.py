@@ -327,8 +327,8 @@ ADVICE = {
     DAMAGED: "convert the original again; --clean removes them",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
-    HTML: "pandoc -t plain -o FILE.txt FILE.html converts a page; the text of Wikipedia is at"
-    " hf://datasets/wikimedia/wikipedia",
+    HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; the text of Wikipedia"
+    " is at hf://datasets/wikimedia/wikipedia",
     GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *[SE]/!p;}' FILE.txt"
     " > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",

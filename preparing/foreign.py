@@ -9,7 +9,7 @@ CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 # The largest share of control characters in a text: in valid UTF-8, and in other bytes.
 MOST_CONTROL = 0.3
 MOST_CONTROL_BROKEN = 0.02
-PANDOC = "pandoc -t plain -o FILE.txt FILE converts it"
+PANDOC = "pandoc -t plain --wrap=none -o FILE.txt FILE converts it"
 OFFICE = "soffice --headless --convert-to txt FILE converts it"
 # Name, suffixes, pattern of the first bytes, remedy.
 FORMATS = (

@@ -227,7 +227,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + random.Random(1).randbytes(2000)
 FOREIGN = [
     ("a.pdf", b"%PDF-1.5\n%\xe2\xe3", "a PDF; pdftotext"),
     ("a.txt", b"%PDF-1.5\n%\xe2\xe3", "a PDF; pdftotext"),
-    ("a.docx", ZIP, "a Word document; pandoc"),
+    ("a.docx", ZIP, "a Word document; pandoc -t plain --wrap=none "),
     ("a.csv", ZIP + b"xl/workbook.xml", "a spreadsheet; save it as CSV"),
     ("a.md", ZIP + b"mimetypeapplication/epub+zip", "an e-book; pandoc"),
     ("a.txt", ZIP + b"mimetypeapplication/vnd.oasis.opendocument.text", "an OpenDocument text"),
