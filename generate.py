@@ -43,6 +43,9 @@ def main(argv: list[str]) -> None:
             "this model was not trained on conversations in this format (docs/data.md), so its"
             " replies will make little sense; see config/chat.py"
         )
+    if args.chat and args.system is None and loaded.system:
+        args.system = loaded.system
+        terminal.note(f"system message of the model: {loaded.system}; --system gives another")
     if args.prompts is None and (args.chat or sys.stdin.isatty()):
         session(loaded, args)  # of a chat each line is a message, from a pipe too
         return

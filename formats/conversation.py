@@ -17,6 +17,7 @@ from nor which tokens count in the loss.
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from typing import NamedTuple
 from tokenizer_bpe import EOT, Tokenizer
 
 START, END = "<|im_start|>", "<|im_end|>"  # ChatML's markers
+# In a template of others: what it puts before a conversation without a system message.
+DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system(?:\n|\\n)([^'\"{}]+)<\|im_end\|>")
 ASSISTANT = "assistant"
 # {name of a role in data sets, in lower case: our speaker}.
 SPEAKERS = dict.fromkeys(("system", "developer"), "system")

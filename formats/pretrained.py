@@ -16,7 +16,7 @@ import hardware
 from command_line import without_credentials
 from formats import files, huggingface, mirror, run_folder
 from formats.address import PAGE, AddressError, Folder, local_copy, protocol_of
-from formats.conversation import PLAIN, START, form_of
+from formats.conversation import DEFAULT_SYSTEM, PLAIN, START, form_of
 from formats.run_folder import CheckpointError
 from model import GPT, GPTConfig, without_weights
 from tokenizer_bpe import Tokenizer, TokenizerError
@@ -55,6 +55,12 @@ class Pretrained:
         if form_of(self.tokenizer).markers:
             return START in template  # others' templates may hold more, such as tools
         return template == PLAIN.chat_template
+
+    @property
+    def system(self) -> str | None:
+        """The system message of its chat template for conversations without one; None if none."""
+        found = DEFAULT_SYSTEM.search(huggingface.read_chat_template(self.path))
+        return found and found[1]
 
     @property
     def end_ids(self) -> list[int]:

@@ -22,7 +22,8 @@ class LoadedModel:
 
     name: its folder, with slashes on every system. end_ids: ids that end a text, besides the
     tokenizer's end-of-text. chats: True if it was trained on conversations. form: of its
-    conversations. summary: a line about it. state: of a step folder, its state.json; else empty.
+    conversations. system: the system message of its own chat template, or None. summary: a line
+    about it. state: of a step folder, its state.json; else empty.
     """
 
     name: str
@@ -31,6 +32,7 @@ class LoadedModel:
     end_ids: list[int]
     chats: bool
     form: Form
+    system: str | None
     summary: str
     state: dict
 
@@ -60,6 +62,7 @@ def open_checkpoint(
         end_ids=found.end_ids,
         chats=found.chats,
         form=form_of(tokenizer),
+        system=found.system,
         summary=summary,
         state=found.state,
     )

@@ -63,7 +63,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompt", action="append", dest="prompts", metavar="TEXT", help=text)
     text = "treat a prompt as a user's message and reply; for models trained on conversations"
     add("--chat", action="store_true", help=text)
-    text = "with --chat: a system message at the start of the conversation"
+    text = (
+        "with --chat: a system message at the start of the conversation; default: that of the"
+        " model's own chat template, if it has one"
+    )
     add("--system", metavar="TEXT", help=text)
     for name, (default, low, high, meaning) in NUMBERS.items():
         text, kind = f"{meaning}; default %(default)s", number(type(default), low, high)

@@ -12,6 +12,7 @@ import tokenizers
 from gguf import GGUFReader
 from jinja2 import Environment
 
+import generate
 from formats import pretrained
 from formats.conversation import END, START, form_of, turns_of
 from formats.data_folder import IN_REPLY, TURN_BEGINS, read_meta
@@ -168,3 +169,26 @@ def test_exports_have_the_form_and_end_a_reply_at_the_marker(run, tmp_path, file
     asked = f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{START}assistant\n"
     assert f'TEMPLATE """{asked}"""' in modelfile
     assert re.findall('stop "(.*)"', modelfile) == [EOT, START, END]
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\\n"])
+def test_a_chat_has_the_system_message_of_the_template_of_others(run, tmp_path, line_break, capsys):
+    """As SmolLM2's template has one."""
+    hf = tmp_path / "hf"
+    export.main([str(run), "--out", str(hf)])
+    reading = json.loads((hf / "tokenizer_config.json").read_text())
+    first = f"'{START}system{line_break}Be kind.{END}{line_break}'"
+    reading["chat_template"] = (
+        f"{{% if messages[0].role != 'system' %}}{{{{ {first} }}}}{{% endif %}}"
+        + reading["chat_template"]
+    )
+    (hf / "tokenizer_config.json").write_text(json.dumps(reading))
+    capsys.readouterr()
+    ask = ["--checkpoint", str(hf), "--chat", "--prompt=Hi", "--json", "--max_new_tokens=1"]
+    generate.main(ask)
+    said = capsys.readouterr()
+    prompt = rendered(reading["chat_template"], [{"role": "user", "content": "Hi"}], prompt=True)
+    assert json.loads(said.out)["prompt"] == prompt
+    assert "[system message of the model: Be kind.; --system" in said.err
+    generate.main([*ask, "--system="])
+    assert "Be kind." not in capsys.readouterr().out
