@@ -135,6 +135,17 @@ TELEGRAM = [
     {"from": "Bo", "text": "", "photo": "a.jpg"},
     {},
 ]
+CHATGPT = {  # a tree: the assistant replied twice to c, and d is not shown
+    name: {"parent": parent, "message": role and {"author": {"role": role}, "content": content}}
+    for name, parent, role, content in (
+        ("a", None, None, None),
+        ("b", "a", "system", {"parts": [""]}),
+        ("c", "b", "user", {"parts": [{"image": 1}, "Hi"]}),
+        ("d", "c", "assistant", {"parts": ["No"]}),
+        ("e", "c", "assistant", {"thoughts": []}),
+        ("f", "e", "assistant", {"parts": ["Hey"]}),
+    )
+}
 EXPORTS = {  # the comment above a command: the file that it reads, and what it writes
     "WhatsApp": (
         "[31.12.24, 20:52:25] +49 1: Hi\r\n\u200e[9/22/26, 10:17:02\u202fAM] Bo: Two\nlines\n"
@@ -150,10 +161,18 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
         r'{"messages": [{"sender_name": "Zo\u00c3\u00ab", "content": "b"}, {}, {"content": "a"}]}',
         "null: a\nZoë: b\n",
     ),
+    "a channel": (
+        '[{"user_profile": {"real_name": "Bo"}, "text": "a &lt;b&gt;\\nc"}, {"text": "joined"}]',
+        "Bo: a <b>\nc\n",
+    ),
     "one of these chats": (
         "Bo: Hi: you\nPS: a\nAnna: Hey\n",
         '{"messages": [{"role": "user", "content": "Hi: you\\nPS: a\\n"}, '
         '{"role": "assistant", "content": "Hey\\n"}]}\n',
+    ),
+    "conversations with": (
+        json.dumps([{"current_node": "f", "mapping": CHATGPT}]),
+        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hey"}]}\n',
     ),
     "mail": (
         "From a Mon Jan  1 00:00:00 2024\nSubject: x\nContent-Transfer-Encoding: quoted-printable\n"
@@ -175,9 +194,10 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 def test_commands_make_text_of_other_programs(tmp_path, what):
     page = text_of("docs/data.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
-    read = re.search(r"\w+\.(json|pgn|txt)|inbox.mbox|jokes", command)[0]
+    read = re.search(r"[\w/*]+\.(json|pgn|txt)|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
     content, expected = EXPORTS[what]
+    (tmp_path / read).parent.mkdir(exist_ok=True)
     (tmp_path / read).write_bytes(content.encode())
     python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
     subprocess.run(["sh", "-c", python + command], cwd=tmp_path, check=True)
