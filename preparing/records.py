@@ -72,9 +72,10 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
     fields = fields_of(record, text_field)
     if not fields:
         names = shown(list(record)) or "nothing"
+        nested = any(isinstance(value, dict | list) for value in record.values())
         raise InputError(
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
-            " --text_field"
+            f" --text_field{', or make text of it with a command of docs/data.md' * nested}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
     filled = [name for name, value in known.items() if value]

@@ -166,6 +166,10 @@ BAD = [
     ({"messages": [["user", "Hello?"]]}, "is not a list of"),
     ({"messages": [{"role": "gpt", "content": "", "tool_calls": [1]}]}, "with tool_calls, which"),
     ({"Question": "a", "QUESTION": "b", "Answer": "c"}, "no field 'text', there is 'Question', "),
+    (
+        {"title": "a", "mapping": {}},
+        "'mapping'; name .*, or make text of it with a command of docs/",
+    ),
     ({"prompt": [{"role": "user"}], "completion": "x"}, "'prompt' is .*, not a text"),
 ]
 
