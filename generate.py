@@ -100,7 +100,9 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
             if line == "/new" and args.chat:
                 conversation.messages.clear()
             elif line.strip() and args.chat:
-                reply, *_ = answer(loaded, [conversation.prompt(line)], args)
+                prompt = conversation.prompt(line)
+                terminal.note_dropped(conversation)
+                reply, *_ = answer(loaded, [prompt], args)
                 conversation.remember(line, reply.text)
             elif line.strip():
                 answer(loaded, [line], args)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from command_line import Parser, number, place, plural, word
 from formats.files import few
 from generating.load import LoadedModel
-from generating.text import Completion, ids_of
+from generating.text import Completion, Conversation, ids_of
 from hardware import DTYPES
 from tokenizer_bpe import TokenizerError
 
@@ -187,6 +187,13 @@ def note_blank(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if loaded.tokenizer.kind == "bpe" and any(re.search(r"\S \Z", text) for text in texts):
         note("a prompt ends in a blank; leave it out, as the token of the next word begins with it")
+
+
+def note_dropped(conversation: Conversation) -> None:
+    """Print a note if the model no longer sees the beginning of a conversation."""
+    if conversation.dropped:
+        turns = plural(conversation.dropped, "old turn")
+        note(f"{turns} left out: a chat fills at most half of the context")
 
 
 def note_nan(completions: list[Completion]) -> None:

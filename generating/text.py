@@ -115,7 +115,8 @@ def ids_of(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
 class Conversation:
     """The messages to a model and its replies.
 
-    system: the system message, or None.
+    system: the system message, or None. dropped: how many of the oldest turns the last prompt left
+    out, each a message and its reply.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, system: str | None = None):
@@ -124,6 +125,7 @@ class Conversation:
         self.form = form_of(tokenizer)
         self.system = [{"role": "system", "content": system}] if system else []
         self.messages = []  # alternately the user's and the assistant's
+        self.dropped = 0
 
     def prompt(self, line: str) -> list[int]:
         """The token ids of the prompt for a reply to the user's line.
@@ -135,6 +137,7 @@ class Conversation:
         for start in range(0, len(messages), 2):
             turns = turns_of([*self.system, *messages[start:]])
             prompt = self.form.prompt(turns, self.tokenizer)
+            self.dropped = start // 2
             if len(prompt) <= self.room:
                 break
         return prompt

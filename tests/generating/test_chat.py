@@ -6,7 +6,7 @@ import sys
 import pexpect
 import pytest
 
-from generating.terminal import shown
+from generating.terminal import note_dropped, shown
 from generating.text import Completion, Conversation
 from model import GPT, GPTConfig
 from tests.conftest import ROOT, reciting, run_script
@@ -56,6 +56,7 @@ def test_a_chat_stops_at_the_users_turn_remembers_and_starts_again(tmp_path):
     assert result.stdout == "Hello.\nFine.\nHello.\n"
     assert "not trained on conversations" not in result.stderr
     assert "/new" in result.stderr
+    assert "left out" not in result.stderr
 
 
 def test_a_chat_takes_a_system_message_and_warns_of_a_model_without_conversations(bpe_run):
@@ -80,26 +81,29 @@ SAID = [
     {"role": "user", "content": " How? "},
 ]
 LONG = [{"role": "user", "content": "long " * 50}]
+LEFT_OUT = "[1 old turn left out: a chat fills at most half of the context]\n"
 WHOLE = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant:"
 
 
 @pytest.mark.parametrize(
-    ("system", "messages", "context", "prompt"),
+    ("system", "messages", "context", "prompt", "note"),
     [
-        (None, SAID, 2 * len(WHOLE), WHOLE),  # just half of the context
-        ("Be brief.", SAID, 256, f"System: Be brief.\n\n{WHOLE}"),
-        (None, SAID, 2 * len(WHOLE) - 2, "User: How?\n\nAssistant:"),
-        ("Be brief.", SAID, 100, "System: Be brief.\n\nUser: How?\n\nAssistant:"),
-        (None, LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:"),
+        (None, SAID, 2 * len(WHOLE), WHOLE, ""),  # just half of the context
+        ("Be brief.", SAID, 256, f"System: Be brief.\n\n{WHOLE}", ""),
+        (None, SAID, 2 * len(WHOLE) - 2, "User: How?\n\nAssistant:", LEFT_OUT),
+        ("Be brief.", SAID, 100, "System: Be brief.\n\nUser: How?\n\nAssistant:", LEFT_OUT),
+        (None, LONG, 64, f"User: {'long ' * 50}".rstrip() + "\n\nAssistant:", ""),
     ],
 )
 def test_a_prompt_is_what_prepared_data_has_without_its_oldest_turns(
-    byte_tokenizer, system, messages, context, prompt
+    byte_tokenizer, system, messages, context, prompt, note, capsys
 ):
     model = GPT(GPTConfig(258, context, 1, 1, 8))
     conversation = Conversation(model, byte_tokenizer, system)
     conversation.messages = messages[:-1]
     assert byte_tokenizer.decode(conversation.prompt(messages[-1]["content"])) == prompt
+    note_dropped(conversation)
+    assert capsys.readouterr().err == note
 
 
 def test_a_chat_forgets_the_reasoning_of_earlier_replies(byte_tokenizer):
