@@ -207,13 +207,25 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
 
 
 @distributed.on_main
+@distributed.on_main
 def check_disk(run: Run) -> None:
-    """Raises RunError if the disk of the run's folder has no room for one checkpoint."""
+    """Raises RunError if the disk of the run's folder cannot take a checkpoint."""
     try:
         remedy = "lower keep_last, or use a larger disk"
         files.check_room(run.folder, checkpoint_bytes(run), remedy)
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
+    trial = run.folder / ".trial"
+    try:  # the folder of a bucket, as gcsfuse mounts it, cannot be renamed
+        with files.atomic_folder(trial) as partial:
+            (partial / "file").touch()
+    except OSError as error:
+        raise RunError(
+            f"{run.folder} cannot hold checkpoints: {files.error_message(error)}. A save writes,"
+            " flushes and renames a folder there. Choose another checkpoint_dir; mirror can copy"
+            " each save to a disk that cannot rename folders"
+        ) from None
+    files.delete_folder(trial)
 
 
 def disk_table(run: Run) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import resource
 import shutil
@@ -19,6 +20,7 @@ from tests.power_cut import lay, power_cuts
 from tests.training.conftest import small_run, start
 from train import training_step
 from training import RunError, distributed, saver
+from training.plan import check_disk
 from training.recorder import Recorder
 from training.start import load_checkpoint
 
@@ -242,6 +244,25 @@ def test_a_run_whose_checkpoints_have_no_room_is_refused(char_data, disk):
     words = ["run has no room for a checkpoint", "MB, and 2.1 MB are free"]
     fails_clearly(result, *words, "lower keep_last, or use a larger disk", status=1)
     assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_renames_no_folders_is_known_before_the_first_step(
+    char_data, tmp_path, monkeypatch
+):
+    rename = os.replace
+
+    def of_a_bucket(source, target):
+        if os.path.isdir(source):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(source))
+        rename(source, target)
+
+    run = small_run(char_data, tmp_path / "run")
+    check_disk(run)
+    there = sorted(os.listdir(run.folder))
+    monkeypatch.setattr(os, "replace", of_a_bucket)
+    with pytest.raises(RunError, match=r"run cannot hold checkpoints: .*Too many open files.*mirr"):
+        check_disk(run)
+    assert sorted(os.listdir(run.folder)) == there
 
 
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
