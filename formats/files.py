@@ -155,8 +155,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:
+    except OSError as error:
         if not path.is_dir():  # some network mounts cannot sync folders
+            error.filename = str(path)
             raise
     finally:
         os.close(handle)

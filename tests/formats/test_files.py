@@ -73,7 +73,7 @@ def test_only_a_folder_may_fail_to_be_flushed(tmp_path, monkeypatch, kind, fails
             raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "fsync", flush)
-    with pytest.raises(OSError) if fails else nullcontext():
+    with pytest.raises(OSError, match=r"a\.txt\.partial") if fails else nullcontext():
         files.write_text(tmp_path / "a.txt", "text")
     assert (tmp_path / "a.txt").exists() != fails
 
