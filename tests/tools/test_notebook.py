@@ -12,11 +12,12 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 from formats import run_folder
-from tests.conftest import ROOT, SMALL
+from tests.conftest import ROOT, SMALL, wait_until
 
 NOTEBOOK = ROOT / "colab.ipynb"
 FIELD = re.compile(r"^(\w+) = .*  # @param ", re.MULTILINE)
@@ -95,6 +96,31 @@ def test_a_script_does_not_run_within_a_notebook_which_would_end_with_it(machine
     told = "".join(output.get("text", "") for output in cell.outputs)
     assert f"{name} needs a process of its own: in a notebook write !python {name}" in told
     assert cell.outputs[-1].ename == "SystemExit"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="notebooks stop programs in another way there")
+def test_a_run_in_a_notebook_saves_after_stop_as_the_page_says(machine, tmp_path, char_data):
+    content, environment = machine
+    typed = "!COMMAND; true"
+    assert f"With `{typed}` in place of `!COMMAND` it saves" in (ROOT / "docs/safety.md").read_text(
+        encoding="utf-8"
+    )
+    run = tmp_path / "run"
+    # A step takes longer than Jupyter waits.
+    words = ["python train.py config/shakespeare_char.py"]
+    words += [f"--data_dir={char_data}", f"--checkpoint_dir={run}"]
+    words += ["--n_layer=4", "--n_embd=256", "--batch_size=8", "--block_size=256"]
+    words += ["--log_interval=1", "--compile=False", "--max_steps=99"]
+    kernel, client = start_new_kernel(cwd=content / "gpt2_code", env=environment)
+    try:
+        client.execute(typed.replace("COMMAND", " ".join(words)))
+        process = kernel.provisioner.process
+        wait_until(process, lambda: any("loss" in line for line in run_folder.read_log(run)))
+        kernel.interrupt_kernel()
+        wait_until(process, lambda: run_folder.steps(run))
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Colab runs Linux")
