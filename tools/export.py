@@ -122,7 +122,8 @@ def write_settings(folder: Path, source: Pretrained, form: Form | None) -> None:
         "do_sample": True,
         "temperature": 0.8,
         "top_k": 200,
-        "max_new_tokens": config.block_size // 2,
+        # Of prompt and text. With max_new_tokens, a long prompt exceeds it, and vLLM caps requests.
+        "max_length": config.block_size,
     }
     reading = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -112,8 +112,10 @@ def test_transformers_computes_the_same_and_writes_the_same(exported):
     write = pipeline("text-generation", model=str(out / "hf"))
     text = write(PROMPT, do_sample=False, max_new_tokens=200)[0]["generated_text"]
     assert text == PROMPT + greedy(model, tokenizer, PROMPT, 200)[1]
-    # Its own settings stay within the context.
+    # Its own settings stay within the context, however long a prompt is.
     assert write(PROMPT)[0]["generated_text"].startswith(PROMPT)
+    context = model.config.block_size
+    assert hf.generate(torch.ones(1, context - 3, dtype=torch.int64)).size(1) <= context
 
 
 def test_the_card_says_what_the_model_is(exported):
@@ -291,7 +293,7 @@ def test_transformers_reads_each_setting(arch, tmp_path):
     generation = GenerationConfig.from_pretrained(tmp_path)
     sampling = generation.do_sample, generation.temperature, generation.top_k
     assert sampling == (True, 0.8, 200)
-    assert generation.max_new_tokens == 24
+    assert (generation.max_length, generation.max_new_tokens) == (48, None)
     ends = generation.bos_token_id, generation.eos_token_id, generation.pad_token_id
     assert ends == (0, 0, 0)
 
