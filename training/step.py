@@ -73,7 +73,6 @@ def evaluate(model, batches, cast):
     uses them, so that it runs the compiled forward of training, in the same memory, without a
     second compilation.
     """
-    was_training = model.training
     model.eval()
     total, count = 0, 0
     for x, y in batches:
@@ -81,5 +80,5 @@ def evaluate(model, batches, cast):
         with cast():
             total = total + model(x, y).detach() * predictions
         count = count + predictions
-    model.train(was_training)
+    model.train()
     return total, count
