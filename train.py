@@ -82,6 +82,7 @@ def train(config: Config) -> int:
         finally:
             recorder.close()
             run.saver.close()
+            gc.unfreeze()  # another run may follow in this process
 
 
 def prepare(run: Run, recorder: Recorder) -> None:
