@@ -188,5 +188,5 @@ def fetch_to_read(address: str) -> Path:
         if copy.exists() and copy.read_bytes() == mirror.state(step):
             return copy.parent
         mirror.fetch(step, here, ("model.pt", "tokenizer.json"))
-        run_folder.rotate(here, 1, step)
+        run_folder.rotate(here, 2, step)  # another reader may have the one before it
         return copy.parent
