@@ -165,7 +165,7 @@ def operations_table(run: Run) -> list[str]:
     per_step = flops * run.config.tokens_per_step
     return [
         f"operations     {si(flops, 'FLOP')} per token, {si(per_step, 'FLOP')} per step, "
-        f"{si(per_step * steps, 'FLOP')} in all"
+        f"{si(per_step * steps, 'FLOP')} for {steps * run.config.tokens_per_step:,} tokens in all"
     ]
 
 
@@ -206,7 +206,6 @@ def disk_space(run: Run) -> tuple[int, int, Path]:
     return more, shutil.disk_usage(folder).free, folder
 
 
-@distributed.on_main
 @distributed.on_main
 def check_disk(run: Run) -> None:
     """Raises RunError if the disk of the run's folder cannot take a checkpoint."""

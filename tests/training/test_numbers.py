@@ -309,7 +309,10 @@ def test_the_plan_counts_operations_memory_and_disk(run):
     run.schedule.counters.step = 10  # 30 are left
     text = "\n".join(operations_table(run) + memory_table(run) + disk_table(run))
     in_all = [f"{flops / 1e3:.3g} kFLOP per token", f"{flops * TOKENS / 1e6:.3g} MFLOP per step"]
-    assert ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP in all"]) in text
+    assert (
+        ", ".join([*in_all, f"{flops * TOKENS * 30 / 1e9:.3g} GFLOP for 7,680 tokens in all"])
+        in text
+    )
     residuals, inputs = 2 * 32, 14 * 32  # of a token and layer, each of 4 bytes
     mlp = 9 * 32  # whose gradients are there too, as are those of the logits
     numbers = T * (2 * (residuals + inputs) + mlp + 2 * model.config.vocab_size)
