@@ -343,8 +343,8 @@ def check(c) -> None:
         raise ConfigError(f"min_lr = {c.min_lr} is above learning_rate = {c.learning_rate}")
     if c.embedding_lr is not None and c.tie_weights and c.arch != "gpt2":
         raise ConfigError(
-            f"embedding_lr needs tie_weights = False with arch = {c.arch}, as it would also be the"
-            " rate of the output matrix; leave it out"
+            f"embedding_lr would also be the rate of the output matrix, with arch = {c.arch} and"
+            " tie_weights = True; set embedding_lr = None, or train with tie_weights = False"
         )
     if c.max_cost is not None and c.cost_per_hour == 0:
         raise ConfigError(

@@ -107,7 +107,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("laptop", ["did you mean config/laptop.py?"]),
         ("checkpoints/no_such_run", ["there is no preset or run", "config/ has", "demo"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),
-        ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr needs tie_weights = False"]),
+        ("--arch=qwen3 --embedding_lr=0.1", ["embedding_lr would also be the rate of the output"]),
         ("--max_cost=5", ["max_cost = 5.0 needs cost_per_hour"]),
         ("--checkpoint_dir=s3://bucket/run", ["a folder of this machine", "mirror = s3://"]),
         ("--checkpoint_dir=README.md", ["a folder of this machine"]),

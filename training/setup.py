@@ -45,7 +45,8 @@ def build(config: Config) -> Run:
     config = without_unknown_characters(config, tokenizer)
     start = find_start(config, meta, tokenizer)
     config, progress = start.config, start.progress
-    check(config)  # again, with the shape of the loaded weights
+    if not progress.step:
+        check(config)  # again, with the shape of the loaded weights
     data = open_data(config, meta, tokenizer, device)
 
     counters = Counters(progress.step, progress.sequences)
