@@ -80,7 +80,7 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     model, tokenizer, form = checkpoint.model, checkpoint.tokenizer, checkpoint.form
     asked = prompt
     if checkpoint.chats:
-        asked = Conversation(model, tokenizer).prompt(prompt)
+        asked = Conversation(model, tokenizer, checkpoint.system).prompt(prompt)
         settings = settings | {"stop": form.stop, "end_ids": form.markers.values()}
     drawn_at = 0.0
     completions = complete(model, tokenizer, [asked], **settings)
