@@ -95,6 +95,7 @@ def main(argv):
             contenders = {"ours": partial(speed, c, step), name: partial(speed, c, theirs)}
             all_turns[name] = in_turn(contenders, WARM_UP + args.steps)[WARM_UP:]
             figures |= compare(all_turns[name], "ours")
+            del theirs, contenders
     report("finetune", figures, device, settings=words, turns=all_turns)
 
 

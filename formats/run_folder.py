@@ -401,7 +401,7 @@ def part_from_original(run: Path) -> None:
     settings = read_json(run / "config.json")
     own = identity(settings)
     original = Path(own.get("folder", run))
-    if own and own["id"] == run_id(original) and not original.samefile(run):
+    if own.get("id") and own["id"] == run_id(original) and not original.samefile(run):
         record(run, settings, secrets.token_hex(8))
         (run / "wandb_id").unlink(missing_ok=True)
 

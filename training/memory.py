@@ -62,11 +62,11 @@ def activations(config: Config, shape: GPTConfig, micro_batch: int, device: Devi
     """Bytes of activations for a backward pass.
 
     Per token and layer: two residuals, and in the precision of the matrix products the inputs of
-    the linear layers, query, key and value, and the MLP's inner values; the weights of attention
-    too, if it is blockwise. Per token: the gradients of one MLP, the
-    logits, and their gradient, which a compiled step in bfloat16 on a GPU writes over them.
-    Activation checkpointing keeps one residual per layer, plus one layer's activations. A chunked
-    loss keeps one chunk's logits.
+    the linear layers, query, key and value, and the MLP's inner values; if attention is blockwise,
+    its weights, and with dropout the masks. Per token: the gradients of one MLP, the logits, and
+    their gradient, which a compiled step in bfloat16 on a GPU writes over them. Activation
+    checkpointing keeps one residual per layer, plus one layer's activations. A chunked loss keeps
+    one chunk's logits.
     """
     item, width = device.dtype.itemsize, shape.n_embd
     residual = 2 if device.memory and device.dtype == torch.bfloat16 else 4  # model.stream_dtype
