@@ -1,4 +1,4 @@
-# make demo: a small model on the standard library's sources, on a CPU, in about a minute.
+# make demo: a small model on the standard library's sources, on a CPU, in one to three minutes.
 # The modern recipe, as in gpt2_small_modern.py. Such a short run needs such a small vocabulary.
 #   python prepare_data.py --vocab_size 512 --out data/python_stdlib
 #   python train.py config/demo.py
