@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -28,6 +29,8 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+# The first bytes of compressed files; a zstd file may begin with a skippable frame.
+COMPRESSED = {"gzip": rb"\x1f\x8b", "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 
 
 def _escape(error):
@@ -86,10 +89,8 @@ def _read(source, raw, at, options):
         raise InputError(f"{source.name} is not {encoding}: {error}") from None
     except Exception as error:  # whatever gzip, zstd, csv, json or pyarrow raises
         if source.compression:
-            raise InputError(
-                f"{source.name} is cut off, damaged or not compressed ({error}); copy it again, or"
-                " let its name end without .gz or .zst"
-            ) from None
+            problem = f"{source.name} is cut off or damaged ({error}); copy it again"
+            raise InputError(problem) from None
         if isinstance(error, OSError) or kind in ("txt", "jsonl"):
             raise
         problem = f"{source.name} cannot be read as {kind}: {error_message(error)}"
@@ -101,6 +102,12 @@ def _look(source, raw, options):
 
     Rewinds `raw`.
     """
+    if source.compression:
+        packed = raw.read(4)
+        raw.seek(0)
+        if not re.match(COMPRESSED[source.compression], packed):
+            ending = source.path.rpartition(".")[2]
+            return source.kind, None, f"not compressed; let its name end without .{ending}"
     head = _opened(source, raw).read(CHUNK_BYTES)
     raw.seek(0)
     if source.kind == "parquet":

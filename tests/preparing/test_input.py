@@ -119,10 +119,10 @@ BAD = [
     ("a.jsonl", GOOD_LINE + b'{"text": "\xff"}', "line 3: not UTF-8: byte 0xff at offset 10;"),
     ("a.jsonl", b'{"text": "\\ud83d"}', "surrogate"),
     ("a.jsonl", b'{"messages": [{"role": "user"}]}', "a message of the role 'user' without"),
-    ("a.txt.gz", gzip.compress(prose().encode())[:-100], "a.txt.gz is cut off, damaged or"),
-    ("a.jsonl.zst", zstd.compress(prose().encode())[:-100], "a.jsonl.zst is cut off, damaged or"),
-    ("a.txt.gz", b"Hello", "or not compressed (Not a gzipped file (b'He')); copy it"),
-    ("a.jsonl.zst", GOOD_LINE, "or let its name end without .gz or .zst"),
+    ("a.txt.gz", gzip.compress(prose().encode())[:-100], "a.txt.gz is cut off or damaged"),
+    ("a.jsonl.zst", zstd.compress(prose().encode())[:-100], "a.jsonl.zst is cut off or damaged"),
+    ("a.txt.gz", b"Hello", "a.txt.gz: it is not compressed; let its name end without .gz"),
+    ("a.jsonl.zst", GOOD_LINE, "a.jsonl.zst: it is not compressed; let its name end without .zst"),
     ("a.parquet", b"PAR1 no table", "a.parquet cannot be read as parquet"),
     (
         "a.csv",
@@ -271,6 +271,11 @@ def test_text_that_begins_almost_as_another_format_is_text(tmp_path):
         archive.add(tmp_path / "a.txt")
     with pytest.raises(InputError, match="is an archive; unpack it"):
         read(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst"])
+def test_on_error_skip_leaves_out_a_file_that_is_named_as_compressed_but_is_not(tmp_path, name):
+    assert read(tmp_path / name, GOOD_LINE, on_error="skip")[0] == []
 
 
 def test_the_only_file_is_named_where_on_error_leaves_it_out(tmp_path):
