@@ -329,8 +329,8 @@ ADVICE = {
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; the text of Wikipedia"
     " is at hf://datasets/wikimedia/wikipedia",
-    GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *[SE]/!p;}' FILE.txt"
-    " > BOOK.txt keeps the books alone",
+    GUTENBERG: r"sed -n '/^\*\*\* *START OF/,/^\*\*\* *END OF/{/^\*\*\* *START OF/d;"
+    r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
     WEIGHTS: "weights are not supported; end the conversation before such a reply, or drop it",

@@ -105,10 +105,11 @@ def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer)
 @pytest.mark.skipif(os.name == "nt", reason="the advice is for sed")
 def test_the_advice_for_project_gutenberg_keeps_the_books():
     start, end = (f"*** {what} OF THE PROJECT GUTENBERG EBOOK ***\n" for what in ("START", "END"))
-    book = f"Title\n{start}%s\n***\nThe end.\n{end}*** START: FULL LICENSE ***\nTerms\n"
+    text = "One\n*** Some stars\n*** End of it\nThe end.\n"
+    book = f"Title\n{start}{text}{end}*** START: FULL LICENSE ***\nTerms\n"
     command = shlex.split(ADVICE[GUTENBERG].partition(" FILE.txt")[0])
-    kept = subprocess.run(command, input=book % "One" + book % "Two", stdout=-1, text=True).stdout
-    assert kept == "One\n***\nThe end.\nTwo\n***\nThe end.\n"
+    kept = subprocess.run(command, input=2 * book, stdout=-1, text=True).stdout
+    assert kept == 2 * text
 
 
 TALK = "System: Be kind.\n\nUser: Hello?\n\nAssistant: Good day.\n\n"
