@@ -6,6 +6,7 @@ a mistake, such as HTML, is kept and counted. Deduplication compares 64-bit hash
 exact copies only, and takes about one document in a billion for a copy by mistake.
 """
 
+import bisect
 import functools
 import hashlib
 import json
@@ -266,11 +267,15 @@ def clean(text: str, report: CleaningReport) -> str:
         corrected = correct(text)
         if corrected != text:
             removed = len(text.encode()) - len(corrected.encode())
-            both = enumerate(zip(text, corrected, strict=False))
-            at = next((n for n, (old, new) in both if old != new), len(corrected))
+            at = first_difference(text, corrected)
             report.add(rule, 1, removed, [text[max(0, at - EXAMPLE_BEFORE) : at + SHOWN_AFTER]])
         text = corrected
     return text
+
+
+def first_difference(old: str, new: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    return bisect.bisect(range(len(new)), False, key=lambda n: not old.startswith(new[: n + 1]))
 
 
 def noise(text: str) -> str:
