@@ -354,7 +354,7 @@ MISREAD = re.compile(
     "Ã[\x80-\xbf]|Â[\xa0-\xbf]|â€[\x80-\xbf™œ“”˜]|(?:[ÐÑ][\x80-\xbf€-™ŒœŠšŽžŸƒˆ˜‚„†‡‰‹›]){3}"
 )
 PAGE = re.compile(
-    r"\s*(?:<!--.*?-->\s*)*<(?:\?xml|!doctype|html|head|\w+[^<>]*\sxmlns)\b",
+    r"\s*(?:(?><!--.*?-->)\s*)*<(?:\?xml|!doctype|html|head|\w[^<>]*\sxmlns)\b",
     re.IGNORECASE | re.DOTALL,
 )
 BOOK = re.compile(

@@ -87,8 +87,12 @@ ORDINARY = (
 )
 
 
-def test_ordinary_text_is_not_counted(tmp_path):
-    assert read(tmp_path / "a.txt", ORDINARY) == ([ORDINARY], {})
+LONG = "<!-- a comment -->\n" * 40 + "<" + "a" * 200_000  # took longer than anyone waits
+
+
+@pytest.mark.parametrize("text", [ORDINARY, LONG], ids=["ORDINARY", "LONG"])
+def test_ordinary_text_is_not_counted(tmp_path, text):
+    assert read(tmp_path / "a.txt", text) == ([text], {})
 
 
 def test_the_summary_says_what_to_do_about_what_was_noticed(tmp_path, tokenizer):
