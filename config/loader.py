@@ -113,7 +113,7 @@ def convert(field: Field, value, where: str | Path):
     kinds, limits = kinds_of(field), field.metadata
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if hasattr(value, "item"):
+    if getattr(value, "ndim", None) == 0:
         value = value.item()  # a number of NumPy or PyTorch
     if type(value) is tuple and list in kinds:
         value = list(value)

@@ -170,6 +170,11 @@ def test_prepared_data_and_a_step_are_no_folder_for_a_run(tmp_path, file):
         ("learning_rate = 10**400\n", ["learning_rate = 1000", "a number from 0"]),
         ("data_dir = ''\n", ["data_dir = '', but it must be a text that is not empty"]),
         ("data_dir = ~/d\n", ["mine.py: SyntaxError"]),
+        (
+            "import numpy\nlearning_rate = numpy.logspace(-4, -3, 3)\n",
+            ["learning_rate = array([0.0001", "a number from 0"],
+        ),
+        ("import torch\nn_layer = torch.ones(2)\n", ["n_layer = tensor([1., 1.])", "a whole"]),
         ("class Config:\n    n_layer = 2\n", ["mine.py sets nothing; write NAME = VALUE"]),
     ],
 )
