@@ -281,12 +281,13 @@ def check_names(names: Iterable[str], table: dict[str, Field], where: str | Path
     """Raises ConfigError, with the nearest real setting for each, unless all names are settings."""
     unknown = []
     for name in names:
+        if name in table:
+            continue
         meant = near(name, table)
         hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
         if name in OTHERS:
             hint = f"; here it is {OTHERS[name]}"
-        if name not in table:
-            unknown.append(f"no setting is called {name!r}{hint}")
+        unknown.append(f"no setting is called {name!r}{hint}")
     if unknown:
         text = "\n  ".join(unknown)
         raise ConfigError(f"{where}: {text} (python {our_file('train.py')} --help lists all)")
