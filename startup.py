@@ -76,7 +76,7 @@ def set_up_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name) or open(os.devnull, mode)  # noqa: SIM115 - to the end
         if not hasattr(stream, "reconfigure"):  # %run in a notebook, IDLE, Spyder
-            script = Path(sys.argv[0]).name
+            script = sys.argv[0]
             print(
                 f"{script} needs a process of its own: in a notebook write !python {script} ...,"
                 " elsewhere use a terminal",

@@ -88,13 +88,14 @@ def test_a_command_that_fails_stops_the_notebook():
 @pytest.mark.parametrize("name", ["train.py", "prepare_data.py"])
 def test_a_script_does_not_run_within_a_notebook_which_would_end_with_it(machine, name):
     content, environment = machine
-    source = f"%run gpt2_code/{name} config/demo.py"
+    script = f"gpt2_code/{name}"
+    source = f"%run {script} config/demo.py"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     place = {"metadata": {"path": str(content)}}
     client = NotebookClient(notebook, timeout=300, resources=place, allow_errors=True)
     (cell,) = client.execute(env=environment).cells
     told = "".join(output.get("text", "") for output in cell.outputs)
-    assert f"{name} needs a process of its own: in a notebook write !python {name}" in told
+    assert f"{script} needs a process of its own: in a notebook write !python {script} " in told
     assert cell.outputs[-1].ename == "SystemExit"
 
 
