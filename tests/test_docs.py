@@ -184,7 +184,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
     ),
     "records whose": ('[{"paragraphs": ["a", "b"]}]', '{"text":"a\\nb"}\n'),
     "a text in": ("Anna\nBo\n", '{"text":"Anna"}\n{"text":"Bo"}\n'),
-    "texts that begin": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
+    "chess games": ("[Event 1]\ne4\n", "<|endoftext|>\n[Event 1]\ne4\n"),
     "texts with": ("a\n%\n5 % b\n", "a\n<|endoftext|>\n5 % b\n"),
 }
 

@@ -41,7 +41,7 @@ def test_a_search_over_a_setting(char_data, tmp_path):
     assert all(run_folder.read_best(folder)["step"] == 5 for folder in runs)
 
 
-def test_sequences_that_are_no_text(tmp_path):
+def test_sequences_that_are_not_text(tmp_path):
     games = "games = [['e2e4', 'e7e5', 'g1f3'], ['d2d4', 'd7d5']] * 50"
     run("docs/data.md", "symbols", tmp_path, {}, before=games)
     data = prepare(tmp_path / "games.jsonl", tmp_path / "games", "--tokenizer", "char")
