@@ -367,7 +367,10 @@ def test_a_run_without_a_compiler_is_not_compiled_and_says_why(little_data, tmp_
         ("--resume=must", ["resume = must", "no checkpoint at"]),
         ("--sample_prompts=snow ☃", ["sample_prompts", "U+2603"]),
         ("--init_from=nothing/here", ["no checkpoint at nothing/here", "--init_from=RUN"]),
-        ("--data_dir=my data", ["my data holds no prepared data", "--out 'my data'"]),
+        (
+            "--data_dir=my data",
+            ["my data holds no prepared data", "--out 'my data'", "the folder where it is now"],
+        ),
         ("--loss_on=assistant", ["no mask", "python prepare_data.py CONVERSATIONS.jsonl"]),
     ],
 )
