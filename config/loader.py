@@ -198,6 +198,10 @@ def find_preset(path: Path) -> Path:
     for file in (path, Path(__file__).parent.parent / path):
         if file.suffix == ".py" and file.exists():
             return file
+    if path.exists():
+        raise ConfigError(
+            f"{path} is not a preset, which is a Python file of NAME = VALUE, as config/laptop.py"
+        )
     names = [preset.stem for preset in presets()]
     meant = near(path.name.removeprefix("config.").removesuffix(".py"), names)
     hint = f"config/ has {', '.join(names)}"
