@@ -66,7 +66,7 @@ def word(text: str) -> str:
 def unquoted(text: str) -> str:
     """A text without blanks around it, and without one pair of quotes."""
     text = text.strip()
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+    if len(text) > 1 and text[0] + text[-1] in ("''", '""', "‘’", "“”"):
         text = text[1:-1].strip()
     return text
 

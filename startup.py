@@ -197,8 +197,9 @@ def run(
 
 
 def with_underscores(word: str) -> str:
-    """--vocab-size as --vocab_size; any other word as it is."""
+    """--vocab-size and —vocab_size, as chats write --, as --vocab_size; any other word as it is."""
     name, equals, value = word.partition("=")
-    if not re.fullmatch("--[a-z][a-z0-9_-]*", name):
+    option = re.fullmatch("(?:--|[–—])([a-z][a-z0-9_-]*)", name)
+    if not option:
         return word
-    return f"--{name[2:].replace('-', '_')}{equals}{value}"
+    return f"--{option[1].replace('-', '_')}{equals}{value}"

@@ -41,6 +41,7 @@ def test_the_command_line_overrides_the_preset_wherever_it_stands(tmp_path):
         ("--compile=True", "compile", True),
         ("--compile='False'", "compile", False),  # as Windows' shell leaves it
         ('--batch_size="8"', "batch_size", 8),
+        ("--batch_size=“8”", "batch_size", 8),  # as web pages and chats turn them
         ("--max_steps=none", "max_steps", None),
         ("--mirror=none", "mirror", None),
         ("--epochs=2", "epochs", 2.0),
@@ -104,6 +105,7 @@ def test_values_are_read_in_their_type(text, name, value):
         ("--max_steps=" + "9" * 5000, ["max_steps = '9999", "a whole number"]),
         ("config/gpt2_smal.py", ["no preset or run config/gpt2_smal.py", "config/gpt2_small.py"]),
         ("config.demo", ["did you mean config/demo.py?"]),
+        ("README.md", ["README.md is not a preset, which is a Python file of NAME = VALUE"]),
         ("laptop", ["did you mean config/laptop.py?"]),
         ("checkpoints/no_such_run", ["there is no preset or run", "config/ has", "demo"]),
         ("--min_lr=1", ["min_lr = 1.0", "learning_rate"]),

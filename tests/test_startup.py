@@ -169,4 +169,5 @@ def test_an_error_that_nobody_explains_keeps_its_traceback():
 
 def test_options_may_be_written_with_dashes():
     shown = {"--vocab-size": "--vocab_size", "--out-dir=a-b": "--out_dir=a-b", "a--b": "a--b"}
+    shown |= {"—max_steps=3": "--max_steps=3", "–help": "--help", "— Well, ": "— Well, "}
     assert {word: startup.with_underscores(word) for word in shown} == shown
