@@ -326,7 +326,10 @@ def as_address(figure) -> str:
 
 
 def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
-    """Write the page, and the curves over steps as a PNG. comparison: from compare_ends."""
+    """Write the page, and the curves over steps as a PNG. comparison: from compare_ends.
+
+    Raises ReportError if they cannot be written.
+    """
     curves = {column: plot(runs, column) for column in ("step", "tokens", "minutes")}
     html = command.render(
         "report.html.j2",
@@ -341,9 +344,12 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
         duration=duration,
         plural=plural,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    curves["step"].savefig(out.with_suffix(".png"))
-    files.write_text(out, html)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        curves["step"].savefig(out.with_suffix(".png"))
+        files.write_text(out, html)
+    except OSError as error:  # as in the input of a notebook, which is read-only
+        raise ReportError(f"{files.error_message(error)}; give another --out") from None
 
 
 def check_own(out: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +332,12 @@ def test_what_no_report_wrote_is_not_replaced(runs, tmp_path, name):
     result = run_script("-m", "tools.report", runs / "bpe", "--out", tmp_path / "page.html")
     fails_clearly(result, f"{name} exists already", "--out")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_folder_that_takes_no_page_is_answered_with_out(runs):
+    result = run_script("-m", "tools.report", runs / "bpe", "--out", "/proc/no/page.html")
+    fails_clearly(result, "/proc/no: ", "; give another --out")
 
 
 NO_MATPLOTLIB = "import runpy, sys; sys.modules['matplotlib'] = None; "
