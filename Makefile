@@ -8,7 +8,7 @@ demo: .venv/main
 	$(PY) train.py config/demo.py
 	$(PY) -m tools.evaluate checkpoints/demo --data data/python_stdlib
 	$(PY) generate.py --checkpoint checkpoints/demo --prompt "def read(self" --max_new_tokens 120 --seed 2
-	@echo 'To continue: source .venv/bin/activate, then for example: python generate.py --prompt "import "'
+	@echo 'To continue: source .venv/bin/activate, then for example: python generate.py --prompt "import"'
 
 test: .venv/dev .venv/llama_cpp
 	$(PY) -m pytest -n 2 --dist worksteal
