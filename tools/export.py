@@ -15,7 +15,7 @@ import argparse
 import os
 import re
 import unicodedata
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 
@@ -32,12 +32,21 @@ from tools import command
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
     source = pretrained.load(args.checkpoint)
-    if not source.state:
+    pretrained.need_tokenizer(source.tokenizer, source.path)
+    own = huggingface.read_chat_template(source.path)  # of a model from elsewhere
+    if args.out and not source.state:
         raise CheckpointError(
-            f"{source.path} is in Hugging Face's format already, which transformers reads; to make"
-            " a GGUF file of it, use convert_hf_to_gguf.py of llama.cpp"
+            f"{source.path} is in Hugging Face's format already, which transformers reads; for a"
+            " GGUF file of it, leave out --out"
+        )
+    if own and not source.chats:
+        raise CheckpointError(
+            f"{source.path} has a chat template of a form that is not known here; make its GGUF"
+            " file with convert_hf_to_gguf.py of llama.cpp"
         )
     form = form_of(source.tokenizer) if source.chats else None
+    if own:
+        form = replace(form, chat_template=own)
     if args.gguf:
         from formats import gguf
 
@@ -52,8 +61,14 @@ def main(argv: list[str]) -> None:
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, form)
-        config, tokenizer = source.config, source.tokenizer
-        write_modelfile(args.modelfile, args.gguf.name, config.block_size, tokenizer.eot, form)
+        write_modelfile(
+            args.modelfile,
+            args.gguf.name,
+            source.config.block_size,
+            source.tokenizer.eot,
+            form,
+            source.system,
+        )
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
@@ -70,7 +85,10 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         description="Export a checkpoint as a folder for transformers, a GGUF file, or both.",
     )
     add = parser.add_argument
-    text = "a run (its best step by validation loss, else its newest), a step, or a run's address"
+    text = (
+        "a run (its best step by validation loss, else its newest), a step, or a run's address; for"
+        " --gguf also a folder in Hugging Face's format"
+    )
     add("checkpoint", type=place, metavar="CHECKPOINT", help=text)
     text = "folder for transformers and programs that read its format"
     add("--out", type=local_path, metavar="FOLDER", help=text)
@@ -182,17 +200,23 @@ def ollama_name(text: str) -> str:
 
 
 def write_modelfile(
-    path: Path, gguf_name: str, block_size: int, end_of_text: str, form: Form | None
+    path: Path,
+    gguf_name: str,
+    block_size: int,
+    end_of_text: str,
+    form: Form | None,
+    system: str | None,
 ) -> None:
     """Write the Modelfile for `ollama create`, which refers to the GGUF file next to it.
 
-    form: as in write_folder.
+    form: as in write_folder. system: the message at the start of each conversation.
     """
     text = command.render(
         "Modelfile.j2",
         file=gguf_name,
         chat_template=form.ollama_template if form else "{{ .Prompt }}",
         block_size=block_size,
+        system=system,
         stop=[end_of_text, *form.stop, *form.markers] if form else [end_of_text],
     )
     files.write_text(path, text)

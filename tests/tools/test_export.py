@@ -26,6 +26,7 @@ from formats.conversation import PLAIN
 from formats.data_folder import IN_REPLY
 from formats.huggingface import to_hf
 from formats.pretrained import Pretrained
+from formats.run_folder import CheckpointError
 from generating import decode
 from generating.load import load_model
 from generating.text import Conversation
@@ -193,6 +194,34 @@ def test_llama_cpp_writes_the_same(exported):
     assert theirs["text"] == text
 
 
+@pytest.mark.parametrize("exported", [r for r in RUNS if "characters" not in r], indirect=True)
+def test_a_folder_of_transformers_gives_the_same_file(exported, tmp_path):
+    """As after a LoRA was merged into an export."""
+    _, out, _, _ = exported
+    export.main([str(out / "hf"), "--gguf", str(tmp_path / "run.gguf")])
+    ours, theirs = GGUFReader(out / "run.gguf"), GGUFReader(tmp_path / "run.gguf")
+    assert [f.contents() for f in theirs.fields.values()] == [
+        f.contents() for f in ours.fields.values()
+    ]
+    tensors = {tensor.name: tensor.data for tensor in theirs.tensors}
+    assert tensors.keys() == {tensor.name for tensor in ours.tensors}
+    assert all(np.array_equal(tensors[tensor.name], tensor.data) for tensor in ours.tensors)
+
+
+def test_a_folder_of_transformers_keeps_its_chat_template(tmp_path):
+    """If its form is known; another is refused."""
+    run = reciting(tmp_path / "run", "User: Hi\n\nAssistant: Hello.", masks={})
+    export.main([str(run), "--out", str(tmp_path / "hf")])
+    export.main([str(tmp_path / "hf"), "--gguf", str(tmp_path / "a.gguf")])
+    fields = GGUFReader(tmp_path / "a.gguf").fields
+    assert fields["tokenizer.chat_template"].contents() == PLAIN.chat_template
+    with pytest.raises(CheckpointError, match="for a GGUF file of it, leave out --out"):
+        export.main([str(tmp_path / "hf"), "--out", str(tmp_path / "more")])
+    (tmp_path / "hf/chat_template.jinja").write_text("[INST] {{ messages[0].content }}")
+    with pytest.raises(CheckpointError, match=r"not known here.*convert_hf_to_gguf"):
+        export.main([str(tmp_path / "hf"), "--gguf", str(tmp_path / "b.gguf")])
+
+
 def test_padding_is_left_out_of_an_export():
     config = GPTConfig(
         vocab_size=64, block_size=8, n_layer=1, n_head=1, n_embd=8, tie_weights=False
@@ -339,8 +368,11 @@ User:"
 
 @pytest.mark.parametrize(("form", "text"), [(None, MODELFILE), (PLAIN, CHAT_MODELFILE)])
 def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, form, text):
-    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form)
+    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form, None)
     assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == text
+    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form, "Be kind.")
+    expected = text.replace("PARAMETER num_ctx", 'SYSTEM """Be kind."""\nPARAMETER num_ctx')
+    assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == expected
 
 
 @pytest.mark.parametrize(
