@@ -52,6 +52,7 @@ FORMATS = (
         rb'\{\s*"cells": \[\s*\{\s*"cell_type"',
         "jupyter nbconvert --to markdown FILE converts it",
     ),
+    ("a MIDI file", (".mid", ".midi"), rb"MThd", "midi2abc FILE -o FILE.abc makes text of it"),
     ("a pointer to a file in Git LFS", (), rb"version https://git-lfs", "git lfs pull fetches it"),
 )
 BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}

@@ -235,6 +235,7 @@ FOREIGN = [
     ("a.txt", b"{\\rtf1\\ansi Hello}", "an RTF document; pandoc"),
     ("a.jsonl", gzip.compress(b"{}", mtime=0), "compressed; unpack it"),
     ("a.txt", b"PAR1" + bytes(30), "a Parquet file; let its name"),
+    ("a.mid", b"MThd" + bytes(4), "a MIDI file; midi2abc"),
     ("a.json", b'{\n "cells": [\n  {\n   "cell_type": "code"', "a notebook; jupyter nbconvert"),
     (
         "a.parquet",
