@@ -343,15 +343,24 @@ def test_an_error_that_is_not_the_disks_ends_the_run(char_data, tmp_path):
     assert run.saver.saved_step == 2
 
 
+def address_space():
+    """Bytes that this process has reserved."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
     char_data, tmp_path, capsys
 ):
-    run = small_run(char_data, tmp_path, "--n_embd=768", "--n_layer=6")  # 170 MB
+    run = small_run(char_data, tmp_path, "--n_embd=2048", "--n_layer=1")  # two matrices of 67 MB
     run.saver.begin()
     run.saver.wait()
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    with limited(resource.RLIMIT_AS, pages * resource.getpagesize() + 60_000_000):
+    blocks, before = [], 0
+    while address_space() == before or not blocks:  # until what earlier tests have freed is used up
+        before = address_space()
+        blocks.append(torch.empty(50_000_000, dtype=torch.uint8))
+    with limited(resource.RLIMIT_AS, address_space() + 60_000_000):
         save(run, 1)
+    del blocks
     assert "step 1 could not be saved" in capsys.readouterr().err
     assert run.saver.saved_step == 0
     save(run, 2)
