@@ -5,6 +5,7 @@ Knows how a value is written, checked and explained; config/__init__.py has the 
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import json
 import os
@@ -136,6 +137,15 @@ def convert(field: Field, value, where: str | Path):
     if limits["place"] and value is not None:
         return placed(value, f"{where}: {field.name}")
     return value
+
+
+def fitting(values: dict, table: dict[str, Field]) -> dict:
+    """The settings among `values` that fit their types, as a damaged file may hold others."""
+    found = {}
+    for name in values.keys() & table.keys():
+        with contextlib.suppress(ConfigError):
+            found[name] = convert(table[name], values[name], "")
+    return found
 
 
 def placed(text: str, where: str) -> str:

@@ -15,6 +15,7 @@ from shlex import quote
 
 from command_line import our_file
 from config import LEARNED, SETTINGS, Config, ConfigError
+from config.loader import fitting
 from formats import pretrained, run_folder
 from formats.address import AddressError
 from formats.data_folder import Meta, read_meta
@@ -251,7 +252,7 @@ def check_meant(config: Config, mirror: Mirror) -> None:
     Called if the run's folder is empty: this may be a new machine, or a new run of the same name.
     """
     mirror.check_same_run(Path(config.checkpoint_dir))  # raises if it holds other files
-    saved = mirror.settings()
+    saved = fitting(mirror.settings(), SETTINGS)
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNED & saved.keys()}
     names = set(known)

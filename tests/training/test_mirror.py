@@ -246,6 +246,15 @@ def test_a_mirror_without_settings_is_fetched_for_a_run_that_starts_from_weights
     assert fetch(tmp_path / "machine" / "run", place, init_from="checkpoints/base") == [1]
 
 
+@pytest.mark.parametrize("damaged", ["32", None, [], {"a": 1}, 1e300])
+def test_damaged_settings_of_a_mirror_are_not_compared(tmp_path, place, damaged):
+    save(tmp_path / "run", 1)
+    settings = Config(init_from="checkpoints/base").recorded() | {"block_size": damaged}
+    run_folder.record(tmp_path / "run", settings, "first id")
+    upload(tmp_path / "run", place)
+    assert fetch(tmp_path / "machine" / "run", place, init_from="checkpoints/base") == [1]
+
+
 def test_runs_that_share_a_name_and_the_begin_of_a_log_are_told_apart_by_their_ids(tmp_path, place):
     run, other = tmp_path / "first" / "run", tmp_path / "second" / "run"
     save(run, 1)
