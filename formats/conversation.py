@@ -34,7 +34,8 @@ SPEAKERS |= dict.fromkeys(("user", "human", "prompter", "customer"), "user")
 SPEAKERS |= dict.fromkeys((ASSISTANT, "gpt", "chatgpt", "bot", "chatbot", "model", "ai"), ASSISTANT)
 SPEAKERS |= dict.fromkeys(("tool", "function"), "tool")  # output of a program
 CONTENT = ("content", "value", "text")  # fields that hold a message's text
-CALLS = ("tool_calls", "function_call")  # fields of a message that is more than text
+# Fields of a message that is more than its text.
+BESIDE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 
 
 class ConversationError(ValueError):
@@ -164,10 +165,10 @@ def turns_of(messages: Sequence[dict]) -> list[Turn]:
                 f"has the role {role!r:.40}, which is not one of {known}; rename it, or make text"
                 " of the chat with a command of docs/data.md"
             )
-        if calls := next(filter(message.get, CALLS), None):
+        if beside := next(filter(message.get, BESIDE), None):
             raise ConversationError(
-                f"has a message with {calls}, which is not text; write the call into its content"
-                f" and remove {calls}"
+                f"has a message with {beside}, which is not in its text; write it into the content,"
+                f" a thought as <think>...</think>, and remove {beside}"
             )
         if isinstance(content, list) and all(isinstance(part, dict) for part in content):
             texts = [part.get("text") for part in content]  # OpenAI's format

@@ -170,6 +170,10 @@ BAD = [
     ({"messages": {"role": ["user"]}}, "is {'role': .*, not a text or a list of messages"),
     ({"messages": [["user", "Hello?"]]}, "is not a list of"),
     ({"messages": [{"role": "gpt", "content": "", "tool_calls": [1]}]}, "with tool_calls, which"),
+    (
+        {"messages": [{"role": "gpt", "content": "4", "reasoning_content": "2 + 2"}]},
+        "with reasoning_content, which is not in its text",
+    ),
     ({"Question": "a", "QUESTION": "b", "Answer": "c"}, "no field 'text', there is 'Question', "),
     (
         {"title": "a", "mapping": {}},
