@@ -22,10 +22,11 @@ SHOWN_CHARS = 40  # of each field's name in a message
 TEXT = "text"
 CONVERSATIONS = ("messages", "conversations", "conversation")
 # Names of question and answer in Alpaca, Dolly and others.
-ASKED = ("instruction", "prompt", "question")
+ASKED = ("instruction", "prompt", "question", "query")
 ABOUT = ("input", "context")  # what the question is about; may be empty
 ANSWERED = ("output", "response", "completion", "answer")
 SYSTEM = ("system", "system_prompt")  # what precedes a conversation
+HISTORY = "history"  # earlier questions and answers, in pairs, as in LLaMA-Factory's form of Alpaca
 LONGEST_RECORD = 256 << 20  # bytes of a JSON line, or characters of a cell
 SEPARATORS = ",\t;|"
 # Within a cell, neither doubled nor after a backslash: Excel would have put the cell in quotes.
@@ -58,7 +59,7 @@ def _known_fields(names):
     fields = [name for name in (TEXT, *CONVERSATIONS) if name in names]
     asked, about, answered = (_first(names, group) for group in (ASKED, ABOUT, ANSWERED))
     if asked and answered:
-        fields += [asked, about, answered]
+        fields += [asked, about, answered, _first(names, (HISTORY,))]
     if fields and fields != [TEXT]:
         fields.append(_first(names, SYSTEM))
     return [name for name in fields if name]
@@ -113,8 +114,20 @@ def _exchange(record, filled):
         if not isinstance(record[name], str):
             raise InputError(f"{name!r} is {record[name]!s:.40}, not a text")
     asked, about, answer = (record[name] if name else "" for name in parts)
-    question = {"role": "user", "content": f"{asked}\n\n{about}"}
-    return [question, {"role": "assistant", "content": answer}] if answer else [question]
+    pairs = [*_history(record.get(HISTORY)), (f"{asked}\n\n{about}", answer)]
+    said = zip(itertools.cycle(("user", "assistant")), itertools.chain(*pairs), strict=False)
+    return [{"role": role, "content": text} for role, text in said if text]
+
+
+def _history(value):
+    """The pairs of texts in the field HISTORY, which a table holds as JSON text."""
+    pairs = value or []
+    if isinstance(pairs, str):
+        with contextlib.suppress(ValueError):
+            pairs = json.loads(pairs)
+    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
+        raise InputError(f"{HISTORY!r} is {value!s:.40}, not a list of pairs of texts")
+    return pairs
 
 
 def _conversation(name, text):

@@ -1,10 +1,12 @@
 """From records to documents: marks of their ends, conversations in every form, what is noticed."""
 
+import csv
 import json
 import os
 import shlex
 import subprocess
 
+import pyarrow.parquet
 import pytest
 
 from preparing import InputError
@@ -141,6 +143,7 @@ CONVERSATIONS = {
     "Alpaca": {"system": "Be kind.", "instruction": "Hello?", "input": "", "output": "Good day."},
     "TRL": {"prompt": said("system", "user", "assistant")[:2], "completion": said("assistant")},
     "capitals": {"ID": 1, "System": "Be kind.", "Question": "Hello?", "Answer": "Good day."},
+    "MetaMath": {"system": "Be kind.", "query": "Hello?", "response": "Good day."},
     "OpenOrca": {
         "id": 1,
         "system_prompt": "Be kind.",
@@ -173,6 +176,10 @@ BAD = [
     (
         {"messages": [{"role": "gpt", "content": "4", "reasoning_content": "2 + 2"}]},
         "with reasoning_content, which is not in its text",
+    ),
+    (
+        {"question": "a", "answer": "b", "history": [{"role": "user"}]},
+        "'history' is .*, not a list",
     ),
     ({"Question": "a", "QUESTION": "b", "Answer": "c"}, "no field 'text', there is 'Question', "),
     (
@@ -217,6 +224,23 @@ def test_of_many_fields_a_message_shows_a_few(tmp_path):
         with pytest.raises(InputError, match=r"'column 0 x+', .*and 295 more") as caught:
             read(tmp_path / name, content)
         assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_the_history_of_a_question_comes_before_it(tmp_path, name):
+    """As in LLaMA-Factory's form of Alpaca."""
+    pairs = [["Hi.", "Hello!"], ["How?", "Fine."]]
+    row = {"instruction": "And you?", "input": "", "output": "Fine, too.", "history": pairs}
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / name)
+    elif name == "a.csv":
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([row, [*list(row.values())[:3], json.dumps(pairs)]])
+    else:
+        (tmp_path / name).write_text(json.dumps(row))
+    earlier = "User: Hi.\n\nAssistant: Hello!\n\nUser: How?\n\nAssistant: Fine.\n\n"
+    asked = "User: And you?\n\nAssistant: Fine, too.\n\n"
+    assert read(tmp_path / name) == ([earlier + asked], {})
 
 
 def test_conversations_without_a_reply_are_counted(tmp_path):
