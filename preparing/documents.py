@@ -31,6 +31,8 @@ EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
 NULL = "records whose text is null"
+# Fields of a message that say whether it counts, in OpenAI's format, Axolotl's and ms-swift's.
+WEIGHT = ("weight", "train", "loss")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -92,8 +94,10 @@ def documents_of(chunk: Chunk, options: Options) -> tuple[list[Document], Cleani
                 continue
         if document.text.strip():
             notice(document.text, chunk, options, report)
-            if document.turns and all(turn.speaker != ASSISTANT for turn in document.turns):
-                report.add(NO_REPLY, 1, len(document.text.encode()), [document.text])
+            replies = [turn.message for turn in document.turns if turn.speaker == ASSISTANT]
+            if document.turns and not all(replies or [""]):
+                rule = EMPTY_REPLY if replies else NO_REPLY
+                report.add(rule, 1, len(document.text.encode()), [document.text])
             documents.append(document)
     return documents, report
 
@@ -173,9 +177,13 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
 
 
 def _notice_weights(messages, turns, report):
-    """Count the replies that OpenAI's format excludes from training."""
+    """Count the replies that a field of WEIGHT excludes from training."""
     both = zip(messages, turns, strict=True)
-    replies = [turn.message for message, turn in both if message.get("weight") == 0]
+    replies = [
+        turn.message
+        for message, turn in both
+        if turn.speaker == ASSISTANT and any(message.get(name) == 0 for name in WEIGHT)
+    ]
     if replies:
         report.add(WEIGHTS, 1, sum(len(reply.encode()) for reply in replies), replies[:1])
 
@@ -320,7 +328,8 @@ HTML = "HTML or XML with its markup"
 JSON = "JSON, as plain text"
 GUTENBERG = "Project Gutenberg's notes before and after a book"
 NO_REPLY = "conversations in which the assistant says nothing"
-WEIGHTS = "replies of weight 0, which count like others"
+EMPTY_REPLY = "conversations with an empty reply"
+WEIGHTS = "replies that are marked as not to be trained on, which count like others"
 # The remedy for each.
 ADVICE = {
     IN_LINES: "put it in quotes if it is part of the text",
@@ -338,7 +347,8 @@ ADVICE = {
     r"/^\*\*\* *END OF/!p;}' FILE.txt > BOOK.txt keeps the books alone",
     JSON: "let the name of the file end in .jsonl or .json, or give --stdin_format jsonl",
     NO_REPLY: "training with loss_on = assistant skips them",
-    WEIGHTS: "weights are not supported; end the conversation before such a reply, or drop it",
+    EMPTY_REPLY: "remove such replies, or the model learns to say nothing",
+    WEIGHTS: "the marks are not supported; end the conversation before such a reply, or drop it",
 }
 # Special tokens of GPT, Llama, Qwen, Gemma, DeepSeek, BERT and others. Each expression begins with
 # a fixed character, which makes the search fast. (?P<s> and list<s>, from code, do not match.

@@ -243,6 +243,14 @@ def test_the_history_of_a_question_comes_before_it(tmp_path, name):
     assert read(tmp_path / name) == ([earlier + asked], {})
 
 
+def test_an_empty_reply_is_counted(tmp_path):
+    """As in ShareGPT, where the model learned to say nothing."""
+    record = {"messages": [*said("user", "gpt"), *said("user", "gpt", reply=" ")]}
+    texts, report = read(tmp_path / "a.jsonl", json.dumps(record))
+    assert len(texts) == 1
+    assert list(report) == ["conversations with an empty reply"]
+
+
 def test_conversations_without_a_reply_are_counted(tmp_path):
     for record in ({"messages": said("user")}, {"question": "Good day.", "answer": ""}):
         texts, report = read(tmp_path / "a.jsonl", json.dumps(record))
@@ -250,11 +258,13 @@ def test_conversations_without_a_reply_are_counted(tmp_path):
         assert list(report) == ["conversations in which the assistant says nothing"]
 
 
-def test_replies_that_openai_would_not_train_on_are_counted(tmp_path):
-    messages = said("user", "assistant")
+@pytest.mark.parametrize("field", ["weight", "train", "loss"])
+def test_replies_that_others_would_not_train_on_are_counted(tmp_path, field):
+    messages = [message | {field: message["role"] != "user"} for message in said("user", "gpt")]
     last = {"role": "assistant", "content": "Wrong."}
-    rows = [{"messages": [*messages, last | {"weight": weight}]} for weight in (0, 1)]
+    rows = [{"messages": [*messages, last | {field: counts}]} for counts in (0, 1)]
     found, report = read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert len(found) == 2
     counts = {"documents": 1, "bytes": 6, "examples": ["Wrong."]}
-    assert report == {"replies of weight 0, which count like others": counts}
+    rule = "replies that are marked as not to be trained on, which count like others"
+    assert report == {rule: counts}
