@@ -155,15 +155,15 @@ def turns_of(messages: Sequence[dict]) -> list[Turn]:
             content = next((message[name] for name in CONTENT if name in message), None)
         except (TypeError, KeyError):
             raise ConversationError(
-                'is not a list of {"role": ..., "content": ...}; docs/data.md has commands that'
-                " make text of chats and of other lists"
+                'is not a list of {"role": ..., "content": ...}; docs/other-programs.md has'
+                " commands that make text of chats and of other lists"
             ) from None
         name = str(role).strip().lower()
         if name not in SPEAKERS:
             known = ", ".join(SPEAKERS)
             raise ConversationError(
                 f"has the role {role!r:.40}, which is not one of {known}; rename it, or make text"
-                " of the chat with a command of docs/data.md"
+                " of the chat with a command of docs/other-programs.md"
             )
         if beside := next(filter(message.get, BESIDE), None):
             raise ConversationError(

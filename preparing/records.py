@@ -76,7 +76,8 @@ def text_of(record: dict, text_field: str | None) -> tuple[str, object]:
         nested = any(isinstance(value, dict | list) for value in record.values())
         raise InputError(
             f"no field {text_field or TEXT!r}, there is {names}; name the text's field with"
-            f" --text_field{', or make text of it with a command of docs/data.md' * nested}"
+            " --text_field"
+            f"{', or make text of it with a command of docs/other-programs.md' * nested}"
         )
     known = {name if text_field else name.lower(): record[name] for name in fields}
     filled = [name for name, value in known.items() if value]

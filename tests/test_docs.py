@@ -192,7 +192,7 @@ EXPORTS = {  # the comment above a command: the file that it reads, and what it 
 @pytest.mark.skipif(not shutil.which("jq"), reason="needs jq")
 @pytest.mark.parametrize("what", EXPORTS)
 def test_commands_make_text_of_other_programs(tmp_path, what):
-    page = text_of("docs/data.md")
+    page = text_of("docs/other-programs.md")
     command = re.search(rf"^# {what}.*\n([^#]*?)^[#`]", page, re.MULTILINE)[1]
     read = re.search(r"[\w/*]+\.(json|pgn|txt)|inbox.mbox|jokes", command)[0]
     written = command.split()[-1]
