@@ -44,7 +44,7 @@ FILES = ("model.pt", "optimizer.pt", "tokenizer.json")  # of a step folder, besi
 OTHERS = {
     "ckpt.pt": "this program does not read nanoGPT's ckpt.pt. Train on its text here (python"
     f" {our_file('prepare_data.py')} TEXT --tokenizer gpt2), or convert its weights as"
-    " docs/fine-tuning.md#weights-of-nanogpt shows",
+    " docs/from-nanogpt.md#weights-of-nanogpt shows",
     "adapter_config.json": "it holds an adapter, such as a LoRA, which is not supported. Merge it"
     " into its model with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
     ".save_pretrained(OUT)",

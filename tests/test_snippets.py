@@ -60,7 +60,7 @@ def test_weights_of_nanogpt(bpe_data, tmp_path):
         saved[f"_orig_mod.{inner}"] = tensor
     torch.save({"model": saved, "model_args": shape | {"bias": False}}, tmp_path / "ckpt.pt")
     replaced = {"Tokenizer.gpt2()": f"Tokenizer.load({str(bpe_data)!r})"}
-    run("docs/fine-tuning.md", "ckpt.pt", tmp_path, replaced)
+    run("docs/from-nanogpt.md", "ckpt.pt", tmp_path, replaced)
     x = torch.randint(512, (2, 16))
     found = pretrained.load(tmp_path / "exported/nanogpt")
     torch.testing.assert_close(found.model()(x), model(x))
