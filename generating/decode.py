@@ -23,13 +23,17 @@ FIRST_LENGTH = 512  # initial positions in the cache
 
 
 @torch.inference_mode()
-def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=None, **settings):
+def generate(
+    model, prompts, max_new_tokens, repetition_penalty=1.0, end_ids=(), decoder=None, **settings
+):
     """Yield the next token id of every sequence, a list of B ints, max_new_tokens times.
 
     model: a GPT in evaluation mode. prompts: B non-empty lists of ids, of any lengths; the model
     sees the last block_size ids of a longer one. repetition_penalty: as in
-    `apply_repetition_penalty`. decoder: a Decoder of this model for B sequences, to reuse; None: a
-    new one. settings: as in `sample`. An id is NAN if the logits are NaN or infinite.
+    `apply_repetition_penalty`. end_ids: ids that it spares, since a prompt has them where earlier
+    texts or turns end, and this one would not end. decoder: a Decoder of this model for B
+    sequences, to reuse; None: a new one. settings: as in `sample`. An id is NAN if the logits are
+    NaN or infinite.
 
     A sequence that fills the context continues from its newer half: the model sees the last
     block_size / 2 tokens and all that follow, until the context is full again.
@@ -47,6 +51,7 @@ def generate(model, prompts, max_new_tokens, repetition_penalty=1.0, decoder=Non
         logits = decoder.step(sequences) if cached else decoder.prefill(sequences)
         finite = logits.isfinite().all(dim=-1)
         if repetition_penalty != 1:
+            seen[:, list(end_ids)] = False
             logits = apply_repetition_penalty(logits, seen, repetition_penalty)
         drawn = sample(logits, **settings)
         seen.scatter_(1, drawn[:, None], True)

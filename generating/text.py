@@ -94,6 +94,7 @@ def complete(
     else:
         generator.manual_seed(seed)
     settings |= {"vocab_size": tokenizer.vocab_size, "generator": generator}
+    settings["end_ids"] = [tokenizer.eot_id, *end_ids]
     given = [ids_of(tokenizer, prompt) or [tokenizer.eot_id] for prompt in prompts]
     texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
     completions = [Completion(text, tokenizer, max_new_tokens, stop, end_ids) for text in texts]

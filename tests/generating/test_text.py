@@ -84,6 +84,21 @@ def test_an_empty_prompt_is_the_start_of_a_document(byte_tokenizer):
     assert row.ids == [i for (i,) in written] != []
 
 
+def test_a_repetition_penalty_spares_what_ends_a_text(byte_tokenizer):
+    """A conversation has <|im_end|> in each turn, and an empty prompt is an end-of-text."""
+    marker = 257
+    for end, prompt in ((byte_tokenizer.eot_id, ""), (marker, [marker, 7])):
+        model = GPT(GPTConfig(258, 16, 1, 1, 8, tie_weights=False)).eval()
+        model.ln_f.weight.data.zero_()
+        model.ln_f.bias.data.fill_(1.0)
+        model.lm_head.weight.data.zero_()
+        model.lm_head.weight.data[97] = 0.9
+        model.lm_head.weight.data[end] = 1.0  # the likeliest
+        settings = {"temperature": 0, "repetition_penalty": 2.0, "end_ids": [marker]}
+        *_, (row,) = complete(model, byte_tokenizer, [prompt], 5, **settings)
+        assert (row.ids, row.ended) == ([], "end of text")
+
+
 def test_padded_ids_are_never_written(byte_tokenizer):
     torch.manual_seed(0)
     model = GPT(GPTConfig(320, 64, 1, 2, 32)).eval()
