@@ -345,6 +345,7 @@ MODELFILE = '''FROM ./my model.gguf
 TEMPLATE """{{ .Prompt }}"""
 PARAMETER num_ctx 48
 PARAMETER temperature 0.8
+PARAMETER repeat_penalty 1
 PARAMETER stop "<|endoftext|>"
 '''
 CHAT_MODELFILE = '''FROM ./my model.gguf
@@ -359,6 +360,7 @@ TEMPLATE """{{ range .Messages }}{{ if eq .Role "user" }}User: {{ .Content }}
 {{ end }}{{ end }}Assistant:"""
 PARAMETER num_ctx 48
 PARAMETER temperature 0.8
+PARAMETER repeat_penalty 1
 PARAMETER stop "<|endoftext|>"
 PARAMETER stop "
 
