@@ -78,6 +78,8 @@ def answer(
         completions = terminal.stream(growing, args.chat)
         terminal.note_speed(completions)
     terminal.note_nan(completions)
+    if args.chat:
+        terminal.note_cut(completions)
     return completions
 
 

@@ -202,6 +202,12 @@ def note_nan(completions: list[Completion]) -> None:
         note("the model computed NaN; try --dtype float32, or an earlier step of the run")
 
 
+def note_cut(completions: list[Completion]) -> None:
+    """Print a note if a reply did not end before --max_new_tokens."""
+    if any(completion.ended == "length" for completion in completions):
+        note("the reply is cut off at --max_new_tokens; give a larger number for more of it")
+
+
 def note_speed(completions: list[Completion]) -> None:
     tokens = sum(len(completion.ids) for completion in completions)
     note(f"{plural(tokens, 'token')}, {tokens_per_second(completions):,.1f} tokens/s")

@@ -137,6 +137,9 @@ def test_a_chat_ends_a_reply_at_the_marker_and_does_not_show_it(run):
     result = run_script(*ask, stdin="Hi\nYou?\n")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "Good day.\nFine.\n"
+    assert "cut off" not in result.stderr
+    cut = run_script(*ask, "--prompt=Hi", "--max_new_tokens=1")
+    assert "[the reply is cut off at --max_new_tokens; give a larger" in cut.stderr
     (line,) = run_script(*ask, "--prompt=Hi", "--json").stdout.splitlines()
     said = json.loads(line)
     assert said["prompt"] == f"{START}user\nHi{END}\n{START}assistant\n"
