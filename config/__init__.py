@@ -180,7 +180,6 @@ class Config:
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config) if field.metadata}
-LENGTH = {"epochs", "max_steps"}
 
 
 def _learned():
@@ -190,7 +189,7 @@ def _learned():
         section = field.metadata["section"] or section
         if section in ("model", "optimization"):
             names.add(name)
-    return names - LENGTH - {"micro_batch_size"}
+    return names - {"epochs", "max_steps", "micro_batch_size"}
 
 
 LEARNED = _learned()

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 
 from command_line import Parser, duration, local_path, plural, short
-from config import LEARNED, LENGTH, SETTINGS
 from formats import files, run_folder
 from tools import command
 
@@ -38,9 +37,6 @@ SMALL = {  # {field: title} of the small curves
 }
 UNITS = {"val_loss": "nats per token", "bits_per_byte": "bits per byte"}
 MARK = "by python -m tools.report"  # occurs in every page
-# Settings in which runs of one recipe may differ: they do not affect the weights, or only by chance
-# (the seed), or are compared by content (the data).
-SHOWN_ALONE = SETTINGS.keys() - LEARNED - LENGTH - {"eval_batches"} | {"seed"}
 SAMPLES = 8  # answers per prompt
 STYLE = [  # for matplotlib
     "seaborn-v0_8-whitegrid",
@@ -164,14 +160,34 @@ def key_figures(run: History, loss: str) -> dict[str, str]:
 
 
 def table_of(runs: list[History]) -> dict[str, list]:
-    """{name: its value in each run}: the key figures, and the settings that differ."""
-    loss, rows = common_loss(runs), {}
-    figures = [key_figures(run, loss) for run in runs]
+    """{name: its value in each run}: final losses, key figures, and the settings that differ."""
+    rows = losses_at_the_end(runs)
+    figures = [key_figures(run, common_loss(runs)) for run in runs]
     for columns in (figures, [run.settings for run in runs]):
         for name in dict.fromkeys(itertools.chain(*columns)):
             values = [column.get(name, "") for column in columns]
             if columns is figures or len(set(map(str, values))) > 1:
                 rows[name] = values
+    return rows
+
+
+def losses_at_the_end(runs: list[History]) -> dict[str, list[str]]:
+    """{name: the validation loss of each run} after the same tokens and the same seconds.
+
+    These are those of the run that has the fewest. Bits per byte are compared only after the same
+    seconds, since tokens of different tokenizers hold different amounts of text.
+    """
+    if len(runs) == 1 or not all(run.records("val_loss") for run in runs):
+        return {}
+    loss, rows = common_loss(runs), {}
+    for column in ("tokens", "elapsed_s") if loss == "val_loss" else ("elapsed_s",):
+        curves = [run.series(loss, column) for run in runs]
+        end = min(x[-1] for x, _ in curves)
+        losses = [float(np.interp(end, x, y, left=math.nan)) for x, y in curves]
+        if math.isfinite(sum(losses)):  # all runs had an evaluation by then
+            amount = f"{short(end)} tokens" if column == "tokens" else duration(end)
+            name = f"loss after {amount} of training, in {UNITS[loss]}"
+            rows[name] = [f"{loss:.4f}" for loss in losses]
     return rows
 
 
@@ -187,65 +203,6 @@ def answers(runs: list[History]) -> list[dict]:
             known = {"run": run.name, "step": step, "val_loss": losses.get(step)}
             found += [sample | known for sample in record["samples"]]
     return found
-
-
-# -- comparing final losses ------------------------------------------------------------------------
-
-
-def compare_ends(runs: list[History]) -> list[str]:
-    """Sentences that compare the validation losses after the same tokens and the same seconds.
-
-    Bits per byte are compared only after the same seconds, since tokens of different tokenizers
-    hold different amounts of text.
-    """
-    if len(runs) == 1 or not all(run.records("val_loss") for run in runs):
-        return []
-    loss, sentences = common_loss(runs), []
-    for column in ("tokens", "elapsed_s") if loss == "val_loss" else ("elapsed_s",):
-        curves = [run.series(loss, column) for run in runs]
-        end = min(x[-1] for x, _ in curves)
-        losses = [float(np.interp(end, x, y, left=math.nan)) for x, y in curves]
-        if math.isfinite(sum(losses)):  # all runs had an evaluation by then
-            amount = f"{short(end)} tokens" if column == "tokens" else duration(end)
-            differences = " ".join(compare_settings(runs, losses))
-            sentences.append(f"Loss after {amount} of training, in {UNITS[loss]}: {differences}")
-    return sentences
-
-
-def compare_settings(runs: list[History], losses: list[float]) -> list[str]:
-    """How far apart the mean losses of different settings are, and whether seeds explain that.
-
-    They do up to the largest range of losses among runs that differ only in their seed.
-    """
-    groups = {}  # {settings, data and length: {name of a run: its loss}}
-    seeds = {}  # {the same key: seeds}
-    for run, loss in zip(runs, losses, strict=True):
-        settings = {name: v for name, v in run.settings.items() if name not in SHOWN_ALONE}
-        key = str((settings, run.start["data"]["sha256"], run.start["total_steps"]))
-        groups.setdefault(key, {})[run.name] = loss
-        seeds.setdefault(key, set()).add(run.config.get("seed"))
-    means, spreads, repeats = {}, {}, []  # keyed by names of runs
-    for key, group in groups.items():
-        names, of_seeds = ", ".join(group), list(group.values())
-        means[names] = np.mean(of_seeds)
-        if len(seeds[key]) > 1:
-            spreads[names] = max(of_seeds) - min(of_seeds)
-        elif len(group) > 1:
-            repeats.append(f"{names} have the same settings and the same seed.")
-    (first, base), *others = means.items()
-    sentences = [f"{first}: {base:.4f}."]
-    for names, mean in others:
-        sentence = f"{names}: {abs(mean - base):.4f} {'higher' if mean > base else 'lower'}"
-        if spreads:
-            more = "more" if abs(mean - base) > max(spreads.values()) else "not more"
-            sentence += f", {more} than the seeds explain"
-        sentences.append(f"{sentence}.")
-    for names, spread in spreads.items():
-        sentences.append(f"{names} differ only in their seed; their spread is {spread:.4f}.")
-    sentences += repeats
-    if not spreads:
-        sentences.append("A run with another --seed would show how much of this is chance.")
-    return sentences
 
 
 # -- curves ----------------------------------------------------------------------------------------
@@ -325,11 +282,8 @@ def as_address(figure) -> str:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
-    """Write the page, and the curves over steps as a PNG. comparison: from compare_ends.
-
-    Raises ReportError if they cannot be written.
-    """
+def write_page(runs: list[History], out: Path) -> None:
+    """Write the page, and the curves over steps as a PNG. Raises ReportError if that fails."""
     curves = {column: plot(runs, column) for column in ("step", "tokens", "minutes")}
     html = command.render(
         "report.html.j2",
@@ -337,7 +291,6 @@ def write_page(runs: list[History], comparison: list[str], out: Path) -> None:
         loss=common_loss(runs),
         table=table_of(runs),
         curves={column: as_address(figure) for column, figure in curves.items()},
-        comparison=comparison,
         answers=answers(runs),
         drawn=time.strftime("%Y-%m-%d %H:%M"),
         short=short,
@@ -378,10 +331,10 @@ def main(argv: list[str]) -> None:
         parser.error(f"--out {out}: the name must end in .html")
     check_own(out)
     runs = [read_history(*run) for run in zip(folders, names_of(folders), strict=True)]
-    comparison = compare_ends(runs)
-    write_page(runs, comparison, out)
-    for sentence in comparison:
-        print(sentence)
+    write_page(runs, out)
+    for name, losses in losses_at_the_end(runs).items():
+        of_runs = [f"{run.name} {loss}" for run, loss in zip(runs, losses, strict=True)]
+        print(f"{name}: {', '.join(of_runs)}")
     print(f"{out} and {out.with_suffix('.png').name}")
 
 
