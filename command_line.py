@@ -1,6 +1,7 @@
 """What people type -> what they mean: paths, numbers, names that are nearly right.
 
-For the settings and for the options of all programs; and how messages name our files and numbers.
+For the settings and for the options of all programs; and errors, and how messages name our files
+and numbers.
 Knows no setting and no option.
 """
 
@@ -106,6 +107,15 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     name = name.lower()
     alike = [other for other in known if other.startswith(name) or name.startswith(other)]
     return alike[:3] or difflib.get_close_matches(name, known, 1, 0.65)
+
+
+class UserError(ValueError):
+    """An error whose message is for the user: startup.run prints it, without a traceback.
+
+    status: the exit status; 2 for what the user can correct, 1 for a failure while running.
+    """
+
+    status = 2
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,8 +18,6 @@ from argparse import Namespace
 
 import hardware
 from formats import files
-from formats.address import AddressError
-from formats.run_folder import CheckpointError
 from generating import terminal
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import parse_args
@@ -28,8 +26,6 @@ from tokenizer_bpe import TokenizerError
 
 # The arguments that generating.text.complete takes too.
 SETTINGS = ("max_new_tokens", "stop", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
-# Errors that a user can fix; the exit status is 2.
-MISTAKES = (AddressError, CheckpointError, TokenizerError, hardware.DeviceError)
 
 
 def main(argv: list[str]) -> None:
@@ -120,7 +116,7 @@ def session(loaded: LoadedModel, args: Namespace) -> None:
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is not a mistake, if it has one."""
+    """The sentence for another error, if it has one."""
     if isinstance(error, OSError):
         return files.error_message(error)
     if hardware.out_of_memory(error):
@@ -130,4 +126,4 @@ def explain(error: BaseException) -> str | None:
 
 if __name__ == "__main__":
     startup.end()
-    sys.exit(startup.run("generate.py", main, MISTAKES, explain))
+    sys.exit(startup.run("generate.py", main, explain))

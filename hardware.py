@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 import processors
-from command_line import plural
+from command_line import UserError, plural
 
 # Figures of data sheets: dense TFLOP/s of matrix products in bf16 (in fp16 on V100 and T4), added
 # up in float32, and GB of memory of the smallest variant. The first key found in a device's name
@@ -56,8 +56,8 @@ BUILDS = "https://download.pytorch.org/whl"
 BUILD = "cu130" if os.name == "nt" else "cu129"
 
 
-class DeviceError(ValueError):
-    """A device that cannot be used, in a sentence for the user."""
+class DeviceError(UserError):
+    """A device that cannot be used."""
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,8 @@ import signal
 import sys
 import time
 
-from formats.address import AddressError
-from formats.data_folder import DataError
 from formats.files import error_message
-from formats.run_folder import CheckpointError
-from preparing import InputError, PrepareError, engines
+from preparing import InputError, engines
 from preparing.arguments import Plan, parse
 from preparing.documents import UNUSABLE
 from preparing.encoder import encode_chunks
@@ -31,10 +28,7 @@ from preparing.summary import Progress, describe, summary, verify
 from preparing.tokenizers import obtain_tokenizer
 from preparing.work_folder import WorkFolder
 from preparing.writer import TokenWriter
-from tokenizer_bpe import Tokenizer, TokenizerError
-
-# A user can correct these; the exit status is 2.
-MISTAKES = (AddressError, CheckpointError, DataError, InputError, TokenizerError)
+from tokenizer_bpe import Tokenizer
 
 
 def prepare(plan: Plan) -> None:
@@ -104,7 +98,7 @@ def terminate(signum, _):
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is not a mistake, if it has one."""
+    """The sentence for another error, if it has one."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; finished work is kept, and the same command continues"
     if isinstance(error, OSError):
@@ -112,12 +106,12 @@ def explain(error: BaseException) -> str | None:
             f"{error_message(error)}; finished work is kept, and the same command continues once"
             " there is room or permission"
         )
-    return str(error) if isinstance(error, PrepareError) else None
+    return None
 
 
 if __name__ == "__main__":
     startup.end()
-    status = startup.run("prepare_data.py", main, MISTAKES, explain)
+    status = startup.run("prepare_data.py", main, explain)
     if status > 128:
         # Stopped, maybe with threads at work in packages. Python's own exit would wait for those at
         # a chunk, and abort, or hang, in the one that trains a tokenizer.

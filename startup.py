@@ -158,18 +158,17 @@ def end() -> None:
 def run(
     name: str,
     main: Callable[[list[str]], int | None],
-    mistakes: tuple[type[Exception], ...] = (),
     explain: Callable[[BaseException], object] = lambda error: None,
     say: Callable[[str], None] = lambda sentence: print(sentence, file=sys.stderr),
 ) -> int:
     """Call main with the command line. Returns the exit status: what main returns, or 0 for None.
 
-    An error becomes a sentence, which `say` prints in the script's name. mistakes: errors that a
-    user can fix; the status is 2. explain: what another error means; the status is 1, with a
-    traceback if it returns None. Ctrl-C is 130, without a sentence if explain has none.
-    A handler of another signal raises KeyboardInterrupt(signum), for 128 + signum.
+    A UserError is a sentence, which `say` prints in the script's name. explain: what another error
+    means; the status is 1, with a traceback if it returns None. Ctrl-C is 130, without a sentence
+    if explain has none. A handler of another signal raises KeyboardInterrupt(signum), for 128 +
+    signum.
     """
-    from command_line import without_credentials  # an older Python cannot read it
+    from command_line import UserError, without_credentials  # an older Python cannot read it
 
     def tell(sentence):
         say(f"{name}: {without_credentials(str(sentence))}")
@@ -178,9 +177,9 @@ def run(
         status = main([with_underscores(word) for word in sys.argv[1:]]) or 0
         sys.stdout.flush()
         return status
-    except mistakes as error:
+    except UserError as error:
         tell(error)
-        return 2
+        return error.status
     except BrokenPipeError:  # as with `| head`
         return 0
     except KeyboardInterrupt as stop:

@@ -21,6 +21,8 @@ import tokenizers
 from tiktoken.load import load_tiktoken_bpe
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from command_line import UserError
+
 EOT = "<|endoftext|>"
 # The names under which files of others have it. Where a file has none of them, the configs next to
 # it name another token.
@@ -42,8 +44,8 @@ OTHER = "choose another tokenizer, or train one with prepare_data.py"
 CUT = re.compile(r"(?<=\S)\n(?=\S)|(?<=[^\W\d_])(?= [^\W\d_])|(?<=[^\W\d_])(?=[。，！？、；：])")
 
 
-class TokenizerError(ValueError):
-    """A tokenizer file or a text that cannot be used, in a sentence for the user."""
+class TokenizerError(UserError):
+    """A tokenizer file or a text that cannot be used."""
 
 
 def _alphabet():

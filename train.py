@@ -27,13 +27,8 @@ import config as settings
 import hardware
 from config import Config, ConfigError
 from formats import files, run_folder
-from formats.address import AddressError
-from formats.data_folder import DataError
-from formats.run_folder import CheckpointError
-from hardware import DeviceError
 from model import IGNORE
-from tokenizer_bpe import TokenizerError
-from training import RunError, distributed
+from training import distributed
 from training.distributed import StopFlag, locked
 from training.fit import fit
 from training.optimizer import clip_gradients, set_learning_rates, update_weights
@@ -44,16 +39,6 @@ from training.run import Run
 from training.schedule import LIMITS
 from training.setup import build
 from training.step import evaluate, forward_backward, seed_dropout, unsaved_if_it_fails
-
-# What a user can fix; the exit status is 2.
-MISTAKES = (
-    AddressError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    TokenizerError,
-)
 
 
 def train(config: Config) -> int:
@@ -255,7 +240,7 @@ def check_batch(config: Config) -> None:
 
 def main() -> int:
     """The command, with errors as sentences. Returns the exit status."""
-    return startup.run("train.py", start, MISTAKES, explain, distributed.print_error)
+    return startup.run("train.py", start, explain, distributed.print_error)
 
 
 def start(argv: list[str]) -> int:
@@ -270,9 +255,7 @@ def start(argv: list[str]) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """The sentence for a failure that is not a mistake, if it has one."""
-    if isinstance(error, RunError):
-        return str(error)
+    """The sentence for another error, if it has one."""
     if isinstance(error, OSError):
         return files.error_message(error)
     if hardware.out_of_memory(error):

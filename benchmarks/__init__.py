@@ -18,14 +18,10 @@ from pathlib import Path
 
 import torch
 
-import config as settings
 import hardware
 import startup
 from command_line import Parser, local_path
 from formats import files, run_folder
-from formats.run_folder import CheckpointError
-from preparing import InputError
-from tokenizer_bpe import TokenizerError
 from tools import command
 
 ENVIRONMENT = dict(os.environ)  # nanoGPT runs in it
@@ -54,8 +50,7 @@ def checkout(text: str, name: str, script: str) -> Path:
 
 def run_main(name: str, main: Callable) -> None:
     """Run benchmarks/NAME.py; a mistake in its command line ends in a sentence."""
-    mistakes = (settings.ConfigError, CheckpointError, hardware.DeviceError, InputError)
-    command.run(f"benchmarks.{name}", main, (*mistakes, TokenizerError))
+    command.run(f"benchmarks.{name}", main)
 
 
 # -- measuring -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dataclasses import Field
 from pathlib import Path
 from types import ModuleType, NoneType
 
-from command_line import LOGIN, near, our_file, our_tool, place, unquoted
+from command_line import LOGIN, UserError, near, our_file, our_tool, place, unquoted
 
 # Names in nanoGPT and in other programs, and what to write here.
 OTHERS = {
@@ -58,8 +58,8 @@ KINDS = {
 }
 
 
-class ConfigError(ValueError):
-    """A setting that cannot be used, in a sentence for the user."""
+class ConfigError(UserError):
+    """A setting that cannot be used."""
 
 
 def setting(default, meaning: str, low=0, high=10**9, choices=None, section=None, place=False):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from command_line import without_credentials
+from command_line import UserError, without_credentials
 from formats.files import atomic_write, check_room, error_message, take_lock
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
@@ -39,8 +39,8 @@ TAGS = ("ETag", "etag", "blob_id", "md5Hash", "Last-Modified", "LastModified", "
 FETCHED = Path("checkpoints", ".fetched")  # local copies of remote runs and models
 
 
-class AddressError(ValueError):
-    """An address that cannot be read or written; the message is for the user."""
+class AddressError(UserError):
+    """An address that cannot be read or written."""
 
 
 def protocol_of(address: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from command_line import our_file
+from command_line import UserError, our_file
 from formats.files import few, fingerprint, write_json
 from formats.files import sha256 as file_sha256
 
@@ -25,8 +25,8 @@ TURN_BEGINS = 2  # the token begins another speaker's turn
 REMEDY = "copy the folder here again, or prepare the data again with --overwrite"
 
 
-class DataError(ValueError):
-    """A prepared folder that cannot be used; the message is for the user."""
+class DataError(UserError):
+    """A prepared folder that cannot be used."""
 
 
 @dataclass

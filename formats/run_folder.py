@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from shlex import quote
 
-from command_line import our_file
+from command_line import UserError, our_file
 from config.loader import RECORDED
 from formats.files import (
     atomic_folder,
@@ -55,8 +55,8 @@ OTHERS = {
 }
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that is missing or cannot be used; the message is for the user."""
+class CheckpointError(UserError):
+    """A checkpoint that is missing or cannot be used."""
 
 
 class VersionError(CheckpointError):

@@ -10,13 +10,17 @@ for validation. summary describes the finished dataset.
 
 import importlib
 
-
-class InputError(ValueError):
-    """Input that cannot be used. The command ends with status 2."""
+from command_line import UserError
 
 
-class PrepareError(RuntimeError):
-    """A failure while running; finished work is kept. The command ends with status 1."""
+class InputError(UserError):
+    """Input that cannot be used."""
+
+
+class PrepareError(UserError):
+    """A failure while running; finished work is kept."""
+
+    status = 1
 
 
 def need(what: str, package: str) -> None:

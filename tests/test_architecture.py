@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "tests": GROUND | {"formats", "tools", "benchmarks"} | ROOMS | SCRIPTS,
 }
 MAY_IMPORT |= {part: set() for part in GROUND}
-MAY_IMPORT |= {part: {"command_line"} for part in ("config", "startup")}
+MAY_IMPORT |= {part: {"command_line"} for part in ("config", "startup", "tokenizer_bpe")}
 MAY_IMPORT |= {"hardware": {"processors", "command_line"}}
 MAY_IMPORT |= {part: GROUND | {"formats"} | ROOMS for part in SCRIPTS}
 FILES = [*ROOT.glob("*.py")]

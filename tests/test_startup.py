@@ -139,7 +139,8 @@ def test_streams_may_be_closed():
 ENDINGS = {
     "return": (0, ""),
     "return 3": (3, ""),
-    "raise TypeError('a mistake')": (2, "me.py: a mistake\n"),
+    "raise InputError('a mistake')": (2, "me.py: a mistake\n"),
+    "raise PrepareError('no network')": (1, "me.py: no network\n"),
     "raise OSError('a failure')": (1, "me.py: a failure\n"),
     "raise BrokenPipeError": (0, ""),
     "raise KeyboardInterrupt": (130, ""),
@@ -151,9 +152,10 @@ ENDINGS = {
 @pytest.mark.parametrize("statement", ENDINGS)
 def test_each_ending_has_its_status_and_sentence(statement):
     code = (
-        f"import startup, sys\ndef main(argv): {statement}\n"
+        "import startup, sys\nfrom preparing import InputError, PrepareError\n"
+        f"def main(argv): {statement}\n"
         "def explain(error): return error if isinstance(error, OSError) else None\n"
-        "sys.exit(startup.run('me.py', main, (TypeError,), explain))"
+        "sys.exit(startup.run('me.py', main, explain))"
     )
     result = run_script("-c", code)
     assert (result.returncode, result.stderr) == ENDINGS[statement]

@@ -11,21 +11,16 @@ from pathlib import Path
 import startup
 from command_line import our_file
 from formats import files
-from formats.address import AddressError
-from formats.data_folder import DataError
 
 
-def run(name: str, main: Callable[[list[str]], None], mistakes: tuple = ()) -> None:
-    """Call main with the command line, and end the process with its exit status.
-
-    mistakes: this tool's errors with exit status 2, besides DataError and AddressError.
-    """
+def run(name: str, main: Callable[[list[str]], None]) -> None:
+    """Call main with the command line, and end the process with its exit status."""
     startup.end()
-    sys.exit(startup.run(name, main, (AddressError, DataError, *mistakes), explain))
+    sys.exit(startup.run(name, main, explain))
 
 
 def explain(error: BaseException) -> str | None:
-    """The message for a failure that is not the user's mistake; None if there is no better one."""
+    """The sentence for an error that is no UserError; None if there is no better one."""
     if isinstance(error, ModuleNotFoundError):
         constraints = our_file("constraints.txt")
         return f"{error.name} is missing; pip install {error.name} -c {constraints}"

@@ -21,13 +21,11 @@ from pathlib import Path
 import torch
 
 import hardware
-from command_line import Parser, number, plural
+from command_line import Parser, UserError, number, plural
 from formats import files, run_folder
-from formats.run_folder import CheckpointError
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import add_device
 from generating.text import Conversation, complete
-from tokenizer_bpe import TokenizerError
 from tools import command
 
 CONTROLS = {  # {setting: (smallest, largest, default, step, meaning)}
@@ -68,7 +66,7 @@ def generate(device: torch.device, prompt: str, paths: list[str], *values):
             for text_and_status in write(device, path, prompt, settings):
                 shown[2 * n : 2 * n + 2] = text_and_status
                 yield shown
-        except (CheckpointError, TokenizerError) as error:
+        except UserError as error:
             shown[2 * n + 1] = as_markdown(str(error))
             yield shown
 
@@ -176,5 +174,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    mistakes = (CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.demo", main, mistakes)
+    command.run("tools.demo", main)

@@ -34,7 +34,7 @@ from formats.run_folder import CheckpointError
 from generating.load import load_model
 from generating.terminal import add_device
 from model import IGNORE
-from tokenizer_bpe import Tokenizer, TokenizerError
+from tokenizer_bpe import Tokenizer
 from tools import command
 from training.dataset import Dataset
 from training.start import other_data
@@ -219,5 +219,4 @@ def compressed(data_dir: str, compress: Callable[[bytes], bytes]) -> str:
 
 
 if __name__ == "__main__":
-    mistakes = (CheckpointError, TokenizerError, hardware.DeviceError)
-    command.run("tools.evaluate", main, mistakes)
+    command.run("tools.evaluate", main)

@@ -25,7 +25,6 @@ from formats import files, huggingface, pretrained, run_folder
 from formats.conversation import END, Form, form_of
 from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
-from tokenizer_bpe import TokenizerError
 from tools import command
 
 
@@ -223,4 +222,4 @@ def write_modelfile(
 
 
 if __name__ == "__main__":
-    command.run("tools.export", main, mistakes=(CheckpointError, TokenizerError))
+    command.run("tools.export", main)

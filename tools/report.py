@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from command_line import Parser, duration, local_path, plural, short
+from command_line import Parser, UserError, duration, local_path, plural, short
 from formats import files, run_folder
 from tools import command
 
@@ -45,10 +45,6 @@ STYLE = [  # for matplotlib
     {"text.parse_math": False},  # a "$" in a name is a plain character
     {"svg.fonttype": "none"},  # text stays text; browsers have fonts for every script
 ]
-
-
-class ReportError(ValueError):
-    """Nothing to report, or nowhere to write it; the message is for the user."""
 
 
 # -- a run as numbers ------------------------------------------------------------------------------
@@ -109,13 +105,13 @@ def names_of(folders: list[Path]) -> list[str]:
 
 
 def read_history(folder: Path, name: str) -> History:
-    """The history of a run, finished or not. Raises ReportError if it has no start or no step."""
+    """The history of a run, finished or not. Raises UserError if it has no start or no step."""
     config, log = files.read_json(folder / "config.json"), run_folder.read_log(folder)
     config.pop("run", None)  # its id
     run = History(name, config, log)
     if not config or not run.records("total_steps") or not run.records("lr"):
         hint = "" if run_folder.steps(folder) else f"; {run_folder.what_is_there(folder)}"
-        raise ReportError(f"{folder} is not a run that has logged its start and a step{hint}")
+        raise UserError(f"{folder} is not a run that has logged its start and a step{hint}")
     for field in ("tokens", "epoch"):  # interpolated between the logged steps
         x, y = run.series(field)
         values = np.interp([record["step"] for record in log], [0, *x], [0, *y])
@@ -283,7 +279,7 @@ def as_address(figure) -> str:
 
 
 def write_page(runs: list[History], out: Path) -> None:
-    """Write the page, and the curves over steps as a PNG. Raises ReportError if that fails."""
+    """Write the page, and the curves over steps as a PNG. Raises UserError if that fails."""
     curves = {column: plot(runs, column) for column in ("step", "tokens", "minutes")}
     html = command.render(
         "report.html.j2",
@@ -302,15 +298,15 @@ def write_page(runs: list[History], out: Path) -> None:
         curves["step"].savefig(out.with_suffix(".png"))
         files.write_text(out, html)
     except OSError as error:  # as in the input of a notebook, which is read-only
-        raise ReportError(f"{files.error_message(error)}; give another --out") from None
+        raise UserError(f"{files.error_message(error)}; give another --out") from None
 
 
 def check_own(out: Path) -> None:
-    """Raises ReportError if the page or its PNG would overwrite a file that no report wrote."""
+    """Raises UserError if the page or its PNG would overwrite a file that no report wrote."""
     is_ours = out.exists() and not files.is_foreign(files.read_text(out), MARK)
     for path in (out, out.with_suffix(".png")):
         if path.exists() and not is_ours:
-            raise ReportError(f"{path} exists already, and no report wrote it; give another --out")
+            raise UserError(f"{path} exists already, and no report wrote it; give another --out")
 
 
 def main(argv: list[str]) -> None:
@@ -339,4 +335,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run("tools.report", main, mistakes=(ReportError,))
+    command.run("tools.report", main)

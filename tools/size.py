@@ -22,9 +22,8 @@ from shlex import quote
 import config as settings
 import hardware
 from command_line import Parser, local_path, our_file, place, positive
-from config import Config, ConfigError
+from config import Config
 from formats import files
-from hardware import DeviceError
 from tools import command
 from training import RunError
 from training.plan import measure
@@ -163,4 +162,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    command.run("tools.size", main, (ConfigError, DeviceError, RunError))
+    command.run("tools.size", main)

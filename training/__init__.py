@@ -2,9 +2,13 @@
 
 import sys
 
+from command_line import UserError
 
-class RunError(Exception):
-    """A run that cannot continue; the message is for the user, the exit status is 1."""
+
+class RunError(UserError):
+    """A run that cannot continue."""
+
+    status = 1
 
 
 def warn(message: str) -> None:

@@ -78,6 +78,6 @@ def test_a_bad_address_is_named_at_once(tmp_path, tokenizer, text_file, address)
 
 def test_without_the_package_its_command_is_named(tmp_path, text_file):
     code = "import sys, startup; sys.modules['ray'] = None; import prepare_data as p\n"
-    code += "sys.exit(startup.run('prepare_data.py', p.main, p.MISTAKES, p.explain))"
+    code += "sys.exit(startup.run('prepare_data.py', p.main, p.explain))"
     result = run_script("-c", code, text_file, "--ray", "auto", "--out", tmp_path / "out")
     fails_clearly(result, "python -m pip install ray")

@@ -7,15 +7,12 @@ import shutil
 import pytest
 import torch
 
-import generate
-import prepare_data
-import train
+from command_line import UserError
 from formats import pretrained, run_folder
 from generating.load import open_checkpoint
 from preparing.summary import verify
 from tests.training.conftest import small_run
 
-MISTAKES = (*train.MISTAKES, *generate.MISTAKES, *prepare_data.MISTAKES)
 STEP = "run/step_00000020"
 FILES = [f"data/{name}" for name in ("meta.json", "tokenizer.json", "train.bin", "val.bin")]
 FILES += [f"run/{name}" for name in ("best.json", "log.jsonl", "config.json")]
@@ -42,7 +39,7 @@ def attempt(use, *arguments):
     """What a use returns; None where it ends in a sentence for the user."""
     try:
         return use(*arguments)
-    except MISTAKES as error:
+    except UserError as error:
         assert len(str(error)) < 1000
         return None
 
