@@ -97,22 +97,13 @@ def save_tensors(value: dict, path: Path) -> None:
             raise
 
 
-def tensors_in(value):
-    """All tensors in nested dicts, lists and tuples."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def tensor_bytes(value) -> int:
+def tensor_bytes(values) -> int:
     """Bytes of all tensors in nested dicts, lists and tuples; shared memory counts once."""
-    return sum({t.data_ptr(): t.nbytes for t in tensors_in(value)}.values())
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
 def step_name(step: int) -> str:

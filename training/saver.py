@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from formats import files, run_folder
 from formats.address import AddressError
@@ -229,19 +230,17 @@ class Saver:
         )
 
 
-def copy_to_ram(value, copies: dict | None = None):
+def copy_to_ram(values):
     """Copy nested dicts, lists and tuples, with their tensors, to RAM.
 
     Tensors that share memory share it in the copy too.
     """
-    copies = {} if copies is None else copies
-    if isinstance(value, dict):
-        return {name: copy_to_ram(item, copies) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(copy_to_ram(item, copies) for item in value)
-    if not isinstance(value, torch.Tensor):
-        return value
-    key = (value.device, value.data_ptr(), value.shape)
-    if key not in copies:
-        copies[key] = value.to("cpu", copy=True)
-    return copies[key]
+    copies = {}
+
+    def copied(tensor):
+        key = (tensor.device, tensor.data_ptr(), tensor.shape)
+        if key not in copies:
+            copies[key] = tensor.to("cpu", copy=True)
+        return copies[key]
+
+    return tree_map_only(torch.Tensor, copied, values)
