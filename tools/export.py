@@ -60,14 +60,7 @@ def main(argv: list[str]) -> None:
     if args.gguf:
         args.gguf.parent.mkdir(parents=True, exist_ok=True)
         gguf.write(args.gguf, source, form)
-        write_modelfile(
-            args.modelfile,
-            args.gguf.name,
-            source.config.block_size,
-            source.tokenizer.eot,
-            form,
-            source.system,
-        )
+        write_modelfile(args.gguf, source, form)
         megabytes = args.gguf.stat().st_size / 1e6
         lines.append(f"{source.path} -> {args.gguf}: {megabytes:,.1f} MB")
         file, name = quote(args.gguf.as_posix()), ollama_name(args.gguf.stem)
@@ -198,27 +191,18 @@ def ollama_name(text: str) -> str:
     return re.sub("[^a-z0-9._-]+", "-", plain).strip("-._")[:80] or "model"
 
 
-def write_modelfile(
-    path: Path,
-    gguf_name: str,
-    block_size: int,
-    end_of_text: str,
-    form: Form | None,
-    system: str | None,
-) -> None:
-    """Write the Modelfile for `ollama create`, which refers to the GGUF file next to it.
-
-    form: as in write_folder. system: the message at the start of each conversation.
-    """
+def write_modelfile(gguf: Path, source: Pretrained, form: Form | None) -> None:
+    """Write the Modelfile for `ollama create` next to a GGUF file. form: as in write_folder."""
+    end_of_text = source.tokenizer.eot
     text = command.render(
         "Modelfile.j2",
-        file=gguf_name,
+        file=gguf.name,
         chat_template=form.ollama_template if form else "{{ .Prompt }}",
-        block_size=block_size,
-        system=system,
+        block_size=source.config.block_size,
+        system=source.system,
         stop=[end_of_text, *form.stop, *form.markers] if form else [end_of_text],
     )
-    files.write_text(path, text)
+    files.write_text(gguf.with_suffix(".Modelfile"), text)
 
 
 if __name__ == "__main__":

@@ -370,11 +370,15 @@ User:"
 
 @pytest.mark.parametrize(("form", "text"), [(None, MODELFILE), (PLAIN, CHAT_MODELFILE)])
 def test_ollama_gets_the_form_that_the_model_was_trained_on(tmp_path, form, text):
-    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form, None)
-    assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == text
-    export.write_modelfile(tmp_path / "Modelfile", "my model.gguf", 48, EOT, form, "Be kind.")
+    gguf, modelfile = tmp_path / "my model.gguf", tmp_path / "my model.Modelfile"
+    source = Pretrained(tmp_path, GPTConfig(257, 48), {}, Tokenizer.train([], 257), {})
+    export.write_modelfile(gguf, source, form)
+    assert modelfile.read_text(encoding="utf-8") == text
+    template = "<|im_start|>system\nBe kind.<|im_end|>"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    export.write_modelfile(gguf, source, form)
     expected = text.replace("PARAMETER num_ctx", 'SYSTEM """Be kind."""\nPARAMETER num_ctx')
-    assert (tmp_path / "Modelfile").read_text(encoding="utf-8") == expected
+    assert modelfile.read_text(encoding="utf-8") == expected
 
 
 @pytest.mark.parametrize(
