@@ -175,24 +175,26 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """From a tokenizer.json, GPT-2's vocab.json with its merges.txt, or a folder of either.
+        """From a tokenizer.json, or a folder with one.
 
         Raises TokenizerError if there is none or it is not usable.
         """
         path = Path(path)
         if path.is_dir():
-            files = (path / "tokenizer.json", path / "vocab.json")
-            path = next(filter(Path.exists, files), files[0])
+            path = path / "tokenizer.json"
         try:
-            if path.name == "vocab.json":
-                description = _of_gpt2(path)
-            else:
-                description = json.loads(path.read_text(encoding="utf-8"))
+            description = json.loads(path.read_text(encoding="utf-8"))
             return cls(description, str(path), _eos_in(path.parent))
         except TokenizerError:
             raise
         except FileNotFoundError:
-            raise TokenizerError(f"no tokenizer at {path}") from None
+            hint = ""
+            if path.with_name("vocab.json").exists():
+                hint = (
+                    "; transformers writes it, for you to copy it there:\n"
+                    f"  AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('OUT')"
+                )
+            raise TokenizerError(f"no tokenizer at {path}{hint}") from None
         except (UnicodeDecodeError, json.JSONDecodeError):
             raise TokenizerError(
                 f"{path} is not a tokenizer.json; give that file of the model, or its folder. If"
@@ -381,29 +383,6 @@ def _read_config(path):
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _of_gpt2(path):
-    """The content of a tokenizer.json for GPT-2's vocab.json and the merges.txt next to it.
-
-    Raises TokenizerError for those of another tokenizer: the two files say neither how it cuts text
-    into words nor which of its tokens are special.
-    """
-    model = models.BPE.from_file(str(path), str(path.with_name("merges.txt")))
-    description = _description(_byte_level(model))
-    arch = _read_config(path.with_name("config.json")).get("model_type", "gpt2")
-    vocab, merges = (description["model"][name] for name in ("vocab", "merges"))
-    others = sorted({token for token in vocab if len(token) > 1} - {EOT, *map("".join, merges)})
-    if arch == "gpt2" and not others:
-        return description
-    problem = f"belongs to the architecture {arch!r}"
-    if arch == "gpt2":
-        problem = f"has special tokens, such as {others[0]!r}, or merges.txt is incomplete"
-    raise TokenizerError(
-        f"{path} {problem}; only GPT-2's tokenizer can be read without a tokenizer.json, so write"
-        " that file with transformers, and copy it there:\n"
-        f"  AutoTokenizer.from_pretrained({str(path.parent)!r}).save_pretrained('OUT')"
-    )
 
 
 def _word_pattern(description, source):

@@ -86,10 +86,7 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 # Buffers that old files store with the weights: causal masks and rotary frequencies.
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 # The other files of a folder.
-NEXT_TO_WEIGHTS = (
-    *(*CONFIGS, "chat_template.jinja"),
-    *("tokenizer.json", "vocab.json", "merges.txt"),
-)
+NEXT_TO_WEIGHTS = (*CONFIGS, "chat_template.jinja", "tokenizer.json", "vocab.json")
 WHOLE = "model.safetensors"
 SAFETENSORS = re.compile(r"model(-\d+-of-(\d+))?\.safetensors")
 

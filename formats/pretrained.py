@@ -165,20 +165,19 @@ def check_memory(config: GPTConfig, folder: Path) -> None:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder in Hugging Face's format; None if it has none."""
-    if (folder / "tokenizer.json").exists() or (folder / "vocab.json").exists():
-        return Tokenizer.load(folder)
-    return None
+    """The tokenizer of a folder in Hugging Face's format; None if it has none.
+
+    Raises TokenizerError if it has one in another form.
+    """
+    names = ("tokenizer.json", "vocab.json")
+    return Tokenizer.load(folder) if any((folder / name).exists() for name in names) else None
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
     """The tokenizer of a folder. Raises CheckpointError if there is none."""
     if tokenizer:
         return tokenizer
-    raise CheckpointError(
-        f"{folder} has no tokenizer.json (nor vocab.json with merges.txt); copy the model's own"
-        " there"
-    )
+    raise CheckpointError(f"{folder} has no tokenizer.json; copy the model's own there")
 
 
 def check_hf(folder: Path) -> GPTConfig:
