@@ -1,7 +1,6 @@
 """Recognizes files that are not text, and knows what converts them to text."""
 
 import codecs
-import contextlib
 import re
 
 HEAD_CHARS = 1 << 13  # characters at the beginning of a file that are examined
@@ -58,7 +57,6 @@ FORMATS = (
 BY_ENDING = {ending: row for row in FORMATS for ending in row[1]}
 # One group per format; the patterns have no groups of their own.
 BEGINNINGS = re.compile(b"|".join(b"(%s)" % row[2] for row in FORMATS), re.DOTALL)
-WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 
 
 def foreign(ending: str, head: bytes = b"") -> str:
@@ -84,18 +82,7 @@ def binary(head: bytes, text: str) -> str:
     controls = len(CONTROL.findall(text))
     if controls <= most * len(text):
         return ""
-    if encoding := _wide(head):
-        return f"text in {encoding} without a byte order mark; give --encoding {encoding}"
-    return f"binary data, not text: {controls / len(text):.0%} of it are control characters"
-
-
-def _wide(head):
-    """The encoding among WIDE that decodes the bytes to ordinary text; "" for none."""
-    blanks = dict.fromkeys(WIDE, 0)
-    for name in WIDE:
-        with contextlib.suppress(UnicodeDecodeError):
-            text = codecs.getincrementaldecoder(name)().decode(head)
-            if not CONTROL.search(text):
-                blanks[name] = text.count(" ") + text.count("\n")
-    best = max(blanks, key=blanks.get)
-    return best if blanks[best] else ""
+    return (
+        f"binary data, not text: {controls / len(text):.0%} of it are control characters. If it is"
+        " UTF-16, give --encoding utf-16-le or utf-16-be"
+    )
