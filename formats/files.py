@@ -126,15 +126,6 @@ def read_json(path: Path) -> dict:
         return {}
 
 
-def problem_in_json(path: Path) -> str:
-    """Why a file is not valid JSON; "" if it is, or if there is none."""
-    try:
-        json.loads(read_text(path) or "null")
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def read_checked(path: Path) -> dict:
     """As read_json, for an object that holds its own `checksum`; {} if that is wrong."""
     values = read_json(path)

@@ -25,7 +25,6 @@ from formats.files import (
     few,
     fingerprint,
     is_foreign,
-    problem_in_json,
     read_json,
     read_text,
     sha256,
@@ -214,9 +213,7 @@ def what_is_there(path: Path) -> str:
     if "model_type" in read_json(path / "config.json"):
         here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
     elif any(path.glob("*.safetensors")):
-        here = "it has no config.json that names the architecture of its weights"
-        if problem := problem_in_json(path / "config.json"):
-            return f"its config.json is not valid JSON ({problem}); correct it, or fetch it again"
+        here = "it has no valid config.json that names the architecture of its weights"
     elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
         here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"
     if path.suffix == ".safetensors" and path.exists():
