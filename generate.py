@@ -18,6 +18,7 @@ from argparse import Namespace
 
 import hardware
 from formats import files
+from formats.conversation import form_of
 from generating import terminal
 from generating.load import LoadedModel, open_checkpoint
 from generating.terminal import parse_args
@@ -32,16 +33,17 @@ def main(argv: list[str]) -> None:
     """Open the checkpoint, and let it continue the prompts."""
     args = parse_args(argv)
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
+    system = loaded.source.system
     terminal.note(loaded.summary)
     terminal.note_escapes(args.stop)
-    if args.chat and not loaded.chats:
+    if args.chat and not loaded.source.chats:
         terminal.note(
             "this model was not trained on conversations in this format (docs/data.md), so its"
             " replies will make little sense; see config/chat.py"
         )
-    if args.chat and args.system is None and loaded.system:
-        args.system = loaded.system
-        terminal.note(f"system message of the model: {loaded.system}; --system gives another")
+    if args.chat and args.system is None and system:
+        args.system = system
+        terminal.note(f"system message of the model: {system}; --system gives another")
     if args.prompts is None and (args.chat or sys.stdin.isatty()):
         session(loaded, args)  # of a chat each line is a message, from a pipe too
         return
@@ -62,14 +64,16 @@ def answer(
     terminal.note_blank(loaded, prompts)
     terminal.note_long_prompts(loaded, prompts)
     repeated = [prompt for prompt in prompts for _ in range(args.num_samples)]
-    settings = {name: getattr(args, name) for name in SETTINGS} | {"end_ids": loaded.end_ids}
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    settings["end_ids"] = loaded.source.end_ids
     if args.chat:
-        settings["stop"] = [*args.stop, *loaded.form.stop]
-        settings["end_ids"] = [*loaded.end_ids, *loaded.form.markers.values()]
+        form = form_of(loaded.tokenizer)
+        settings["stop"] = [*args.stop, *form.stop]
+        settings["end_ids"] = [*loaded.source.end_ids, *form.markers.values()]
     growing = complete(loaded.model, loaded.tokenizer, repeated, **settings)
     if args.json:
         *_, completions = growing
-        terminal.show_json(loaded.name, completions)
+        terminal.show_json(loaded.source.path.as_posix(), completions)
     else:
         completions = terminal.stream(growing, args.chat)
         terminal.note_speed(completions)

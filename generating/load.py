@@ -10,7 +10,7 @@ import torch
 
 import hardware
 from formats import pretrained, run_folder
-from formats.conversation import Form, form_of
+from formats.pretrained import Pretrained
 from generating.cpu_kernels import pack
 from model import GPT
 from tokenizer_bpe import Tokenizer
@@ -20,21 +20,13 @@ from tokenizer_bpe import Tokenizer
 class LoadedModel:
     """A model that is ready to generate.
 
-    name: its folder, with slashes on every system. end_ids: ids that end a text, besides the
-    tokenizer's end-of-text. chats: True if it was trained on conversations. form: of its
-    conversations. system: the system message of its own chat template, or None. summary: a line
-    about it. state: of a step folder, its state.json; else empty.
+    source: where it was loaded from; its tensors are cleared. summary: a line about it.
     """
 
-    name: str
     model: GPT
     tokenizer: Tokenizer
-    end_ids: list[int]
-    chats: bool
-    form: Form
-    system: str | None
+    source: Pretrained
     summary: str
-    state: dict
 
 
 def open_checkpoint(
@@ -55,20 +47,10 @@ def open_checkpoint(
     summary = f"{found.path}: {model.num_parameters():,} parameters, {describe(found)}"
     if on_cpu:
         pack(model, dtype)
-    return LoadedModel(
-        name=found.path.as_posix(),
-        model=model,
-        tokenizer=tokenizer,
-        end_ids=found.end_ids,
-        chats=found.chats,
-        form=form_of(tokenizer),
-        system=found.system,
-        summary=summary,
-        state=found.state,
-    )
+    return LoadedModel(model, tokenizer, found, summary)
 
 
-def describe(found: pretrained.Pretrained) -> str:
+def describe(found: Pretrained) -> str:
     """A model's training in words; for a model that was trained elsewhere, its architecture."""
     if not found.state:
         return found.config.arch

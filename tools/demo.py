@@ -75,10 +75,11 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
     """Yield (text, status) as the model at `path` continues the prompt, or replies to it."""
     folder = run_folder.find(path)
     checkpoint = opened(folder, device, files.sha256(folder / "state.json"))
-    model, tokenizer, form = checkpoint.model, checkpoint.tokenizer, checkpoint.form
+    model, tokenizer, chats = checkpoint.model, checkpoint.tokenizer, checkpoint.source.chats
     asked = prompt
-    if checkpoint.chats:
-        asked = Conversation(model, tokenizer, checkpoint.system).prompt(prompt)
+    if chats:
+        conversation = Conversation(model, tokenizer)
+        asked, form = conversation.prompt(prompt), conversation.form
         settings = settings | {"stop": form.stop, "end_ids": form.markers.values()}
     drawn_at = 0.0
     completions = complete(model, tokenizer, [asked], **settings)
@@ -86,7 +87,7 @@ def write(device: torch.device, path: str, prompt: str, settings: dict):
         if row.ended or time.monotonic() > drawn_at + DRAW_S:
             drawn_at = time.monotonic()
             speed = f"{plural(len(row.ids), 'token')}, {len(row.ids) / row.seconds:,.0f} tokens/s"
-            text = row.text.lstrip() if checkpoint.chats else prompt + row.text
+            text = row.text.lstrip() if chats else prompt + row.text
             ended = {"length": "stopped at the limit"}.get(row.ended, row.ended) or "..."
             yield text, f"{speed}, {ended}\n\n{as_markdown(checkpoint.summary)}"
 

@@ -69,7 +69,7 @@ def test_a_damaged_file_is_never_used_and_never_ends_in_a_traceback(
             attempt(verify, folder / "data")
         elif loaded := attempt(open_checkpoint, folder / "run", torch.device("cpu")):
             weight = loaded.model.wte.weight
-            assert torch.equal(weight, trained[loaded.state["step"]]["wte.weight"])
+            assert torch.equal(weight, trained[loaded.source.state["step"]]["wte.weight"])
             assert loaded.summary.partition(" tokens seen")[2] in ("", best)
         if went_on := attempt(continued, folder):
             step, weights = went_on

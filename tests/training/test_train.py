@@ -450,7 +450,7 @@ def test_a_new_run_with_as_many_heads_of_keys_as_of_queries_records_no_groups():
     "step_read_by",
     [
         lambda data, run: small_run(data, run, "--dry_run=True").step,
-        lambda data, run: open_checkpoint(run, torch.device("cpu")).state["step"],
+        lambda data, run: open_checkpoint(run, torch.device("cpu")).source.state["step"],
     ],
 )
 def test_a_step_that_is_rotated_away_while_it_is_read_makes_way_for_the_newest(
