@@ -203,12 +203,12 @@ def runs_with_steps(root: Path = ROOT) -> list[Path]:
 
 def what_is_there(path: Path) -> str:
     """A message for a path without a checkpoint: what it is, and where checkpoints are."""
-    if (path.parent / "state.json").exists():
-        return f"it is a file of a step; give the step: {path.parent.as_posix()}"
     if (path / "state.json").exists():
         return f"it is one step of a run; give the run: {path.parent.as_posix()}"
     if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
         return hint
+    if path.is_file():
+        return f"it is a file, not the folder of a run, a step or a model; give {path.parent}"
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if "model_type" in read_json(path / "config.json"):
         here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
@@ -216,11 +216,7 @@ def what_is_there(path: Path) -> str:
         here = "it has no valid config.json that names the architecture of its weights"
     elif len(path.parts) == 2 and not path.parent.exists() and path.parent != ROOT:
         here += f" (a model on the Hugging Face Hub is hf://{path.as_posix()})"
-    if path.suffix == ".safetensors" and path.exists():
-        return f"it is a file of a folder in Hugging Face's format; give {path.parent.as_posix()}"
-    if path.is_file():
-        here = "it is a file, not the folder of a run or a step"
-    elif RECORDED in read_text(path / "config.json"):
+    if RECORDED in read_text(path / "config.json"):
         command = f"python {our_file('train.py')} {quote(path.as_posix())}"
         here = f"this run has not saved yet. If it was stopped: {command}"
     # Such as the folders of Hugging Face's cache.
