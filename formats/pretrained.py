@@ -180,16 +180,6 @@ def need_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> Tokenizer:
     raise CheckpointError(f"{folder} has no tokenizer.json; copy the model's own there")
 
 
-def check_hf(folder: Path) -> GPTConfig:
-    """The shape of the model in a folder in Hugging Face's format.
-
-    Raises CheckpointError if it cannot be built, or if weights or tokenizer are missing.
-    """
-    huggingface.check_weights([path.name for path in folder.iterdir()], folder)
-    need_tokenizer(read_tokenizer(folder), folder)
-    return huggingface.read_config(folder)
-
-
 def check_step(folder: Path) -> dict:
     """The state of a step. Raises CheckpointError if it or its weights are damaged."""
     try:

@@ -318,13 +318,6 @@ def has_saved(run: Path) -> bool:
     return any(record.get("event") == "save" for record in read_log(run))
 
 
-def set_log_aside(run: Path) -> Path:
-    """Rename log.jsonl; returns its new name."""
-    aside = run / f"log_before_{time.strftime('%Y-%m-%d_%H%M%S')}.jsonl"
-    os.replace(run / LOG, aside)
-    return aside
-
-
 def evaluation_at(run: Path, step: int) -> dict | None:
     """The evaluation at a step; None if there was none, or its loss was not finite."""
     for record in read_log(run):

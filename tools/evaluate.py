@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import hardware
 from command_line import Parser, count, our_file, place
 from config import Config
-from formats import pretrained
+from formats import huggingface, pretrained
 from formats.conversation import form_of
 from formats.data_folder import DataError, check_validated, read_meta, read_tokens, tokenizer_file
 from formats.run_folder import CheckpointError
@@ -121,7 +121,8 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     folder = pretrained.resolve(path)
     own = {}  # the run's settings
     if pretrained.is_hf(folder):
-        shape = pretrained.check_hf(folder)
+        huggingface.check_weights([file.name for file in folder.iterdir()], folder)
+        shape = huggingface.read_config(folder)
     else:
         state = pretrained.check_step(folder)
         shape, own = pretrained.read_shape(folder, state), state["settings"]

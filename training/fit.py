@@ -74,7 +74,13 @@ def fit(run: Run) -> str | None:
         if not no_memory:
             break
         if run.micro_batch == 1:
-            raise RunError(too_small(run))
+            c = run.config
+            raise RunError(
+                f"out of memory on {run.device.name} with a single sequence of {c.block_size}"
+                " tokens. End other programs that use the memory; or try activation_checkpointing"
+                f" = True; or begin a run with block_size = {c.block_size // 2}, or with a smaller"
+                f" n_layer ({c.n_layer}) or n_embd ({c.n_embd})"
+            )
         run.micro_batch = largest_divisor(run.local_batch, run.micro_batch // 2)
     run.ddp = data_parallel(run.compiled) if distributed.world_size > 1 else run.compiled
     return problem
@@ -104,17 +110,6 @@ def try_step(run: Run) -> Exception | None:
         run.model.train()
         run.model.zero_grad(set_to_none=True)
         hardware.release_memory(run.device.torch)
-
-
-def too_small(run: Run) -> str:
-    """The message if a single sequence does not fit in memory."""
-    c = run.config
-    return (
-        f"out of memory on {run.device.name} with a single sequence of {c.block_size} tokens."
-        " End other programs that use the memory; or try activation_checkpointing = True; or"
-        f" begin a run with block_size = {c.block_size // 2}, or with a smaller n_layer"
-        f" ({c.n_layer}) or n_embd ({c.n_embd})"
-    )
 
 
 # -- compiling -------------------------------------------------------------------------------------

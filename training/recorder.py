@@ -65,7 +65,8 @@ class Recorder:
         run = self.run
         run_folder.record(run.folder, run.config.recorded(), run.id)
         if not run.step and run_folder.has_saved(run.folder):
-            aside = run_folder.set_log_aside(run.folder)
+            aside = run.folder / f"log_before_{time.strftime('%Y-%m-%d_%H%M%S')}.jsonl"
+            (run.folder / run_folder.LOG).rename(aside)
             print(f"the checkpoints of this run are gone: it begins again, its log is in {aside}")
         run_folder.write_log(run.folder, run.log)
         start = {
