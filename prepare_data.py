@@ -18,10 +18,11 @@ import os
 import signal
 import sys
 import time
+from argparse import Namespace
 
 from formats.files import error_message
 from preparing import InputError, engines
-from preparing.arguments import Plan, parse
+from preparing.arguments import parse
 from preparing.documents import UNUSABLE
 from preparing.encoder import encode_chunks
 from preparing.summary import Progress, describe, summary, verify
@@ -31,7 +32,7 @@ from preparing.writer import TokenWriter
 from tokenizer_bpe import Tokenizer
 
 
-def prepare(plan: Plan) -> None:
+def prepare(plan: Namespace) -> None:
     """The command's work: from the input to a finished folder, or on from where it stopped."""
     started = time.monotonic()
     os.environ.setdefault("RAYON_NUM_THREADS", str(plan.workers))  # those of the Rust packages

@@ -1,4 +1,4 @@
-"""The command line of prepare_data.py -> a Plan of plain values.
+"""The command line of prepare_data.py -> a plan of plain values.
 
 Looks at no input: it reads no file and opens no connection.
 """
@@ -6,8 +6,8 @@ Looks at no input: it reads no file and opens no connection.
 import codecs
 import os
 import re
-from argparse import ArgumentTypeError
-from dataclasses import dataclass, fields
+from argparse import ArgumentTypeError, Namespace
+from dataclasses import fields
 from pathlib import Path
 
 import processors
@@ -23,55 +23,32 @@ DESCRIPTION = (
 LARGEST_VOCAB = 1 << 19  # ids; a larger value is taken for a typo, as with model sizes
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The options of one command, by name, with defaults filled in.
+def parse(argv: list[str]) -> Namespace:
+    """The plan of a command line: its options by name, checked, with defaults filled in.
 
-    inputs: as given; empty for the default text, ["-"] for standard input. out: the prepared
-    folder. verify: a folder to check instead. options: how records become texts. tokenizer: bpe,
-    char, gpt2 or a path. vocab_size, sample_bytes: for training a BPE. vocab_size, val_fraction:
-    None to choose by the size of the input. gigabytes: stop after this much text; None for all.
-    cache_gb: disk space for remote files at any time. ray: address of a cluster.
+    inputs: as given; empty for the default text, ["-"] for standard input. options: how records
+    become texts. vocab_size, val_fraction: None to choose by the size of the input. gigabytes: None
+    for all. Exits with status 2 if the options contradict each other.
     """
-
-    inputs: list[str]
-    out: Path
-    verify: Path | None
-    overwrite: bool
-    options: Options
-    stdin_format: str
-    tokenizer: str
-    vocab_size: int | None
-    sample_bytes: int
-    val_fraction: float | None
-    gigabytes: float | None
-    cache_gb: float
-    workers: int
-    ray: str | None
-
-
-def parse(argv: list[str]) -> Plan:
-    """Parse and check a command line. Exits with status 2 if its options contradict each other."""
     names = f"texts by name, from the Hugging Face Hub: {', '.join(CATALOG)}"
     parser = Parser("prepare_data.py", USAGE, DESCRIPTION, names)
     _add_arguments(parser)
-    args = parser.parse_args(argv)
-    if "-" in args.inputs and len(args.inputs) > 1:
+    plan = parser.parse_args(argv)
+    if "-" in plan.inputs and len(plan.inputs) > 1:
         parser.error("- (standard input) cannot be mixed with files")
-    if args.vocab_size and args.tokenizer != "bpe":
+    if plan.vocab_size and plan.tokenizer != "bpe":
         parser.error("--vocab_size works only with --tokenizer bpe; others have a fixed size")
-    if steps := sorted(Path(args.tokenizer).glob("step_*/tokenizer.json")):  # of a run
-        args.tokenizer = str(steps[-1])
-    if not args.on_error:
-        args.on_error = "stop" if args.inputs else "skip"
-        if args.clean:
-            args.on_error = "replace"
-    args.dedupe |= args.clean
-    args.out = Path(args.out or default_out(args.inputs))
-    args.sample_bytes = int(args.sample_bytes)
-    values = vars(args)
-    options = Options(**{field.name: values.pop(field.name) for field in fields(Options)})
-    return Plan(options=options, **values)
+    if steps := sorted(Path(plan.tokenizer).glob("step_*/tokenizer.json")):  # of a run
+        plan.tokenizer = str(steps[-1])
+    if not plan.on_error:
+        plan.on_error = "stop" if plan.inputs else "skip"
+        if plan.clean:
+            plan.on_error = "replace"
+    plan.dedupe |= plan.clean
+    plan.out = Path(plan.out or default_out(plan.inputs))
+    plan.sample_bytes = int(plan.sample_bytes)
+    plan.options = Options(**{field.name: getattr(plan, field.name) for field in fields(Options)})
+    return plan
 
 
 def _add_arguments(parser):

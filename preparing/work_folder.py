@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import threading
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,6 @@ from formats.files import (
     write_text,
 )
 from preparing import InputError, PrepareError
-from preparing.arguments import Plan
 from preparing.chunks import CHUNK_BYTES, Chunk, Position, together
 from preparing.documents import CleaningReport, documents_of
 from preparing.engines import begin, map_in_order, map_on_cluster
@@ -67,8 +67,11 @@ class WorkFolder:
     stops before there is anything to continue removes the folders that it made.
     """
 
-    def __init__(self, plan: Plan):
-        """Find the input. Writes nothing. Raises InputError and TokenizerError."""
+    def __init__(self, plan: Namespace):
+        """Find the input. Writes nothing. plan: of preparing.arguments.parse.
+
+        Raises InputError and TokenizerError.
+        """
         self.plan = plan
         self.out = plan.out
         self.path = plan.out / ".partial"
