@@ -52,17 +52,16 @@ class Mirror:
         except FileNotFoundError:
             return ""
 
-    def settings(self) -> dict:
-        """The settings of its run, with the id under "run"; {} if unknown."""
-        return files.object_in(self.config())
-
     def data(self) -> dict:
         """Meta.identity() of the data that its newest step was trained on; {} if unknown."""
         whole = self.whole()
         return files.object_in(self.state(whole[-1])).get("data", {}) if whole else {}
 
     def check_same_run(self, run: Path) -> tuple[dict[int, bool], dict]:
-        """Its steps and settings. Raises CheckpointError if it holds another run or other files."""
+        """Its steps, and its settings with the id under "run"; {} if unknown.
+
+        Raises CheckpointError if it holds another run or other files.
+        """
         names, config = self.folder.list(), self.config()
         if name := run_folder.foreign(names, config):
             raise CheckpointError(

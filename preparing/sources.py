@@ -1,9 +1,8 @@
 """The files to read: from the INPUT arguments to a list of sources.
 
 Looks at names, sizes and permissions, and at the metadata of remote files. Opens no file, except to
-download tiny Shakespeare and to store standard input. CATALOG has texts on the Hugging Face hub;
-its repositories and files come from the hub's own file lists and dataset cards, as quoted in public
-code. docs/data.md has their sizes.
+download tiny Shakespeare and to store standard input. CATALOG has texts on the Hugging Face Hub;
+tests/preparing/test_remote.py has the names of their files.
 """
 
 import functools
@@ -297,26 +296,19 @@ class Corpus:
 
 
 CATALOG = {
-    # Card: config sample-10BT is sample/10BT/*. 14 files, 000_00000.parquet to 013_00000.parquet.
     "fineweb-edu": Corpus("HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "ODC-By 1.0"),
     "openwebtext": Corpus("Skylion007/openwebtext", "plain_text/train-*.parquet", "CC0 1.0"),
-    # 4 files, such as data/train-00000-of-00004-2d5a1467fff1081b.parquet.
     "tinystories": Corpus("roneneldan/TinyStories", "data/train-*.parquet", "CDLA-Sharing 1.0"),
-    # Card: 41 files, 20231101.en/train-00000-of-00041.parquet and so on.
     "wikipedia-en": Corpus(
         "wikimedia/wikipedia", "20231101.en/train-*.parquet", "CC BY-SA 3.0 and GFDL"
     ),
-    # 9 files, data/all/train-00000-of-00009.parquet and so on. Card: "All the new datasets
-    # (Smol-Magpie-Ultra, Smol-contraints, Smol-rewrite, Smol-summarize) are licensed under Apache
-    # 2.0. For the existing public datasets, please refer to the original dataset for the license".
     "smoltalk": Corpus(
         "HuggingFaceTB/smoltalk",
         "data/all/train-*.parquet",
         "Apache 2.0 and, of older parts, others (its card)",
     ),
-    # nvidia/Nemotron-ClimbMix as text, shuffled: 6,543 files, shard_00000.parquet to
-    # shard_06542.parquet, of which the last is nanochat's validation text. These are the first
-    # 1,000. The license is that of nvidia's card, "for research and development only".
+    # nvidia/Nemotron-ClimbMix as text, shuffled: the first 1,000 of 6,543 files. The last is
+    # nanochat's validation text.
     "climbmix": Corpus(
         "karpathy/climbmix-400b-shuffle",
         "shard_00*.parquet",

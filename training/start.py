@@ -251,8 +251,8 @@ def check_meant(config: Config, mirror: Mirror) -> None:
 
     Called if the run's folder is empty: this may be a new machine, or a new run of the same name.
     """
-    mirror.check_same_run(Path(config.checkpoint_dir))  # raises if it holds other files
-    saved = fitting(mirror.settings(), SETTINGS)
+    _, settings = mirror.check_same_run(Path(config.checkpoint_dir))
+    saved = fitting(settings, SETTINGS)
     shape = {field.name for field in fields(GPTConfig)}
     known = {name: saved[name] for name in LEARNED & saved.keys()}
     names = set(known)
