@@ -280,15 +280,6 @@ def _split(config, tensor, count):
 # -- files -----------------------------------------------------------------------------------------
 
 
-def needed(names: Collection[str], weights: bool = True) -> list[str]:
-    """The files in this format that we read, among the names in a folder.
-
-    weights: include the weights.
-    """
-    found = [name for name in names if name in NEXT_TO_WEIGHTS]
-    return found + weights_among(names) if weights else found
-
-
 def weights_among(names: Iterable[str]) -> list[str]:
     """The files of weights: the whole one, which transformers also prefers, or else the shards."""
     found = sorted(filter(SAFETENSORS.fullmatch, names))

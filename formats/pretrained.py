@@ -232,9 +232,10 @@ def fetch(address: str, weights: bool = True) -> Path:
             print(f"{without_credentials(str(error))}. Using the copy in {here}", file=sys.stderr)
             return here
         if "config.json" in sizes and b'"model_type"' in there.read("config.json"):
+            wanted = [name for name in sizes if name in huggingface.NEXT_TO_WEIGHTS]
             if weights:
                 huggingface.check_weights(sizes, address)
-            wanted = huggingface.needed(sizes, weights)
+                wanted += huggingface.weights_among(sizes)
             versions = there.versions(wanted)
             if have and versions.items() <= have.items():
                 return here
