@@ -35,7 +35,6 @@ def main(argv: list[str]) -> None:
     loaded = open_checkpoint(args.checkpoint, hardware.find_device(args.device), args.dtype)
     system = loaded.source.system
     terminal.note(loaded.summary)
-    terminal.note_escapes(args.stop)
     if args.chat and not loaded.source.chats:
         terminal.note(
             "this model was not trained on conversations in this format (docs/data.md), so its"

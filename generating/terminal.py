@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add(name, type=kind, default=default, metavar="N", help=text)
     text = "same seed, same text; default: another text each time"
     add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help=text)
-    text = "stop before this text, such as $'\\n' for a line break; may be given several times"
+    text = r"stop before this text, where \n is a line break; may be given several times"
     add("--stop", type=stop_text, action="append", default=[], metavar="TEXT", help=text)
     text = (
         "precision of the weights; float32 is exact; auto: 16 bits if they are faster, which a"
@@ -92,10 +92,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def stop_text(text: str) -> str:
-    """A type for argparse: a text that is not empty. It may consist of white space."""
+    r"""A type for argparse: a text that is not empty, where \n stands for a line break."""
     if not text:
         raise argparse.ArgumentTypeError("an empty text would stop before the first token")
-    return text
+    return text.replace("\\n", "\n")
 
 
 # -- input and output ------------------------------------------------------------------------------
@@ -163,12 +163,6 @@ def show_json(name: str, completions: list[Completion]) -> None:
             "tokens_per_second": round(tokens_per_second(completions), 1),
         }
         print(json.dumps(values, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
-
-
-def note_escapes(stop: list[str]) -> None:
-    r"""Print a note if a stop text has \n as two characters, as most shells leave it."""
-    if any("\\n" in text for text in stop):
-        note("\\n in --stop is two characters; write $'\\n' in bash, and \"`n\" in PowerShell")
 
 
 def note_special(loaded: LoadedModel, prompts: list[str | list[int]]) -> None:

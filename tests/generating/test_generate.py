@@ -220,12 +220,8 @@ def test_the_defaults_are_those_of_the_help():
     }
 
 
-def test_a_line_break_that_a_shell_does_not_make_is_noted(reciting_run, capsys):
-    continued = ["--checkpoint", str(reciting_run), "--prompt=The", "--max_new_tokens=1"]
-    main([*continued, r"--stop=\n"])
-    assert r"[\n in --stop is two characters; write $'\n' in bash" in capsys.readouterr().err
-    main([*continued, "--stop=\n"])
-    assert "two characters" not in capsys.readouterr().err
+def test_a_line_break_in_a_stop_text_is_written_as_in_code_or_as_it_is():
+    assert parse_args([r"--stop=\nUser:", "--stop=\n"]).stop == ["\nUser:", "\n"]
 
 
 def test_a_special_token_in_a_prompt_is_noted(reciting_run, capsys):
