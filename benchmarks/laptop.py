@@ -1,11 +1,12 @@
-"""config/laptop.py and nanochat on the same documents: bits per byte over seconds.
+"""config/laptop.py, nanochat and transformers on the same documents: bits per byte over seconds.
 
-nanochat brings its tokenizer of VOCABULARY ids, its loader and its recipe. Both train for as many
-steps as take the seconds given, by the times of a short run. Their schedules therefore end when
-their time does, and PyTorch's cache has what it compiles for them. One function scores the weights
-of both.
+nanochat brings its tokenizer of VOCABULARY ids, its loader and its recipe; the Trainer of
+transformers gets our tokens and keeps its other defaults. All train for as many steps as take the
+seconds given, by the times of a short run. Their schedules therefore end when their time does, and
+PyTorch's cache has what it compiles for them. One function scores the weights of all.
 """
 
+import dataclasses
 import itertools
 import math
 import os
@@ -15,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,14 +26,19 @@ import torch.nn.functional as F
 
 import config as settings
 import hardware
-from benchmarks import ENVIRONMENT, run_script, train_in
+from benchmarks import ENVIRONMENT, run_apart, run_script, train_in
 from config import Config
+from formats import huggingface
+from formats.data_folder import read_meta, read_tokens
 from formats.run_folder import step_name
 from generating.load import load_model
 from preparing.sources import find_sources
+from tokenizer_bpe import Tokenizer
+from training.start import model_shape
 
 VOCABULARY = 4096
 RATES = (12, 24, 48)  # multiples of nanochat's, which are made for a batch 128 times as large
+TRAINER_RATES = (1e-3, 3e-3)  # its default, 5e-5, is for fine-tuning
 # Files are cut at the ends of lines into documents of about a context: nanochat's loader trains on
 # the beginning of a longer one and drops the rest.
 DOCUMENT = re.compile(r"(?s).{1,1500}(?:\n|\Z)|.{1500}")
@@ -187,13 +194,90 @@ class Nanochat:
         return model, lambda text: tokenizer.encode(text, prepend="<|bos|>")
 
 
+class Trainer:
+    """Runs of transformers' Trainer with its AdamW and its linearly falling learning rate.
+
+    It trains a Llama of our shape on our tokens, with our batch and precision, and torch.compile.
+    rate: the learning rate.
+    """
+
+    def __init__(self, folder: Path, ours: Ours, rate: float):
+        self.folder, self.ours, self.rate = folder / "trainer", ours, rate
+        self.command = ["transformers.Trainer", f"learning_rate={rate:g}"]
+
+    def train(self, steps: int, save_every: int, seed: int) -> list[float]:
+        """Seconds of training after each step; every save_every-th and the last are saved."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        c = self.ours.config
+        return run_apart(train_llama, c, self.folder, self.rate, steps, save_every, seed)
+
+    def load(self, step: int) -> tuple[Callable, Callable]:
+        """The model of a saved step, ids -> logits, and our tokenizer, a document -> ids."""
+        from transformers import LlamaForCausalLM
+
+        path = self.folder / f"checkpoint-{step}"
+        model = LlamaForCausalLM.from_pretrained(path).to(self.ours.device).eval()
+        tokenizer = Tokenizer.load(Path(self.ours.config.data_dir) / "tokenizer.json")
+
+        def logits(ids):
+            dtype = hardware.find_dtype(self.ours.device, self.ours.config.dtype)
+            with hardware.autocast(self.ours.device, dtype):
+                return model(ids.to(self.ours.device)).logits
+
+        return logits, lambda text: [tokenizer.eot_id, *tokenizer.encode(text).tolist()]
+
+
+def train_llama(
+    c: Config, folder: Path, rate: float, steps: int, save_every: int, seed: int
+) -> list[float]:
+    """Seconds after each step of Trainer; its checkpoints are in `folder`."""
+    import transformers
+
+    seconds = []
+
+    class Clock(transformers.TrainerCallback):  # leaves out what is between steps, such as saving
+        def on_step_begin(self, *args, **kwargs):
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, *args, **kwargs):
+            seconds.append(time.perf_counter() - self.begin)
+
+    meta = read_meta(c.data_dir)
+    tokens = torch.from_numpy(read_tokens(c.data_dir, meta, "train").astype("int64"))
+    windows = tokens[: len(tokens) // c.block_size * c.block_size].view(-1, c.block_size)
+    shape = dataclasses.replace(model_shape(c, meta.vocab_size), arch="llama")
+    values = huggingface.config_values(shape, meta.vocab_size, meta.eot_id) | {"use_cache": False}
+    device = hardware.find_device(c.device)
+    dtype = hardware.find_dtype(device, c.dtype)
+    transformers.set_seed(seed)
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        learning_rate=rate,
+        max_steps=steps,
+        per_device_train_batch_size=c.batch_size,
+        bf16=dtype == torch.bfloat16,
+        fp16=dtype == torch.float16,
+        torch_compile=True,
+        use_cpu=device.type == "cpu",
+        save_steps=save_every,
+        seed=seed,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    data = [{"input_ids": window, "labels": window} for window in windows]
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(values))
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[Clock()])
+    trainer.train()
+    return list(itertools.accumulate(seconds))
+
+
 def contenders(
     checkout: Path, data: str | None, seconds: float, extra: list[str], folder: Path
 ) -> tuple[dict[str, Callable], dict[str, list[str]], Config]:
-    """nanochat at several rates, and config/laptop.py: curves as functions of a seed.
+    """nanochat and Trainer at several rates, and config/laptop.py: curves as functions of a seed.
 
-    Also their command lines, and the settings of ours. seconds: of a run. extra: settings of ours,
-    from which nanochat takes shape and batch. folder: for all that is written.
+    Also their command lines, and the settings of ours. seconds: of a run. extra: settings of ours;
+    the others take shape and batch from them. folder: for all that is written.
     """
     import pyarrow as pa  # the other comparisons do without it
     import pyarrow.parquet as pq
@@ -205,9 +289,15 @@ def contenders(
     copy, ours = folder / "nanochat", Ours(folder, train, extra)
     copy_checkout(checkout, copy, train, val, VOCABULARY)
     c = ours.config
-    runs = {f"nanochat, rates x {n}": Nanochat(copy, c, ours.device, n) for n in RATES}
-    steps = dict.fromkeys(runs, steps_in(seconds, next(iter(runs.values()))))
-    runs[OURS], steps[OURS] = ours, steps_in(seconds, ours)
+    programs = [
+        {f"nanochat, rates x {n}": Nanochat(copy, c, ours.device, n) for n in RATES},
+        {f"Trainer, rate {n:g}": Trainer(folder, ours, n) for n in TRAINER_RATES},
+        {OURS: ours},
+    ]
+    runs, steps = {}, {}
+    for program in programs:
+        steps |= dict.fromkeys(program, steps_in(seconds, next(iter(program.values()))))
+        runs |= program
     curves, commands = {}, {}
     for name, run in runs.items():
         curves[name] = partial(curve, run, steps[name], held_out, c.block_size)

@@ -14,9 +14,10 @@ one; its data, 330 MB of Python, as `make .venv/dev` installs it:
     python prepare_data.py '.venv/lib/python3*/site-packages/**/*.py' --clean --vocab_size 8192 \\
         --out data/site_packages
 
-With --nanochat it compares config/laptop.py with nanochat, at several learning rates, in bits per
-byte of documents that neither has seen. The best of nanochat's runs sets the aim.
-benchmarks/laptop.py says how; --key=value changes the shape and batch of both.
+With --nanochat it compares config/laptop.py with nanochat and the Trainer of transformers in bits
+per byte of documents that none has seen, each at several learning rates. The best of these runs
+sets the aim.
+benchmarks/laptop.py says how; --key=value changes the shape and batch of all.
 
 Training counts, compilation included; evaluation and saving do not. Seeds alternate, so that a
 machine whose speed drifts compares fairly. Writes the curves as PNG and the numbers as JSON.
@@ -237,7 +238,7 @@ TITLES = {
     "shakespeare": "Shakespeare by characters",
     "sources": "330 MB of Python",
     "gpt2_small": "GPT-2 Small",
-    "laptop": "config/laptop.py and nanochat",
+    "laptop": "config/laptop.py, nanochat and Trainer",
 }
 NAMES = {"GPT-2": "GPT-2 recipe", "modern": "modern recipe"}
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
