@@ -242,6 +242,21 @@ def gpu_memory(device: torch.device) -> int | None:
     return torch.get_device_module(device).get_device_properties(device).total_memory
 
 
+def stay_in_memory(device: torch.device) -> None:
+    """Raise an error where a system would move to RAM or disk what the GPU's memory cannot hold.
+
+    A step would then take many times as long. Windows does so, also under WSL2 (nvidia.custhelp.com
+    answer 5490, github.com/microsoft/WSL/issues/11050), and macOS.
+    """
+    if device.type == "mps":
+        torch.mps.set_per_process_memory_fraction(1.0)
+    if device.type == "cuda" and (os.name == "nt" or (processors.SYSTEM / "dev/dxg").exists()):
+        free, total = torch.cuda.mem_get_info(device)
+        ours = free + torch.cuda.memory_reserved(device)  # by an earlier run of this process
+        # The limit is of tensors; CUDA loads its kernels into the rest.
+        torch.cuda.set_per_process_memory_fraction(0.92 * ours / total, device)
+
+
 def free_ram() -> int | None:
     """Bytes of RAM that can be had without swapping; None if the system does not say.
 

@@ -230,6 +230,21 @@ def test_an_error_of_full_memory_is_known(error, full):
     assert ("out of memory" in (command.explain(error) or "")) == full
 
 
+@pytest.mark.parametrize(
+    ("driver", "limits"), [("proc/driver/nvidia/version", []), ("dev/dxg", [0.69])]
+)
+def test_windows_does_not_move_what_a_gpu_cannot_hold_to_ram(system, monkeypatch, driver, limits):
+    write(system / driver)
+    asked, answers = [], {"mem_get_info": (8, 12), "memory_reserved": 1}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, answer=answer: answer)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: asked.append(share)
+    )
+    hardware.stay_in_memory(torch.device("cuda", 0))
+    assert asked == pytest.approx(limits)
+
+
 AVAILABLE = {"proc/meminfo": "MemAvailable:   64000000 kB\n"}
 NO_LIMIT = {"sys/fs/cgroup/memory.max": "max\n"}
 LIMIT = {

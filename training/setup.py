@@ -117,10 +117,9 @@ def open_device(config: Config) -> Device:
         raise ConfigError(f"several processes train on cuda or cpu; {device.type} takes one")
     if device.type in ("cuda", "xpu"):
         torch.get_device_module(device).set_device(device)
-    if device.type == "mps":
-        torch.mps.set_per_process_memory_fraction(1.0)  # else macOS swaps before memory runs out
     try:
         first = torch.zeros((), device=device)
+        hardware.stay_in_memory(device)
     except RuntimeError as error:
         if hardware.out_of_memory(error):
             raise
