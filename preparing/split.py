@@ -58,11 +58,11 @@ class Draw:
     ) -> np.ndarray:
         """The shares that bring validation closest to its fraction of these distinct documents.
 
-        sizes: bytes of all copies of a document together. copies: how many there are. Copies that
-        are together too long to be drawn whole stay in training, since each would be cut.
+        sizes: bytes of all copies of a document together. copies: how many there are. Copies of a
+        short document that are together too long to be drawn whole stay in training.
         """
         shares, ranks = self._ranked(hashes, sizes, uncut)
-        shares[(copies > 1) & (sizes > self.whole)] = 0
+        shares[(sizes > self.whole) & (sizes <= copies * self.whole)] = 0
         order = np.argsort(ranks)
         drawn = np.append(0, np.cumsum((shares * sizes)[order]))
         count = np.argmin(np.abs(drawn - self.fraction * sizes.sum()))

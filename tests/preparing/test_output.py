@@ -73,7 +73,6 @@ SPLIT = {
     "a novel and letters.txt": [TEXTS[0] * 5, *(f"Letter {n}.\n{LETTER}" * 9 for n in range(4))],
     "a few texts.jsonl": [TEXTS[n] * n for n in range(1, 5)],
     "copies of one letter.txt": [LETTER] * 400,
-    "two equal letters.jsonl": [LETTER] * 2,
     "many, half of them copies.jsonl": [*DOCUMENTS, *[DOCUMENTS[7]] * 200],
     "books.txt": [TEXTS[n] * (n + 1) for n in range(8)],  # more than is known at once
     "texts and a book.jsonl": [*TEXTS, TEXTS[0] * 8],
@@ -94,7 +93,28 @@ def test_validation_gets_its_share_of_the_bytes(tmp_path, tokenizer, name):
     whole = [text for text in [*ended, *val] if text in texts]
     joined = [begin + end for begin in train for end in {*val} if begin + end in texts]
     assert sorted([*whole, *joined]) == sorted(texts)
-    assert len(joined) <= len(set(texts))  # copies are not cut, each at the same place
+    assert len(joined) <= len(set(texts))  # copies of a letter are not cut, each at the same place
+
+
+def book(name, words):
+    return " ".join(f"{name}{n}" for n in range(words))
+
+
+COPIES = {
+    "a letter twice": [book("a", 300)] * 2,
+    "all of three books twice": [book("a", 3000), book("b", 2000), book("c", 1000)] * 2,
+    "one of two books ten times": [book("a", 3000)] * 10 + [book("b", 500)],
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_no_part_of_a_copy_is_in_both_splits(tmp_path, tokenizer, name):
+    write(tmp_path / "a.jsonl", "jsonl", COPIES[name])
+    ok(prepare(tmp_path / "a.jsonl", tokenizer=tokenizer, out=tmp_path / "out"))
+    train, val = texts_of_splits(tmp_path / "out")
+    assert 0.05 < len(val) / len(train + val) < 0.15
+    train, val = (text.replace(EOT, " ").split() for text in (train, val))
+    assert len(set(train) & set(val)) <= len(set(COPIES[name]))  # a word may be cut
 
 
 def test_a_few_conversations_are_split_between_their_turns(tmp_path, tokenizer):
