@@ -198,7 +198,7 @@ def _rows(source, kind, raw, encoding, options):
     stream = _opened(source, raw)
     text = io.TextIOWrapper(stream, encoding or "utf-8-sig", "escape", newline="")
     if kind == "json":
-        return json_rows(source.name, text.read(), options)
+        return json_rows(source.name, text, options)
     return csv_rows(source.name, kind, text, options)
 
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
+from typing import TextIO
 
 from command_line import plural
 from formats.files import few
@@ -344,8 +345,47 @@ def _names(line, separator):
 # -- JSON
 
 
-def json_rows(name: str, text: str, options: Options) -> Iterator[tuple]:
-    """The objects in an array, in the only array inside an object, or one after the other."""
+def json_rows(name: str, text: TextIO, options: Options) -> Iterator[tuple]:
+    """The objects in an array, in the only array inside an object, or one after the other.
+
+    text: a stream. An array is read as far as it is needed; anything else is read as a whole.
+    """
+    head = text.read(CHUNK_BYTES)
+    found = _elements(head, text)
+    if not head.lstrip().startswith("["):
+        found = _values(head + text.read(), options)
+    for number, value in enumerate(found, 1):
+        yield f"{name}, row {number:,}", value
+
+
+def _elements(text, rest):
+    """The elements of the array with which a text begins. rest: a stream of what follows."""
+    decoder = json.JSONDecoder()
+    at = text.index("[") + 1
+    for number in itertools.count(1):
+        while True:
+            try:
+                at = SPACES.match(text, at).end()
+                if text.startswith("]", at):
+                    return
+                value, end = decoder.raw_decode(text, at)
+                end = SPACES.match(text, end).end()
+                if text.startswith((",", "]"), end):
+                    break
+                problem = "Expecting ',' delimiter"
+            except json.JSONDecodeError as error:
+                problem = error.msg
+            more = rest.read(max(CHUNK_BYTES, len(text) - at))
+            if not more:
+                raise ValueError(f"{problem}, in row {number:,}")
+            text = text[at:] + more
+            at = 0
+        yield value
+        at = end + text.startswith(",", end)
+
+
+def _values(text, options):
+    """The objects in the only array inside an object, or one after the other."""
     values = []
     decoder = json.JSONDecoder()
     at = SPACES.match(text).end()
@@ -359,11 +399,8 @@ def json_rows(name: str, text: str, options: Options) -> Iterator[tuple]:
         and not fields_of(values[0], options.text_field)
     ):
         lists = [value for value in values[0].values() if _is_table(value)]
-        values = lists if len(lists) == 1 else values
-    if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
-    for number, value in enumerate(values, 1):
-        yield f"{name}, row {number:,}", value
+        values = lists[0] if len(lists) == 1 else values
+    return values
 
 
 def _is_table(value):

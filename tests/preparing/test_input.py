@@ -130,7 +130,7 @@ BAD = [
         "a.csv has no column 'text'; it has 'title', 'body': name",
     ),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
-    ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value"),
+    ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value, in row 2"),
     ("a.tar.gz", gzip.compress(b"books"), "a.tar.gz is an archive; unpack it"),
 ]
 

@@ -9,7 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from preparing import InputError
-from tests.conftest import fails_clearly
+from preparing.chunks import Options, Position
+from preparing.readers import read_chunks
+from preparing.sources import find_sources
+from tests.conftest import fails_clearly, prose
 from tests.preparing.conftest import documents, ok, prepare, read, write
 
 SHAREGPT = [
@@ -105,6 +108,7 @@ GOOD = {
     "JSON lines in a .json": ("a.json", '{"text": "a"}\r\n\n{"text": "b"}\n', ["a", "b"]),
     "objects one after the other": ("a.json", '{\n"text": "a"}\n{\n"text": "b"}', ["a", "b"]),
     "an array in a .jsonl": ("a.jsonl", '\n[ {"text": "a"},\n{"text": "b"}]\n', ["a", "b"]),
+    "an array with a comma at its end": ("a.json", '[{"text": "a"}, {"text": "b"},\n]', ["a", "b"]),
     "an array within an object": ("a.json", '{"n": 1, "data": [{"text": "a"}]}', ["a"]),
     "an object": ("a.json", '{"text": "a",\n "id": 1}', ["a"]),
     "UTF-16 JSON": ("a.json", '[{"text": "ä"}]'.encode("utf-16"), ["ä"]),
@@ -120,6 +124,16 @@ GOOD = {
         ["a", "b"],
     ),
 }
+
+
+def test_an_array_is_read_as_far_as_it_is_needed(tmp_path):
+    """Its last object is longer than a block."""
+    texts = [*(f"{n} 🦊 {prose()}" for n in range(20)), prose() * 8]
+    write(tmp_path / "a.json", "json", texts)
+    (source,) = find_sources([str(tmp_path / "a.json")])
+    chunks = read_chunks([source], Position(), Options(), lambda n: source.path)
+    assert next(chunks).end.on_disk < source.size / 2
+    assert read(tmp_path / "a.json")[0] == texts
 
 
 @pytest.mark.parametrize(("name", "content", "texts"), GOOD.values(), ids=GOOD)
