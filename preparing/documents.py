@@ -148,7 +148,7 @@ def _documents_in(record, offset, chunk, options, report) -> Iterator[Document]:
     if chunk.kind == "jsonl":
         try:
             record = json.loads(record.removeprefix("\ufeff"))  # of concatenated files
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"not valid JSON ({error}); a record takes one line") from None
     if not isinstance(record, dict):
         raise InputError(f"{record!r:.40} is not an object with a text")

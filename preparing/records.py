@@ -125,7 +125,7 @@ def _history(value):
     """The pairs of texts in the field HISTORY, which a table holds as JSON text."""
     pairs = value or []
     if isinstance(pairs, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             pairs = json.loads(pairs)
     if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
         raise InputError(f"{HISTORY!r} is {value!s:.40}, not a list of pairs of texts")
@@ -136,7 +136,7 @@ def _conversation(name, text):
     """Parse a conversation that a table holds as JSON text; returns other text as it is."""
     messages = None
     if text.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             messages = json.loads(text)
     if messages and isinstance(messages, list) and isinstance(messages[0], dict):
         return messages
@@ -428,7 +428,7 @@ def is_object(line: str) -> bool:
 def _parsed(text):
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from preparing import InputError
 from preparing.chunks import Options, Position
+from preparing.documents import UNUSABLE
 from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import fails_clearly, prose
@@ -134,6 +135,24 @@ def test_an_array_is_read_as_far_as_it_is_needed(tmp_path):
     chunks = read_chunks([source], Position(), Options(), lambda n: source.path)
     assert next(chunks).end.on_disk < source.size / 2
     assert read(tmp_path / "a.json")[0] == texts
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "fields", [f'"text": {DEEP}', f'"messages": "{DEEP}"', f'"prompt": "a", "history": "{DEEP}"']
+)
+def test_json_that_is_nested_too_deeply_is_left_out(tmp_path, fields):
+    lines = '{"text": "a"}\n{"answer": "b", ' + fields + '}\n{"text": "c"}'
+    texts, rules = read(tmp_path / "a.jsonl", lines, on_error="skip")
+    assert texts == ["a", "c"]
+    assert rules[UNUSABLE]["documents"] == 1
+
+
+def test_a_text_that_begins_with_many_brackets_is_a_text(tmp_path):
+    line = json.dumps({"body": DEEP})
+    assert read(tmp_path / "a.jsonl", line, text_field="body")[0] == [DEEP]
 
 
 @pytest.mark.parametrize(("name", "content", "texts"), GOOD.values(), ids=GOOD)
