@@ -215,14 +215,15 @@ def check_disk(run: Run) -> None:
     except OSError as error:
         raise RunError(f"{run.folder} has no room for a checkpoint: {error}") from None
     trial = run.folder / ".trial"
-    try:  # the folder of a bucket, as gcsfuse mounts it, cannot be renamed
+    try:  # a mounted bucket may rename no folders (gcsfuse) or append to no file (rclone)
         with files.atomic_folder(trial) as partial:
-            (partial / "file").touch()
+            for _ in range(2):
+                run_folder.append_log(partial, {})
     except OSError as error:
         raise RunError(
-            f"{run.folder} cannot hold checkpoints: {files.error_message(error)}. A save writes,"
-            " flushes and renames a folder there. Choose another checkpoint_dir; mirror can copy"
-            " each save to a disk that cannot rename folders"
+            f"{run.folder} cannot hold checkpoints: {files.error_message(error)}. A run appends to"
+            " its log there, and renames folders. Choose another checkpoint_dir; mirror can copy"
+            " each save to a disk that cannot do this"
         ) from None
     files.delete_folder(trial)
 

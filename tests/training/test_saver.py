@@ -265,6 +265,27 @@ def test_a_disk_that_renames_no_folders_is_known_before_the_first_step(
     assert sorted(os.listdir(run.folder)) == there
 
 
+@pytest.fixture
+def bucket(tmp_path):
+    """A folder as rclone mounts a bucket by default: its files are written once, from the start."""
+    there, path = tmp_path / "there", tmp_path / "bucket"
+    there.mkdir()
+    path.mkdir()
+    mount = ["rclone", "mount", there, path, "--daemon"]
+    if not shutil.which("rclone") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs rclone, FUSE, and the right to mount")
+    yield path
+    subprocess.run(["fusermount3", "-u", path], check=True)
+
+
+def test_a_bucket_that_rclone_mounts_takes_no_run_but_its_mirror(char_data, tmp_path, bucket):
+    result = train_small(char_data, bucket / "run", "--max_steps=10")
+    words = ["run cannot hold checkpoints", "Operation not permitted", "mirror"]
+    fails_clearly(result, *words, status=1)
+    trained(char_data, tmp_path / "run", "--max_steps=10", f"--mirror={bucket}")
+    run_folder.read_state(bucket / "run" / "step_00000010")
+
+
 @pytest.mark.parametrize("disk", ["8m"], indirect=True)
 def test_a_disk_with_room_for_some_of_the_checkpoints_is_a_warning(char_data, disk):
     arguments = ["--n_embd=64", "--max_steps=10", "--warmup_steps=20"]
