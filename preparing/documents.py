@@ -322,6 +322,7 @@ ADDED = "added tokens of this tokenizer, as letters"
 WINDOWS = "\\r, as in the line ends of Windows"
 CONTROLS = "control characters, such as NUL"
 DAMAGED = "U+FFFD, for characters that another program could not read"
+APART = "letters and accents apart (NFD)"
 MARKS = "byte order marks within the text, as of joined files"
 TWICE = "UTF-8 that was read as another encoding, such as Ã© for é"
 HTML = "HTML or XML with its markup"
@@ -339,6 +340,7 @@ ADVICE = {
     WINDOWS: "--clean turns \\r\\n into \\n, which is what prompts have",
     CONTROLS: "--clean removes them",
     DAMAGED: "convert the original again; --clean removes them",
+    APART: "--clean joins them, as keyboards type them",
     MARKS: "--clean removes them",
     TWICE: "ftfy -o FIXED.txt FILE.txt repairs it (pip install ftfy)",
     HTML: "pandoc -t plain --wrap=none -o FILE.txt FILE.html converts a page; the text of Wikipedia"
@@ -371,6 +373,7 @@ BOOK = re.compile(
     r"^\*\*\* ?START OF TH\w+ PROJECT GUTENBERG.*?(?:^\*\*\* ?END OF|\Z)", re.DOTALL | re.MULTILINE
 )
 OBJECT = re.compile(r'\s*(?:\[\s*)?\{\s*"[^"\n]*"\s*:')
+ACCENTS = "\u0300\u0301\u0302\u0303\u0308\u030a\u030c\u0327\u1161"  # the last: a Korean vowel
 CONTROL_BYTES = bytes({*range(0x20), 0x7F} - set(b"\t\n\v\f\r"))
 CONTROL_CHARACTER = re.compile(f"[{re.escape(CONTROL_BYTES.decode())}]")
 
@@ -397,6 +400,10 @@ def _found(text, kind):
         yield WINDOWS, text.index("\r"), text.count("\r")
     if "\ufffd" in text:
         yield DAMAGED, text.index("\ufffd"), 3 * text.count("\ufffd")
+    if any(accent in text for accent in ACCENTS):
+        joined = unicodedata.normalize("NFC", text)
+        if joined != text:
+            yield APART, first_difference(text, joined), len(data) - len(joined.encode())
     if "\ufeff" in text:
         yield MARKS, text.index("\ufeff"), 3 * text.count("\ufeff")
     if any(sign in text for sign in ("Ã", "Â", "â€", "Ð")):  # faster than the expression

@@ -59,6 +59,8 @@ NOTICED = {
     "[INST] Hello [/INST] <｜end▁of▁sentence｜>": (SPECIAL, 13 + 27),
     "a\0b\x1b[31mc\n\tand\n\f": ("control characters, such as NUL", 2),
     "a line\r\nand more\r\n": ("\\r, as in the line ends of Windows", 2),
+    "caf\u00e9 and cafe\u0301": ("letters and accents apart (NFD)", 1),
+    "\u1112\u1161\u11ab": ("letters and accents apart (NFD)", 6),
     "a caf\ufffd": ("U+FFFD, for characters that another program could not read", 3),
     "one\n\ufefftwo\n": ("byte order marks within the text, as of joined files", 3),
     "a cafÃ© for Â£5 itâ€™s": ("UTF-8 that was read as another encoding, such as Ã© for é", 16),
@@ -85,7 +87,7 @@ def test_text_that_was_probably_not_meant_is_kept_and_counted(tmp_path, text, no
 
 ORDINARY = (
     "x[0] < 3 and a > b; <b>bold</b> [1], |x|> y; [SEE ALSO] <span> {x} [/index] (?P<s>.) list<s>"
-    " não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир"
+    " x\u0304\u0301 não IRMÃ, âme ‘ÂME’ Ñandú à la “Ð”; мир"
 )
 
 
