@@ -37,6 +37,9 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 # Below a folder: hidden files, and those that macOS and Office put next to files.
 HIDDEN = re.compile(r"(?:\A|(?<=/))(?:\.[^./]|~\$|__MACOSX/)")
 
+# Names that data sets give to the parts that are not for training.
+HELD_OUT = re.compile(r"(?:\A|[/_.-])(?:test|valid|validation|dev|eval)(?=[/_.-])", re.IGNORECASE)
+
 
 @dataclass
 class Source:
@@ -205,10 +208,10 @@ def _files_of_folder(folder):
 
 
 def _tell_skipped(place, folder, known, skipped, advice=""):
-    """Print which files of a folder are skipped. Raises InputError if all of them are.
+    """Print which files of a folder are skipped, and which of the others are hardly for training.
 
     place: the folder in words. known: the others. skipped: {ending: how many}. advice: ends the
-    error.
+    error. Raises InputError if all are skipped.
     """
     counts = few([f"{n:,} {ending}" for ending, n in skipped.most_common()])
     counts = counts or "nothing, hidden folders aside"
@@ -219,9 +222,17 @@ def _tell_skipped(place, folder, known, skipped, advice=""):
         counts += f"; to read other types, write a pattern in quotes, such as {example}"
     if not known:
         raise InputError(f"{place} holds no {FORMATS}, but {counts}{advice}")
+    place = without_credentials(place)
     if skipped:
-        place = without_credentials(place)
         print(f"{place}: {plural(len(known), 'file')}, skipping {counts}", file=sys.stderr)
+    below = len(os.path.commonpath(known))
+    held_out = [without_credentials(path) for path in known if HELD_OUT.search(path, below)]
+    if 0 < len(held_out) < len(known):
+        print(
+            f"{place}: the model will also train on {few(held_out)}; if that is for tests, name the"
+            " other files, or write a pattern",
+            file=sys.stderr,
+        )
 
 
 def _files_at(given):

@@ -211,6 +211,19 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     assert [source.path for source in find_sources([f"{tmp_path}/v3*/*"])] == [f"{versions}/a.txt"]
 
 
+@pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a/train.txt", "dev/0.txt")])
+def test_files_for_tests_in_a_folder_are_named(tmp_path, tokenizer, names):
+    for name in names:
+        path = tmp_path / "tests" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "Latest or attested, 1, 2, 3."}')
+    flags = {"tokenizer": tokenizer, "out": tmp_path / "out", "overwrite": True}
+    result = ok(prepare(tmp_path / "tests", **flags))
+    assert f"the model will also train on {tmp_path.as_posix()}/tests/{names[1]}; " in result.stderr
+    for place in (tmp_path / "tests" / names[0], path.parent / "*" if "/" in names[1] else path):
+        assert "will also" not in ok(prepare(place, **flags)).stderr
+
+
 def test_linked_folders_are_followed_and_each_is_read_once(tmp_path):
     for name in ("in/own", "elsewhere/deep"):
         (tmp_path / name).mkdir(parents=True)
