@@ -7,7 +7,7 @@ copied to this disk.
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -149,6 +149,7 @@ def read(folder: Path) -> Pretrained:
         return Pretrained(folder, config, tensors, tokenizer, state={})
     state = check_step(folder)
     config = read_shape(folder, state)
+    config = replace(config, block_size=state.get("context") or config.block_size)
     tensors = load_tensors(folder / "model.pt")
     return Pretrained(folder, config, tensors, Tokenizer.load(folder), state)
 

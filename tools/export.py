@@ -27,6 +27,8 @@ from formats.pretrained import Pretrained
 from formats.run_folder import CheckpointError
 from tools import command
 
+OLLAMA_CONTEXT = 8192  # at most; the cache of Qwen3-0.6B's 40,960 tokens would take 4.7 GB
+
 
 def main(argv: list[str]) -> None:
     args = parse_args(argv)
@@ -198,7 +200,7 @@ def write_modelfile(gguf: Path, source: Pretrained, form: Form | None) -> None:
         "Modelfile.j2",
         file=gguf.name,
         chat_template=form.ollama_template if form else "{{ .Prompt }}",
-        block_size=source.config.block_size,
+        context=min(source.config.block_size, OLLAMA_CONTEXT),
         system=source.system,
         stop=[end_of_text, *form.stop, *form.markers] if form else [end_of_text],
     )

@@ -94,7 +94,8 @@ class Run:
     whether to compile the model. obstacle: why it cannot be compiled although it should be; else
     "". learning_rate: of the last step.
 
-    micro_batch_limit: the micro-batch that was lowered to fit in memory; None if none was.
+    context: of the model, if it may exceed the sequences that the run trains on. micro_batch_limit:
+    the micro-batch that was lowered to fit in memory; None if none was.
 
     micro_batch: sequences per forward, a divisor of local_batch. compiled: the model, which fit()
     compiles. ddp: the same, wrapped in DistributedDataParallel if there are several processes.
@@ -117,6 +118,7 @@ class Run:
     changes: str
     compiles: bool
     obstacle: str
+    context: int | None = None
     micro_batch_limit: int | None = None
     learning_rate: float = 0.0
 
@@ -214,6 +216,7 @@ class Run:
             "seed": self.config.seed,
             "progress": asdict(progress),
             "model": asdict(self.model.config),
+            "context": self.context,
             "data": self.data.meta.identity(),
             "settings": self.config.recorded(),
             "versions": self.versions(),

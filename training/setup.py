@@ -84,6 +84,7 @@ def build(config: Config) -> Run:
         changes=start.changes,
         compiles=compiles and not obstacle,
         obstacle=obstacle,
+        context=start.context,
         # On a CPU, it keeps the bits of dropout and of sums. The next GPU may have more memory.
         micro_batch_limit=progress.micro_batch_limit if device.type == "cpu" else None,
     )

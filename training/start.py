@@ -38,13 +38,15 @@ class Start:
 
     config: the settings, with the shape of the loaded weights. shape: of the model. progress: of
     the checkpoint. load(model, optimizer, scaler): loads saved values into them; None for new
-    weights. changes: table of settings that differ from the checkpoint's. checkpoint: its folder.
+    weights. context: of the model, if it may exceed the sequences that the run trains on. changes:
+    table of settings that differ from the checkpoint's. checkpoint: its folder.
     """
 
     config: Config
     shape: GPTConfig
     progress: Progress = field(default_factory=Progress)
     load: Callable | None = None
+    context: int | None = None
     changes: str = ""
     checkpoint: Path | None = None
 
@@ -133,6 +135,7 @@ def from_checkpoint(config: Config, folder: Path, saved: dict, meta: Meta) -> St
         shape=replace(trained, dropout=config.dropout),
         progress=progress,
         load=partial(load_checkpoint, folder),
+        context=saved.get("context"),
         changes=changed_settings(before, now),
         checkpoint=folder,
     )
@@ -170,10 +173,10 @@ def load_checkpoint(folder: Path, model: GPT, optimizer, scaler) -> None:
 def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     """Start a new run from the weights of init_from.
 
-    Their context may be shortened, which keeps the first learned positions; a preset's longer
-    block_size is reduced to theirs. The vocabulary stays theirs, since new rows would take
-    probability from it. Weights without a tokenizer need a vocabulary of the data's size, or one
-    with a little padding.
+    Sequences may be shorter than their context, which keeps the first learned positions, and all
+    rotary ones; a preset's longer block_size is reduced to theirs. The vocabulary stays theirs,
+    since new rows would take probability from it. Weights without a tokenizer need a vocabulary of
+    the data's size, or one with a little padding.
     """
     try:
         found = pretrained.load(config.init_from)
@@ -215,7 +218,8 @@ def from_weights(config: Config, tokenizer: Tokenizer) -> Start:
     def load(model: GPT, optimizer, scaler) -> None:
         pretrained.fill(model, found.cut_to(shape.block_size), found.path)
 
-    return Start(config, shape, load=load)
+    context = found.config.block_size if found.config.modern else None
+    return Start(config, shape, load=load, context=context)
 
 
 def fetch_from_mirror(config: Config, run: Path) -> list[str]:

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, SMALL, fails_clearly, run_script
 from tests.formats.conftest import logits_agree, saved, small_gpt2, small_qwen3
 from tests.preparing.hub import Hub
 from tokenizer_bpe import Tokenizer, TokenizerError
-from tools import export
+from tools import evaluate, export
 
 
 def train(data, run, source, *more):
@@ -90,6 +90,18 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     assert "continues at step 1" in second.stdout
     other = train(bpe_data, run, bpe_run, "--block_size=16", "--max_steps=2")
     fails_clearly(other, f"init_from: {start} in the checkpoint, {bpe_run} now", "checkpoint_dir")
+
+
+def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path):
+    start, run = tmp_path / "start", tmp_path / "run"
+    small_qwen3().save_pretrained(start)
+    shutil.copy(bpe_data / "tokenizer.json", start)
+    for steps in (1, 2):  # the second continues the first
+        result = train(bpe_data, run, start, "--block_size=16", f"--max_steps={steps}")
+        assert result.returncode == 0, result.stderr
+        assert "context 16," in result.stdout
+    assert pretrained.load(run).config == pretrained.load(start).config
+    evaluate.main([str(run), "--data", str(bpe_data)])
 
 
 def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch, capsys):
