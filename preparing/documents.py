@@ -31,8 +31,8 @@ EXAMPLE_CHARS = 100  # characters quoted from each
 EXAMPLE_BEFORE = 30  # characters quoted on either side of a broken place
 UNUSABLE = "unusable documents"  # the report's rule for documents that --on_error leaves out
 NULL = "records whose text is null"
-# Fields of a message that say whether it counts, in OpenAI's format, Axolotl's and ms-swift's.
-WEIGHT = ("weight", "train", "loss")
+# Fields of a message that say whether it counts, for OpenAI, Axolotl, ms-swift and others.
+WEIGHT = ("weight", "train", "loss", "loss_mask", "loss_weight")
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 

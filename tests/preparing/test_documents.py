@@ -260,7 +260,7 @@ def test_conversations_without_a_reply_are_counted(tmp_path):
         assert list(report) == ["conversations in which the assistant says nothing"]
 
 
-@pytest.mark.parametrize("field", ["weight", "train", "loss"])
+@pytest.mark.parametrize("field", ["weight", "train", "loss_mask"])
 def test_replies_that_others_would_not_train_on_are_counted(tmp_path, field):
     messages = [message | {field: message["role"] != "user"} for message in said("user", "gpt")]
     last = {"role": "assistant", "content": "Wrong."}
