@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from shlex import quote
@@ -29,6 +30,7 @@ from training.run import Run
 
 NEW_TOKENS = 64  # generated per sample prompt
 QUIET_S = 20  # seconds between lines where there is no progress bar
+tqdm.set_lock(threading.RLock())  # tqdm's own is shared by processes; the end of a run leaks it
 
 
 class Recorder:

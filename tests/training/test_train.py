@@ -130,6 +130,14 @@ def test_the_commands_that_a_run_prints_work_in_the_folder_it_was_started_in(fin
         assert result.returncode == 0, (command, result.stderr)
 
 
+def test_a_run_leaves_no_lock_where_processes_start_without_fork(char_data, tmp_path):
+    """As on macOS, and on Linux from Python 3.14 on: the end said that a semaphore was leaked."""
+    code = "import multiprocessing, runpy, sys; multiprocessing.set_start_method('spawn');"
+    code += " sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    result = run_script("-c", code, *train_command(char_data, tmp_path, "--max_steps=1"))
+    assert result.returncode == 0 and "leaked" not in result.stderr, result.stderr
+
+
 def test_a_finished_run_says_so_and_changes_nothing(finished, little_data):
     folder, _ = finished
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name != ".lock"}
