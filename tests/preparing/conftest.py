@@ -6,10 +6,10 @@ import hashlib
 import io
 import json
 import subprocess
+import sys
 
 import numpy as np
 import pytest
-from backports import zstd
 
 from formats.data_folder import read_meta
 from preparing.chunks import Options, Position
@@ -18,6 +18,11 @@ from preparing.readers import read_chunks
 from preparing.sources import find_sources
 from tests.conftest import prose, run_script, start_script, wait_until
 from tokenizer_bpe import EOT, Tokenizer
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 DOCUMENTS = [f"Document {n}. " + prose()[n * 700 : n * 700 + 600].strip() for n in range(200)]
 

@@ -7,7 +7,6 @@ import random
 import tarfile
 
 import pytest
-from backports import zstd
 
 from formats.data_folder import read_meta
 from preparing import InputError
@@ -18,7 +17,7 @@ from preparing.readers import read_chunks
 from preparing.sources import Source, find_sources
 from preparing.tokenizers import without_long_words
 from tests.conftest import fails_clearly, prose
-from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, write
+from tests.preparing.conftest import DOCUMENTS, documents, ok, prepare, read, write, zstd
 from tokenizer_bpe import Tokenizer, spell
 
 FORMATS = ["txt", "jsonl", "txt.gz", "jsonl.gz", "txt.zst", "jsonl.zst", "parquet"]
