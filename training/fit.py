@@ -48,6 +48,8 @@ def fit(run: Run) -> str | None:
     """
     problem, retried = None, False
     if run.compiles:
+        # In one process, a search trains more shapes than 8; PyTorch would not compile the others.
+        torch._dynamo.config.recompile_limit = 256
         if run.device.type == "cpu" or distributed.world_size > 1:
             run.compiled = compile_layers(run.model)
         else:  # on a single GPU, one graph is the fastest
