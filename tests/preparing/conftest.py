@@ -151,9 +151,19 @@ def tokenizer(tmp_path_factory):
     return path
 
 
+def write_documents(path, count):
+    """A file of so many documents, 200 kB each."""
+    path.write_text((prose() + f"\n{EOT}\n") * count, newline="\n")
+    return path
+
+
+@pytest.fixture
+def medium(tmp_path):
+    """A file of 5 MB, more than is read whole before it is split."""
+    return write_documents(tmp_path / "a.txt", 24)
+
+
 @pytest.fixture
 def large(tmp_path):
-    """A file of 60 documents, 12 MB."""
-    path = tmp_path / "a.txt"
-    path.write_text((prose() + f"\n{EOT}\n") * 60, newline="\n")
-    return path
+    """A file of 12 MB, which takes so long that a run can be stopped in it."""
+    return write_documents(tmp_path / "a.txt", 60)

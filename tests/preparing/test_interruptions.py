@@ -57,13 +57,15 @@ def mixed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("stop", "times"), [(signal.SIGKILL, 4), (signal.SIGTERM, 2), (signal.SIGINT, 2)]
+    "stops",
+    [[signal.SIGKILL] * 3, [signal.SIGINT, signal.SIGTERM, signal.SIGINT]],
+    ids=["killed", "stopped"],
 )
-def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stop, times):
-    (inputs, flags, whole), dice = mixed, random.Random(int(stop))
+def test_a_stopped_run_continues_to_the_same_bytes(tmp_path, mixed, stops):
+    (inputs, flags, whole), dice = mixed, random.Random(int(stops[0]))
     killed = tmp_path / "killed"
     said = ""
-    for run in range(times):
+    for run, stop in enumerate(stops):
         workers = 1 + run % 3
         process = start(*inputs, workers=workers, out=killed, **flags)
         if run == 0:
@@ -98,8 +100,8 @@ def test_a_stop_while_the_tokenizer_trains_has_its_status(tmp_path, large):
     assert result.stderr.startswith("prepare_data.py: stopped; ")
 
 
-def test_a_stop_waits_for_no_thread(tmp_path, tokenizer, large):
-    plan = parse([str(large), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out")])
+def test_a_stop_waits_for_no_thread(tmp_path, tokenizer, medium):
+    plan = parse([str(medium), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out")])
     at_work, go_on = threading.Event(), threading.Event()
 
     def encode(chunks):
@@ -165,36 +167,36 @@ def test_the_summary_does_not_tell_where_a_run_was_stopped(
     assert sha(out) == sha(tmp_path / "whole")
 
 
-def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, large):
+def test_a_full_disk_keeps_what_is_finished(tmp_path, tokenizer, medium):
     flags = {"tokenizer": tokenizer, "out": tmp_path / "out"}
-    result = end(start(large, options={"preexec_fn": files_up_to(4_000_000)}, **flags))
+    result = end(start(medium, options={"preexec_fn": files_up_to(2_000_000)}, **flags))
     fails_clearly(result, "File too large", "the same command continues", status=1)
-    ok(prepare(large, **flags))
-    ok(prepare(large, tokenizer=tokenizer, out=tmp_path / "other"))
+    ok(prepare(medium, **flags))
+    ok(prepare(medium, tokenizer=tokenizer, out=tmp_path / "other"))
     assert sha(tmp_path / "out") == sha(tmp_path / "other")
 
 
-def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokenizer, large):
-    with open(large, "ab") as file:
+def test_a_run_that_stopped_at_broken_text_continues_without_it(tmp_path, tokenizer, medium):
+    with open(medium, "ab") as file:
         file.write(b"caf\xe9\n")
-    stopped = prepare(large, tokenizer=tokenizer, out=tmp_path / "out")
+    stopped = prepare(medium, tokenizer=tokenizer, out=tmp_path / "out")
     fails_clearly(stopped, "a.txt: not UTF-8", "--on_error skip")
     for name in ("out", "whole"):
-        ok(prepare(large, tokenizer=tokenizer, on_error="skip", out=tmp_path / name))
+        ok(prepare(medium, tokenizer=tokenizer, on_error="skip", out=tmp_path / name))
     assert sha(tmp_path / "out") == sha(tmp_path / "whole")
 
 
-def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, large):
+def test_replacing_a_dataset_keeps_it_until_the_new_one_is_finished(tmp_path, tokenizer, medium):
     out = tmp_path / "out"
-    ok(prepare(large, out=out, tokenizer=tokenizer))
-    ok(prepare(large, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
+    ok(prepare(medium, out=out, tokenizer=tokenizer))
+    ok(prepare(medium, out=out, tokenizer=tokenizer, clean=True, overwrite=True))
     before = sha(out)
-    process = start(large, out=out, tokenizer="char", overwrite=True)
+    process = start(medium, out=out, tokenizer="char", overwrite=True)
     wait_until(process, (out / ".partial/train.bin").exists)
     process.kill()
     process.communicate()
     assert sha(out) == before
-    ok(prepare(large, out=out, tokenizer="char", overwrite=True))
+    ok(prepare(medium, out=out, tokenizer="char", overwrite=True))
     assert read_meta(out).tokenizer["kind"] == "char"
     assert not (out / "cleaning.json").exists()
 
