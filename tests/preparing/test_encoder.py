@@ -34,7 +34,7 @@ def assert_same(*texts):
     assert found == [TOKENIZER.encode(text).tolist() for text in texts]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.lists(PIECES | st.text(st.characters(exclude_categories=["Cs"]))).map("".join))
 def test_gives_the_ids_of_tiktoken(text):
     assert_same(text, "", text[::2])
@@ -55,7 +55,8 @@ def test_gives_the_ids_of_tiktoken_for_words_of_others(pattern):
 
 
 def test_every_character_has_the_ids_of_tiktoken():
-    for start in range(0, 0x110000, 0x1000):
+    planes = range(0x40000, 0x110000, 0x10000)  # whose characters differ in nothing
+    for start in (*range(0, 0x40000, 0x1000), *planes):
         codes = (c for c in range(start, start + 0x1000) if not 0xD800 <= c < 0xE000)
         text = "".join(f"{chr(code)}'s\n" for code in codes)  # a word ends before 's, or before '
         assert_same(text)
