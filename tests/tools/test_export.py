@@ -45,7 +45,7 @@ from tokenizer_bpe import EOT, Tokenizer
 from tools import export
 
 PROMPT = "The name of the"
-# Each form of model and kind of tokenizer, with a context that holds 200 tokens of text.
+# Each form of model and kind of tokenizer, with a context that holds 100 tokens of text.
 RUNS = {
     "gpt2, tied, no biases": ["--tie_weights=True", "--bias=False"],
     "gpt2": ["--tie_weights=False", "--bias=True"],
@@ -75,7 +75,7 @@ def grouped_qwen3(folder):
         "num_key_value_heads": 1,
         "head_dim": 24,
         "intermediate_size": 96,
-        "max_position_embeddings": 256,
+        "max_position_embeddings": 128,
         "tie_word_embeddings": True,
     }
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def exported(request, tmp_path_factory, char_data, bpe_data):
     data, targets = bpe_data, ["--out", out / "hf", "--gguf", out / "run.gguf"]
     if "characters" in request.param:
         data, targets = char_data, ["--out", out / "hf"]
-    more = ["--max_steps=40", "--eval_interval=40", "--block_size=256", *RUNS[request.param]]
+    more = ["--max_steps=40", "--eval_interval=40", "--block_size=128", *RUNS[request.param]]
     if "qwen3" in request.param:
         more.append(f"--init_from={grouped_qwen3(folder / 'start')}")
     result = train_small(data, run, *more)
@@ -111,8 +111,8 @@ def test_transformers_computes_the_same_and_writes_the_same(exported):
     assert hf.config.tie_word_embeddings == model.config.tie_weights
     logits_agree(model, hf.eval(), tokenizer.vocab_size)
     write = pipeline("text-generation", model=str(out / "hf"))
-    text = write(PROMPT, do_sample=False, max_new_tokens=200)[0]["generated_text"]
-    assert text == PROMPT + greedy(model, tokenizer, PROMPT, 200)[1]
+    text = write(PROMPT, do_sample=False, max_new_tokens=100)[0]["generated_text"]
+    assert text == PROMPT + greedy(model, tokenizer, PROMPT, 100)[1]
     # Its own settings stay within the context, however long a prompt is.
     assert write(PROMPT)[0]["generated_text"].startswith(PROMPT)
     context = model.config.block_size
