@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import time
 
 import boto3
 import pyarrow.parquet
@@ -201,6 +202,7 @@ def test_the_cache_keeps_to_its_size(tmp_path, tokenizer, hub):
     while process.poll() is None:
         with contextlib.suppress(FileNotFoundError):  # a file that has been read
             largest = max(largest, sum(path.stat().st_size for path in cache.iterdir()))
+        time.sleep(0.01)
     assert 0 < largest <= 3_000_000
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -312,6 +313,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(signum):
         with socket.socket() as client:
             if client.connect_ex(("127.0.0.1", port)) == 0:
                 break
+        time.sleep(0.01)
     os.kill(process.pid, signum)
     process.join(60)
     assert process.exitcode == -signum
