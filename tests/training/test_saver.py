@@ -391,7 +391,7 @@ def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
 def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
     """Saves fail and are reported, and the last one succeeds once the folder is back."""
     folder = tmp_path / "run"
-    often = ["--max_steps=400", "--save_interval=20", "--eval_interval=100"]
+    often = ["--max_steps=200", "--save_interval=20", "--eval_interval=50"]
     process = start(char_data, folder, *often)
     wait_until(process, lambda: run_folder.steps(folder))
     immutable = ["chattr", "+i", folder]  # holds for root too, unlike permissions
@@ -399,16 +399,16 @@ def test_a_run_survives_a_folder_that_becomes_read_only(char_data, tmp_path):
         process.kill()
         pytest.skip("may not make a folder immutable here")
     try:
-        wait_until(process, lambda: run_folder.evaluation_at(folder, 400))
+        wait_until(process, lambda: run_folder.evaluation_at(folder, 200))
         time.sleep(0.5)  # for its first try
     finally:
         subprocess.run(["chattr", "-i", folder], check=True)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert err.count("step 400 could not be saved") == 1
+    assert err.count("step 200 could not be saved") == 1
     assert "trying for 120 s to save the last step" in err
     assert "Traceback" not in err
-    assert run_folder.step_of(run_folder.latest(folder)[0]) == 400
+    assert run_folder.step_of(run_folder.latest(folder)[0]) == 200
 
 
 def test_a_last_save_that_fails_for_good_names_the_last_checkpoint(
