@@ -367,6 +367,8 @@ def _elements(text, rest):
             try:
                 at = SPACES.match(text, at).end()
                 if text.startswith("]", at):
+                    if (text[at + 1 :] + rest.read()).strip():
+                        raise ValueError("text after its array; jq -c '.[]' makes lines of several")
                     return
                 value, end = decoder.raw_decode(text, at)
                 end = SPACES.match(text, end).end()

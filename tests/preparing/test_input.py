@@ -130,6 +130,7 @@ BAD = [
     ),
     ("a.json", b'[{"text": "a"}, 1]', "a.json, row 2: 1 is not an object"),
     ("a.json", b'[{"text": "a"}, ', "a.json cannot be read as json: Expecting value, in row 2"),
+    ("a.json", b"[1]\n[2]", "a.json cannot be read as json: text after its array"),
     ("a.tar.gz", gzip.compress(b"books"), "a.tar.gz is an archive; unpack it"),
 ]
 
