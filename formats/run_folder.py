@@ -208,7 +208,8 @@ def what_is_there(path: Path) -> str:
     if hint := other_format([path.name, *(file.name for file in path.glob("*"))]):
         return hint
     if path.is_file():
-        return f"it is a file, not the folder of a run, a step or a model; give {path.parent}"
+        folder = path.parent.as_posix()
+        return f"it is a file, not the folder of a run, a step or a model; give {folder}"
     here = "it holds no step_* folder" if path.exists() else "it does not exist"
     if "model_type" in read_json(path / "config.json"):
         here = "it is a folder in Hugging Face's format, which has neither steps nor a log"
