@@ -122,10 +122,12 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
     own = {}  # the run's settings
     if pretrained.is_hf(folder):
         huggingface.check_weights([file.name for file in folder.iterdir()], folder)
-        shape = huggingface.read_config(folder)
+        whole = huggingface.read_config(folder).block_size
+        default = min(whole, CONTEXT)
     else:
         state = pretrained.check_step(folder)
-        shape, own = pretrained.read_shape(folder, state), state["settings"]
+        default, own = pretrained.read_shape(folder, state).block_size, state["settings"]
+        whole = state.get("context") or default
     data_dir = args.data or own.get("data_dir")
     prepare = f"--tokenizer {quote(path)}"
     if not data_dir:
@@ -145,8 +147,6 @@ def find_task(path: str, args: argparse.Namespace) -> Task:
         )
     if own and not args.data:
         check_same_data(data_dir, folder, state)
-    whole = shape.block_size
-    default = whole if own else min(whole, CONTEXT)
     context = args.block_size or default
     if context > whole:
         raise CheckpointError(

@@ -92,7 +92,7 @@ def test_a_run_starts_from_weights_and_then_continues_itself(bpe_run, bpe_data, 
     fails_clearly(other, f"init_from: {start} in the checkpoint, {bpe_run} now", "checkpoint_dir")
 
 
-def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path):
+def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path, capsys):
     start, run = tmp_path / "start", tmp_path / "run"
     small_qwen3().save_pretrained(start)
     shutil.copy(bpe_data / "tokenizer.json", start)
@@ -101,7 +101,9 @@ def test_shorter_sequences_leave_rotary_weights_their_context(bpe_data, tmp_path
         assert result.returncode == 0, result.stderr
         assert "context 16," in result.stdout
     assert pretrained.load(run).config == pretrained.load(start).config
-    evaluate.main([str(run), "--data", str(bpe_data)])
+    evaluate.main([str(run), str(start), "--data", str(bpe_data), "--block_size=64"])
+    evaluate.main([str(run)])
+    assert ", context 16 " in capsys.readouterr().out
 
 
 def test_a_folder_of_transformers_may_lie_at_an_address(hf_model, tmp_path, monkeypatch, capsys):
