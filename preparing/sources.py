@@ -38,7 +38,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 HIDDEN = re.compile(r"(?:\A|(?<=/))(?:\.[^./]|~\$|__MACOSX/)")
 
 # Names that data sets give to the parts that are not for training.
-HELD_OUT = re.compile(r"(?:\A|[/_.-])(?:test|valid|validation|dev|eval)(?=[/_.-])", re.IGNORECASE)
+HELD_OUT = re.compile(r"(?i)(?:\A|[/_.-])(?:test|val|valid|validation|dev|eval)(?=[/_.-])")
 
 
 @dataclass

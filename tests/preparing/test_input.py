@@ -211,7 +211,7 @@ def test_what_systems_hide_in_folders_is_no_text(tmp_path, tokenizer):
     assert [source.path for source in find_sources([f"{tmp_path}/v3*/*"])] == [f"{versions}/a.txt"]
 
 
-@pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a/train.txt", "dev/0.txt")])
+@pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("a/train.txt", "val/0.txt")])
 def test_files_for_tests_in_a_folder_are_named(tmp_path, tokenizer, names):
     for name in names:
         path = tmp_path / "tests" / name
