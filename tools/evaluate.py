@@ -59,7 +59,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--data", type=place, metavar="FOLDER", help=text)
     text = "assistant: only the replies in conversations count; default: as in training"
     add("--loss_on", choices=["all", "assistant"], help=text)
-    text = f"context, in tokens; default: the model's own, of Hugging Face's at most {CONTEXT:,}"
+    text = f"context, in tokens; default: as in training, for Hugging Face's at most {CONTEXT:,}"
     add("--block_size", type=count, metavar="N", help=text)
     text = "precision of matrix products; auto: as a run on this device; default %(default)s"
     add("--dtype", default="auto", choices=["auto", *hardware.DTYPES], help=text)
