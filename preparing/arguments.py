@@ -47,7 +47,8 @@ def parse(argv: list[str]) -> Namespace:
     plan.dedupe |= plan.clean
     plan.out = Path(plan.out or default_out(plan.inputs))
     plan.sample_bytes = int(plan.sample_bytes)
-    plan.options = Options(**{field.name: getattr(plan, field.name) for field in fields(Options)})
+    values = vars(plan)
+    plan.options = Options(**{field.name: values.pop(field.name) for field in fields(Options)})
     return plan
 
 
