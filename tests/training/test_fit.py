@@ -89,13 +89,14 @@ def test_chunks_and_checkpoints_compile(monkeypatch, dtype, tolerance):
 
 def test_every_shape_of_a_search_is_compiled(char_data, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # of PyTorch's 8
     torch._dynamo.reset()
-    for width in (16, 32):
-        torch._dynamo.utils.counters.clear()
-        run = small_run(char_data, tmp_path, f"--n_embd={width}", "--compile=True")
-        assert fit.fit(run) is None
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # a layer, the head
+    with torch._dynamo.config.patch(recompile_limit=1):  # of PyTorch's 8
+        for width in (16, 32):
+            torch._dynamo.utils.counters.clear()
+            run = small_run(char_data, tmp_path, f"--n_embd={width}", "--compile=True")
+            assert fit.fit(run) is None
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            assert graphs == 2  # a layer, the head
 
 
 @pytest.mark.parametrize(
