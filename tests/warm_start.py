@@ -22,7 +22,10 @@ SCRIPTS = ("train.py", "generate.py", "prepare_data.py")
 if sys.platform == "linux":  # Windows has no fork, and macOS none that is safe
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["train", "generate", "prepare_data", "tools.evaluate", "torch._dynamo", "s3fs"]
+        [
+            *("train", "generate", "prepare_data", "tools.evaluate"),
+            *("torch._dynamo", "s3fs", "awkward", "tests.tables"),  # imported late, or computed
+        ]
     )
 started = {}  # process id: the test that started it, and its command
 
