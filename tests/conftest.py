@@ -158,15 +158,15 @@ def wait_until(process, condition):
         time.sleep(0.01)
 
 
-def run_code(code, *arguments, **env):
+def run_code(code, *arguments, cwd=ROOT, **env):
     """Run `python -c code *arguments` to its end, in a fork where there are forks.
 
     There PyTorch is imported, and has computed nothing yet.
     """
     command = ["-c", code, *map(str, arguments)]
     if sys.platform == "linux":
-        return warm_start.run(command, ROOT, timeout=300, variables=env)
-    return run_script(*command, **env)
+        return warm_start.run(command, cwd, timeout=300, variables=env)
+    return run_script(*command, cwd=cwd, **env)
 
 
 def fails_clearly(result, *words, status=2):
