@@ -153,9 +153,9 @@ def attended(q, k, v, upstream, attention):
     return y, *torch.autograd.grad(y, inputs, upstream)
 
 
-@pytest.mark.parametrize(("length", "compiles"), [(20, False), (300, False), (300, True)])
+@pytest.mark.parametrize(("length", "compiles"), [(20, False), (300, False), (140, True)])
 def test_attention_in_bfloat16_on_a_cpu_is_that_in_float32(length, compiles):
-    """In one block, and in three."""
+    """In one block, in three, and compiled in two."""
     attention = torch.compile(causal_attention) if compiles else causal_attention
     tensors = torch.randn(4, 1, 2, length, 16, generator=torch.Generator().manual_seed(0))
     exact = attended(*tensors, partial(causal_attention, dropout=0.0))
