@@ -87,11 +87,11 @@ def test_a_few_steps_lower_the_loss(smollm2, tmp_path):
         tmp_path / "little.txt", tmp_path / "data", "--tokenizer", smollm2, "--val_fraction=0.3"
     )
     flags = [f"--init_from={smollm2}", f"--data_dir={data}", f"--checkpoint_dir={tmp_path / 'run'}"]
-    flags += ["--block_size=32", "--batch_size=2", "--learning_rate=1e-4", "--warmup_steps=0"]
-    flags += ["--max_steps=10", "--dtype=float32", "--compile=False", "--device=cpu"]
+    flags += ["--block_size=32", "--batch_size=2", "--learning_rate=3e-4", "--warmup_steps=0"]
+    flags += ["--max_steps=4", "--dtype=float32", "--compile=False", "--device=cpu"]
     run = build(config.load(["config/finetune.py", *flags]))
     losses = []
-    for _ in range(10):
+    for _ in range(4):
         training_step(run)
         losses.append(run.loss_sums.pop()["loss"])
     assert losses[0] < 5  # with dropout it would be 10
