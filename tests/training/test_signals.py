@@ -67,9 +67,9 @@ def test_a_second_ctrl_c_leaves_at_once():
 
 def test_nohup_is_respected(char_data, tmp_path):
     as_nohup = {signal.SIGHUP: signal.SIG_IGN}
-    process = start(char_data, tmp_path, "--max_steps=300", handlers=as_nohup)
+    process = start(char_data, tmp_path, "--max_steps=100", handlers=as_nohup)
     wait_until(process, lambda: losses(tmp_path)[0])
     process.send_signal(signal.SIGHUP)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "finished: 300 steps" in out
+    assert "finished: 100 steps" in out
