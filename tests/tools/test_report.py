@@ -108,8 +108,16 @@ def test_the_page_has_the_numbers_of_the_log(runs, char_data, tmp_path):
     assert "A &lt;b&gt; &amp; " in page
 
 
-def test_several_runs_are_compared_with_the_settings_that_differ(runs, tmp_path):
-    page = report(runs / "char", runs / ODD, "--out", tmp_path / "both.html")
+@pytest.fixture(scope="module")
+def two_runs(runs):
+    """The page of two runs, a file."""
+    page = runs / "two.html"
+    report(runs / "char", runs / ODD, "--out", page)
+    return page
+
+
+def test_several_runs_are_compared_with_the_settings_that_differ(two_runs):
+    page = two_runs.read_text(encoding="utf-8")
     assert "different data" not in page
     pictures = re.findall(r"data:image/svg\+xml;base64,([^\"]+)", page)
     assert len(pictures) == 3
@@ -191,22 +199,21 @@ def test_a_run_not_yet_evaluated_is_not_compared():
 # -- how it looks ---------------------------------------------------------------------------------
 
 
-def test_in_a_browser_it_fits_the_screen_and_nothing_is_loaded(browser, runs, tmp_path):
+def test_in_a_browser_it_fits_the_screen_and_nothing_is_loaded(browser, runs, two_runs, tmp_path):
     report(runs / "char", "--out", tmp_path / "one.html")
-    report(runs / "char", runs / ODD, "--out", tmp_path / "two.html")
-    for width, name in itertools.product((1366, 390), ("one.html", "two.html")):
+    for width, page in itertools.product((1366, 390), (tmp_path / "one.html", two_runs)):
         tab = browser.new_page(viewport={"width": width, "height": 800})
         asked, failed = [], []
         tab.on("request", lambda request: asked.append(request.url[:200]))  # noqa: B023
         tab.on("pageerror", lambda error: failed.append(str(error)))  # noqa: B023
-        tab.goto((tmp_path / name).as_uri())
+        tab.goto(page.as_uri())
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         losses = tab.locator("img:visible")
         before = losses.get_attribute("src")  # there is one, or this raises
         assert losses.evaluate("image => image.naturalWidth") > 0
         tab.get_by_text("tokens", exact=True).first.click()
         assert losses.get_attribute("src") != before
-        if name == "two.html":
+        if page == two_runs:
             assert tab.title() == f"char, {ODD}"
             shown = ODD_TEXT.replace("\0", "␀")
             assert f"The {shown}" in tab.locator("pre").all_text_contents()
