@@ -377,10 +377,11 @@ def test_without_the_memory_for_a_copy_a_save_fails_and_the_run_continues(
     run.saver.begin()
     run.saver.wait()
     gc.collect()  # or what earlier tests have left makes room during the save
-    blocks, before = [], 0
-    while address_space() == before or not blocks:  # until what earlier tests have freed is used up
+    blocks, grown = [], 0
+    while grown < 50_000_000:  # until what earlier tests have freed is used up
         before = address_space()
         blocks.append(torch.empty(50_000_000, dtype=torch.uint8))
+        grown = address_space() - before
     with limited(resource.RLIMIT_AS, address_space() + 60_000_000):
         save(run, 1)
     del blocks
