@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import TextIO
 
 from command_line import plural
+from formats.conversation import BESIDE
 from formats.files import few
 from preparing import InputError
 from preparing.chunks import CHUNK_BYTES, Options
@@ -60,7 +61,7 @@ def _known_fields(names):
     fields = [name for name in (TEXT, *CONVERSATIONS) if name in names]
     asked, about, answered = (_first(names, group) for group in (ASKED, ABOUT, ANSWERED))
     if asked and answered:
-        fields += [asked, about, answered, _first(names, (HISTORY,))]
+        fields += [asked, about, answered, *(name for name in (HISTORY, *BESIDE) if name in names)]
     if fields and fields != [TEXT]:
         fields.append(_first(names, SYSTEM))
     return [name for name in fields if name]
@@ -118,7 +119,9 @@ def _exchange(record, filled):
     asked, about, answer = (record[name] if name else "" for name in parts)
     pairs = [*_history(record.get(HISTORY)), (f"{asked}\n\n{about}", answer)]
     said = zip(itertools.cycle(("user", "assistant")), itertools.chain(*pairs), strict=False)
-    return [{"role": role, "content": text} for role, text in said if text]
+    messages = [{"role": role, "content": text} for role, text in said if text]
+    messages[-1] |= {name: record[name] for name in BESIDE if record.get(name)}
+    return messages
 
 
 def _history(value):

@@ -179,6 +179,7 @@ BAD = [
         {"messages": [{"role": "gpt", "content": "4", "reasoning_content": "2 + 2"}]},
         "with reasoning_content, which is not in its text",
     ),
+    ({"question": "a", "reasoning": "b", "answer": "c"}, "with reasoning, which is not in"),
     (
         {"question": "a", "answer": "b", "history": [{"role": "user"}]},
         "'history' is .*, not a list",
